@@ -38,8 +38,9 @@ key                            control                                 text
 ``kl``
 =============================  ======================================  ===========================================
 
-No column holds the prompt's length in text: the prompt ends where the first action stands (`prompt_lengths`), and
-everything after it, replies of the environment too, belongs to the answer. (Encoder-decoder models read it apart.)
+In text no column holds the length of the prompt, because the prompt ends where the first action stands
+(`prompt_lengths`). Everything after it belongs to the answer, replies of the environment too. Encoder-decoder models
+read prompt and answer apart.
 
 A text rollout may also hold ``allowed_sets`` (non-tensor): a bool tensor ``[S, n]`` whose row 0 allows every
 token. In control and in text, one True entry of ``mask`` is one step.
@@ -76,16 +77,16 @@ class Reference(Protocol):
 
 
 class EpisodeEnv:
-    """Base of vector environments that return whole episodes in the rollout schema (such as `TextVectorEnv`)."""
+    """Base of vector environments that return whole episodes as a rollout (such as `TextVectorEnv`)."""
 
     penalty: Any = None
-    """KL penalty that agents charge (`textenv.kl.KLPenalty`), or None."""
+    """KL penalty that agents apply to each rollout (`textenv.kl.KLPenalty`), or None."""
     metrics: dict[str, float]
     """Metrics of the episodes returned last, by name, for the log."""
 
     @property
     def user_objects(self) -> dict[str, Any]:
-        """Objects that the environment calls, such as its task, by name; `textenv.state` finds those with a state."""
+        """Objects that the environment calls, such as its task, by name; `textenv.state` looks for states in them."""
         return {}
 
     @property
@@ -108,44 +109,45 @@ class EpisodeEnv:
 
     @abstractmethod
     def fork(self) -> AbstractContextManager[None]:
-        """Context of an evaluation: prompts come from a separate order, and the state of `user_objects` is frozen.
+        """Context of an evaluation: prompts come from a separate order.
 
-        On exit the original order and state are restored.
+        On exit, the original order continues, and the states of `user_objects` are those from before.
         """
 
     @abstractmethod
     def start_episodes(self, episodes: int, *, seed: int | None = None, group_size: int = 1) -> dict[str, np.ndarray]:
-        """Start exactly this many episodes (a group shares a prompt) and return the first observation."""
+        """Start exactly this many episodes and return the first observation; the rows of a group share a prompt."""
 
     @abstractmethod
     def advance(self, actions: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Step the running slots; return the observation and bool: slots with another episode or none."""
+        """Step the running slots; return the observation, and bool ``[num_envs]``: slots with a new episode or none."""
 
     @abstractmethod
     def take_episodes(self) -> TensorDict:
-        """Return the finished episodes with their scores, one per row."""
+        """Return the finished episodes as a rollout, one per row, with their scores as rewards."""
 
     def samples(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Texts of the episodes returned last, for people: ``prompt``, ``completion``, ``score`` and ``parts`` by row.
+        """Return texts of the episodes returned last, for people: a dictionary for each of these rows.
 
-        If rewards have logged numbers, these are ``logged``. Of a chat, ``chat`` has the messages of the prompt; of a
-        conversation, ``turns`` the messages after it; each with ``role`` and ``content``. By default no texts.
+        The keys are ``prompt``, ``completion``, ``score`` and ``parts``; ``logged`` if rewards have logged numbers;
+        ``chat`` if the prompt is a chat, with its messages; ``turns`` if there are several, with the messages after
+        the prompt. A message has ``role`` and ``content``. By default there are no texts.
         """
         return []
 
 
-def is_episode_env(env: Any) -> TypeGuard[EpisodeEnv]:
+def is_episode_env(env: object) -> TypeGuard[EpisodeEnv]:
     """Return True if an environment returns whole episodes."""
     return isinstance(env, EpisodeEnv)
 
 
 def rounding_tolerance(dtype: torch.dtype) -> float:
-    """Largest difference of log-probabilities that rounding explains, nats: 1e-3, or 0.1 for dtypes below 32 bits."""
+    """Return the largest gap of log-probabilities that rounding explains, nats: 1e-3, or 0.1 below 32 bits."""
     return 1e-3 if torch.finfo(dtype).bits >= 32 else 0.1
 
 
 def ratio_tolerance(dtype: torch.dtype) -> float:
-    """Largest log-ratio of two computations of one log-probability, nats: 1e-3, or 0.5 for dtypes below 32 bits.
+    """Return the largest log-ratio of two computations of one log-probability, nats: 1e-3, or 0.5 below 32 bits.
 
     With a model of 135 M parameters in bfloat16, 1,500 tokens differed by up to 0.24 nats between decoding and scoring.
     """
@@ -153,10 +155,10 @@ def ratio_tolerance(dtype: torch.dtype) -> float:
 
 
 def start_tolerance(dtype: torch.dtype, choices: Sequence[str] = ()) -> float:
-    """Return what `ratio_gap` may be where two computations of one log-probability are equal but for rounding, nats.
+    """Return the largest `ratio_gap` of two computations that are equal but for rounding, nats.
 
-    It is `ratio_tolerance`. Where rounding may turn a choice it is at least 0.1: behind such a place the rest of the
-    row differs too, and in a minibatch of one row that is the median.
+    It is `ratio_tolerance`, or at least 0.1 for a model with choices (see `ratio_gap`) that rounding may turn. After
+    such a choice the rest of the row differs too; in a minibatch of one row that is the median.
     """
     tolerance = ratio_tolerance(dtype)
     if choices:
@@ -165,20 +167,20 @@ def start_tolerance(dtype: torch.dtype, choices: Sequence[str] = ()) -> float:
 
 
 def median_note(choices: Sequence[str]) -> str:
-    """Return what a message says beside a tolerance of a model with such choices; else an empty text."""
+    """Return a note on a tolerance for a model with choices (see `ratio_gap`); without choices an empty text."""
     if not choices:
         return ""
     return f" of the median, as the model takes {' and '.join(choices)} by scores whose order rounding may turn"
 
 
 def ratio_gap(gap: Tensor, *, mask: Tensor, choices: Sequence[str] = ()) -> float:
-    """Return the number that a tolerance of log-ratios bounds, nats: the largest gap, or a median.
+    """Return the largest gap of two computations, or for a model with choices the median gap, nats.
 
     Args:
         gap: absolute log-ratios of two computations of the same log-probabilities.
         mask: bool of the same shape; entries where it is False do not count.
-        choices: what the model takes by the order of scores (`textenv.lm.choices`). Rounding may turn a choice, which
-            moves few log-probabilities far; a fault moves most of them. So the median of these models' gaps counts.
+        choices: what the model selects by the order of scores (`textenv.lm.choices`). If rounding turns a choice, a few
+            log-probabilities move far; a fault moves most of them. So the median tells these two apart.
 
     Returns:
         0 without True entries; NaN if a gap is NaN.
@@ -186,7 +188,9 @@ def ratio_gap(gap: Tensor, *, mask: Tensor, choices: Sequence[str] = ()) -> floa
     counted = gap[mask]
     if not counted.numel():
         return 0.0
-    return (counted.median() if choices else counted.max()).item()
+    if choices:
+        return counted.median().item()
+    return counted.max().item()
 
 
 def check_mask(mask: Tensor, **tensors: Tensor) -> None:
@@ -207,34 +211,47 @@ def check_mask(mask: Tensor, **tensors: Tensor) -> None:
 
 
 def masked_mean(x: Tensor, *, mask: Tensor) -> Tensor:
-    """Mean of ``x`` over the True entries; other entries (NaN included) have no effect."""
+    """Return the mean of ``x`` over the True entries; other entries (NaN included) have no effect."""
     check_mask(mask, x=x)
     return torch.where(mask, x, 0).sum() / mask.sum()
 
 
 def sequences(rollout: TensorDict) -> Tensor:
-    """Tokens of a text rollout with the last action appended: int64 ``[B, T+1]``."""
+    """Return the tokens of a text rollout with the last action appended: int64 ``[B, T+1]``."""
     return torch.cat([rollout["observation"][:, :1], rollout["action"]], dim=1)
 
 
 def prompt_lengths(rollout: TensorDict) -> Tensor:
-    """Length of each row's prompt in a text rollout, int64 ``[B]``: all tokens before the first action."""
+    """Return the length of each row's prompt in a text rollout, int64 ``[B]``: all tokens before the first action."""
     return rollout["mask"].int().argmax(1) + 1
 
 
 def texts(rollout: TensorDict, *, whole: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens of a text rollout int64 ``[B, T]``, lengths of the prompts, and of what its True entries need, ``[B]``.
+    """Return what a model reads to score a text rollout.
 
-    With ``whole`` the tokens are those of `sequences`, and the lengths include the states after the ends of episodes.
+    Args:
+        rollout: a text rollout ``[B, T]``.
+        whole: also read the states after the ends of episodes, with the last action.
+
+    Returns:
+        Tokens int64 ``[B, T]``, with ``whole`` those of `sequences`, ``[B, T+1]``; lengths of the prompts ``[B]``; and
+        how many tokens of each row are needed ``[B]``, at least 1.
     """
-    used = rollout["mask"] | rollout["terminated"] | rollout["truncated"] if whole else rollout["mask"]
-    steps = torch.arange(1 + whole, used.shape[1] + 1 + whole, device=used.device)
-    length = (used * steps).amax(1).clamp(min=1)
-    return sequences(rollout) if whole else rollout["observation"], prompt_lengths(rollout), length
+    tokens = rollout["observation"]
+    needed = rollout["mask"]
+    first_length = 1  # the state of column t has t + 1 tokens
+    if whole:
+        tokens = sequences(rollout)
+        needed = needed | rollout["terminated"] | rollout["truncated"]
+        first_length = 2  # and the state after its action t + 2
+    steps = needed.shape[1]
+    lengths = torch.arange(first_length, first_length + steps, device=needed.device)  # [T]
+    needed_length = (needed * lengths).amax(1).clamp(min=1)  # [B]
+    return tokens, prompt_lengths(rollout), needed_length
 
 
 def following(values: Tensor, *, mask: Tensor, done: Tensor) -> Tensor:
-    """Value of each entry's successor state: at the episode's next True entry, or at the final observation.
+    """Return the value of each entry's successor state: the episode's next True entry, or its final observation.
 
     Args:
         values: ``[B, T+1]``, the value at every position.
@@ -246,12 +263,17 @@ def following(values: Tensor, *, mask: Tensor, done: Tensor) -> Tensor:
         episode.
     """
     steps = mask.shape[1]
-    position = torch.arange(steps, device=mask.device).expand_as(mask)
-    # A stop is a position whose value is used: a True entry, or the one after the end of an episode.
+    position = torch.arange(steps, device=mask.device).expand_as(mask)  # [B, T]
+
+    # A stop is a position whose value is used: a True entry, or the one after the end of an episode
     stop_here = torch.where(mask, position, steps)
     stop_after = torch.where(done, position + 1, steps)
-    coming = torch.cat([stop_here[:, 1:], stop_here.new_full((len(mask), 1), steps)], dim=1)
-    nearest = torch.minimum(stop_after, coming).flip(1).cummin(dim=1).values.flip(1)
+    no_stop = stop_here.new_full((len(mask), 1), steps)
+    stop_at_next = torch.cat([stop_here[:, 1:], no_stop], dim=1)
+
+    # The nearest stop after each position is a running minimum from the right
+    stops = torch.minimum(stop_after, stop_at_next)
+    nearest = stops.flip(1).cummin(dim=1).values.flip(1)
     return values.gather(1, nearest)
 
 
@@ -264,12 +286,12 @@ class Allowed(NamedTuple):
     """bool ``[S, n]``: True for allowed tokens."""
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Bool ``[stop - start, n]``: tokens allowed at these entries. To save memory, never request all at once."""
+        """Return the tokens allowed at these entries, bool ``[stop - start, n]``; all at once take much memory."""
         return self.sets[self.chosen[start:stop]]
 
 
 def allowed_tokens(rollout: TensorDict) -> Allowed | None:
-    """Allowed tokens at each True entry of a text rollout; None if every token is allowed everywhere."""
+    """Return the allowed tokens at each True entry of a text rollout; None if every token is allowed everywhere."""
     if "allowed" not in rollout.keys():
         return None
     chosen = rollout["allowed"][rollout["mask"]]

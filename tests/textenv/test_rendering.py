@@ -24,10 +24,10 @@ def test_ansi_is_the_text_with_the_paid_token_shaded():
     env.reset(seed=0)
     assert env.render() == ("a b",)
     env.step(np.array([GOOD]))
-    unpaid = env.render()[0]
+    unscored = env.render()[0]
     env.step(np.array([EOS]))
     paid = env.render()[0]
-    assert CODE.sub("", unpaid) == "a b good" and CODE.sub("", paid) == "a b good <eos>"
+    assert CODE.sub("", unscored) == "a b good" and CODE.sub("", paid) == "a b good <eos>"
     assert paid.startswith("a b\x1b[4;97;48;2;0;0;0m good\x1b[0m\x1b[4;97;48;2;0;200;0m <eos>")
 
 

@@ -21,11 +21,16 @@ if TYPE_CHECKING:
 Rule = Callable[["Turn"], "Collection[int] | None"]
 """Function from the turn so far to the ids allowed next (None allows all). It must depend on the turn alone."""
 
-_ALL, _BASE, _GO_ON = 0, 1, 2
+_ALL_TOKENS = 0
+"""Row of `ActionMasks.sets` that allows every token."""
+NOT_FORBIDDEN = 1
+"""Row of `ActionMasks.sets` without the forbidden ids."""
+_BEFORE_MINIMUM = 2
+"""Row of `ActionMasks.sets` without the forbidden ids and those that end a turn, which is still too short to end."""
 
 
 class ActionMasks:
-    """Interned allowed-token masks, and which one applies at each position.
+    """Masks of allowed tokens, each distinct one stored once, and the index of the mask for a turn's next token.
 
     Args:
         num_tokens: size of the vocabulary.
@@ -49,23 +54,31 @@ class ActionMasks:
     ) -> None:
         if len(forbidden) and not (min(forbidden) >= 0 and max(forbidden) < num_tokens):
             raise ValueError(f"forbidden is {sorted(forbidden)}, expected ids from 0 to {num_tokens - 1}")
-        self.min_new_tokens, self.rule = min_new_tokens, rule
+        self.min_new_tokens = min_new_tokens
+        self.rule = rule
         self.active = bool(len(forbidden) or min_new_tokens or rule)
         """False if every token is allowed everywhere."""
-        sets = np.ones((3, num_tokens), dtype=bool)
-        sets[_BASE:, list(forbidden)] = False
-        self._sets, self._count = sets, len(sets)
-        self._places: dict[bytes, int] = {}
+
+        # The masks of the constants above; those of the rule follow, and the array grows with them
+        self._sets = np.ones((3, num_tokens), dtype=bool)
+        self._sets[NOT_FORBIDDEN:, list(forbidden)] = False
+        self._count = 3
+        self._index_of_mask: dict[bytes, int] = {}
         self._forbidden = sorted(forbidden)
         self.forbid_before_minimum(ends)
 
     def forbid_before_minimum(self, ends: Sequence[int]) -> None:
-        """Forbid these ids too before a turn has its minimum length; a ValueError if that leaves no token."""
-        base, go_on = self._sets[_BASE], self._sets[_GO_ON]
-        go_on[list(ends)] = False
-        if not base.any() or (self.min_new_tokens and not go_on.any()):
-            count = len(base)
-            raise ValueError(f"forbidden is {self._forbidden}, which leaves no token of {count}: forbid fewer")
+        """Also forbid these ids until a turn has its minimum length.
+
+        Raises:
+            ValueError: if that leaves no token.
+        """
+        not_forbidden = self._sets[NOT_FORBIDDEN]
+        before_minimum = self._sets[_BEFORE_MINIMUM]
+        before_minimum[list(ends)] = False
+        if not not_forbidden.any() or (self.min_new_tokens and not before_minimum.any()):
+            num_tokens = len(not_forbidden)
+            raise ValueError(f"forbidden is {self._forbidden}, which leaves no token of {num_tokens}: forbid fewer")
 
     @property
     def sets(self) -> torch.Tensor:
@@ -73,7 +86,7 @@ class ActionMasks:
         return torch.from_numpy(self._sets[: self._count])
 
     def index(self, turns: Callable[[int], Turn], new_tokens: np.ndarray) -> np.ndarray:
-        """Row of `sets` that applies to the next token of each turn, int64 ``[k]``.
+        """Return the row of `sets` that applies to the next token of each turn, int64 ``[k]``.
 
         Args:
             turns: function from i to the i-th turn so far.
@@ -83,36 +96,52 @@ class ActionMasks:
             ValueError: if the user's rule returns an id outside the vocabulary, or leaves no token allowed.
         """
         if not self.active:
-            return np.full(len(new_tokens), _ALL)
-        base = np.where(new_tokens < self.min_new_tokens, _GO_ON, _BASE)
-        if self.rule is not None:
-            for i in range(len(base)):
-                so_far = turns(i)
-                ids = self.rule(so_far)
-                if ids is not None:
-                    base[i] = self._intern(ids, int(base[i]), so_far)
-        return base
+            return np.full(len(new_tokens), _ALL_TOKENS)
+        index = np.where(new_tokens < self.min_new_tokens, _BEFORE_MINIMUM, NOT_FORBIDDEN)
+        if self.rule is None:
+            return index
+        for i in range(len(index)):
+            turn = turns(i)
+            ids = self.rule(turn)
+            if ids is not None:
+                index[i] = self._add_mask(ids, int(index[i]), turn)
+        return index
 
     def forget(self) -> None:
         """Drop the masks of the user's rule; call only when no position refers to them any more."""
-        self._sets, self._count, self._places = self._sets[:3].copy(), 3, {}
+        self._sets = self._sets[:3].copy()
+        self._count = 3
+        self._index_of_mask = {}
 
     def check(self, actions: Any, slots: np.ndarray | slice, allowed: np.ndarray) -> np.ndarray:
-        """Return the actions as an array, checked in the given slots only.
+        """Return the actions as an array; check them in these slots only.
+
+        Args:
+            actions: token ids, one per slot.
+            slots: indices or a slice.
+            allowed: int64, the row of `sets` that applies in each slot.
 
         Raises:
-            ValueError: unless they are integers, one per slot, allowed by the masks with indices ``allowed``.
+            TypeError: if the actions are no array.
+            ValueError: unless they are integers, one per slot, allowed by the masks.
         """
-        n, actions = self._sets.shape[1], _array(actions, "actions are")
+        num_tokens = self._sets.shape[1]
+        actions = _array(actions, "actions are")
         if actions.shape != allowed.shape or actions.dtype.kind not in "iu":
             raise ValueError(
                 f"actions are {actions.dtype} of shape {actions.shape}, expected integers of shape {allowed.shape}"
             )
+
+        # Ids of the vocabulary
         chosen = actions[slots]
-        outside = (chosen < 0) | (chosen >= n)
+        outside = (chosen < 0) | (chosen >= num_tokens)
         if np.count_nonzero(outside):  # faster than outside.any()
             slot = np.arange(len(actions))[slots][outside][0]
-            raise ValueError(f"action {actions[slot]} in slot {slot} is outside the vocabulary, expected 0 to {n - 1}")
+            raise ValueError(
+                f"action {actions[slot]} in slot {slot} is outside the vocabulary, expected 0 to {num_tokens - 1}"
+            )
+
+        # Ids that the masks allow
         if not self.active:
             return actions
         forbidden = ~self._sets[allowed[slots], chosen]
@@ -123,31 +152,45 @@ class ActionMasks:
             )
         return actions
 
-    def _intern(self, ids: Collection[int], base: int, turn: Turn) -> int:
-        chosen = _array(list(ids) if isinstance(ids, (set, frozenset)) else ids, "allowed returned")
+    def _add_mask(self, ids: Collection[int], base: int, turn: Turn) -> int:
+        """Return the row of `sets` for ids that the rule returned, and add it if it is new.
+
+        Args:
+            ids: ids that the rule allows.
+            base: row of `sets` that applies without the rule.
+            turn: the turn so far, for errors.
+        """
+        # Check the ids
+        if isinstance(ids, (set, frozenset)):
+            ids = list(ids)
+        chosen = _array(ids, "allowed returned")
         if chosen.ndim != 1 or (chosen.size and not np.issubdtype(chosen.dtype, np.integer)):
             raise TypeError(
                 f"allowed returned {ids!r:.200}, expected a list of token ids (not a bool mask), or None for all"
             )
         chosen = chosen.astype(np.int64)
-        allowed = np.zeros(self._sets.shape[1], dtype=bool)
-        if len(chosen) and not (chosen.min() >= 0 and chosen.max() < len(allowed)):
-            raise ValueError(f"allowed returned {chosen.tolist()}, expected ids from 0 to {len(allowed) - 1}")
-        allowed[chosen] = True
-        allowed &= self._sets[base]
-        if not allowed.any():
+        num_tokens = self._sets.shape[1]
+        if len(chosen) and not (chosen.min() >= 0 and chosen.max() < num_tokens):
+            raise ValueError(f"allowed returned {chosen.tolist()}, expected ids from 0 to {num_tokens - 1}")
+
+        mask = np.zeros(num_tokens, dtype=bool)
+        mask[chosen] = True
+        mask &= self._sets[base]
+        if not mask.any():
             raise ValueError(
                 f"allowed returned {chosen.tolist()!r:.200} after {turn.completion!r} (prompt {turn.prompt_text!r}), "
                 "which leaves no token after forbidden and min_new_tokens: return at least one more, or None"
             )
-        key = np.packbits(allowed).tobytes()
-        if key not in self._places:
+
+        # Store it once; a full array is doubled
+        key = np.packbits(mask).tobytes()
+        if key not in self._index_of_mask:
             if self._count == len(self._sets):
                 self._sets = np.concatenate([self._sets, np.zeros_like(self._sets)])
-            self._sets[self._count] = allowed
-            self._places[key] = self._count
+            self._sets[self._count] = mask
+            self._index_of_mask[key] = self._count
             self._count += 1
-        return self._places[key]
+        return self._index_of_mask[key]
 
 
 def as_rule(
@@ -158,7 +201,7 @@ def as_rule(
     ends: Sequence[int],
     longest: int,
 ) -> Rule | None:
-    """Return a rule, made of a list of texts or token ids if it is one.
+    """Return the rule for the argument ``allowed`` of `TextVectorEnv`; None if that is None.
 
     Args:
         allowed: a rule, which is returned as it is; texts, one of which is the whole turn; or token ids, of which the
@@ -186,19 +229,27 @@ def as_rule(
         raise ValueError(f"allowed is empty, which leaves no token: {expected}")
     if all(isinstance(entry, str) for entry in entries):
         return _one_of(entries, tokenizer, ends=ends, longest=longest)
-    whole = all(isinstance(entry, numbers.Integral) and not isinstance(entry, bool) for entry in entries)
-    if not whole:
+    if not all(isinstance(entry, numbers.Integral) and not isinstance(entry, bool) for entry in entries):
         raise TypeError(f"allowed is {allowed!r:.200}, {expected}")
     ids = [int(entry) for entry in entries]
     if min(ids) < 0 or max(ids) >= num_tokens:
         raise ValueError(f"allowed is {allowed!r:.200}, expected ids from 0 to {num_tokens - 1}")
-    later = sorted({*ids, *ends})
-    return lambda turn: later if turn.completion_ids else ids
+    return _only(ids, ends=ends)
+
+
+def _only(ids: list[int], *, ends: Sequence[int]) -> Rule:
+    """Return the rule that a turn consists of these ids, at least one, and then may end."""
+    ids_or_ends = sorted({*ids, *ends})
+
+    def rule(turn: Turn) -> list[int]:
+        return ids_or_ends if turn.completion_ids else ids
+
+    return rule
 
 
 def _one_of(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, ends: Sequence[int], longest: int) -> Rule:
     """Return the rule that a turn is one of these texts, and then ends."""
-    following: dict[tuple[int, ...], set[int]] = {}
+    next_of: dict[tuple[int, ...], set[int]] = {}  # ids that may follow, by the ids so far
     for text in texts:
         ids = text_ids(text, tokenizer)
         if not ids or len(ids) > longest:
@@ -208,16 +259,21 @@ def _one_of(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, ends: S
         if not ends and len(ids) < longest:
             raise ValueError(f"allowed has {text!r:.200}, which cannot end: the tokenizer has no EOS, give stop=[id]")
         for position, token in enumerate(ids):
-            following.setdefault(tuple(ids[:position]), set()).add(token)
-        following.setdefault(tuple(ids), set()).update(ends)
-    return lambda turn: following.get(tuple(turn.completion_ids), ends)
+            so_far = tuple(ids[:position])
+            next_of.setdefault(so_far, set()).add(token)
+        next_of.setdefault(tuple(ids), set()).update(ends)
+
+    def rule(turn: Turn) -> Collection[int]:
+        return next_of.get(tuple(turn.completion_ids), ends)
+
+    return rule
 
 
 def next_ids(turn: Turn, texts: Sequence[str]) -> list[int]:
-    """Token ids by which a turn so far continues one of these texts, or ends a turn after it; for ``allowed=``."""
+    """Return the token ids that continue one of these texts, or end the turn after it; for rules (``allowed``)."""
     so_far = turn.completion_ids
     ends = turn_ends(turn.tokenizer).ids
-    allowed = list[int]()
+    allowed: list[int] = []
     for text in texts:
         ids = text_ids(text, turn.tokenizer)
         if ids == so_far:
@@ -227,8 +283,9 @@ def next_ids(turn: Turn, texts: Sequence[str]) -> list[int]:
     return allowed
 
 
-def _array(given: Any, said: str) -> np.ndarray:
+def _array(values: Any, subject: str) -> np.ndarray:
+    """Return values of a user as an array; ``subject`` begins the message of the TypeError if they are none."""
     try:
-        return np.asarray(given)
+        return np.asarray(values)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # rows of unequal length, a sparse tensor
-        raise TypeError(f"{said} {given!r:.200}, expected integers ({error})") from error
+        raise TypeError(f"{subject} {values!r:.200}, expected integers ({error})") from error

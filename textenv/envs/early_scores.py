@@ -9,8 +9,8 @@ from textenv.envs.turn import Turn
 from textenv.rewards.scores import Scores, merge, read_scores
 from textenv.rewards.workers import in_thread
 
-PORTION = 1 / 4
-"""Minimum number of turns in a call while others are generated, as a fraction of the batch's episodes."""
+MIN_PORTION = 1 / 4
+"""Minimum number of turns scored in a call while others are generated, as a fraction of the batch's episodes."""
 
 
 class EarlyScores:
@@ -31,33 +31,43 @@ class EarlyScores:
 
     def forget(self) -> None:
         """Give up the batch; only a call that has begun goes on."""
-        self._known: set[Turn] = set()
-        self._scored = in_thread(list)  # nothing yet
+        self._offered: set[Turn] = set()
+        self._portions = in_thread(list)  # none yet
 
     def offer(self, turns: Sequence[Turn], *, least: float) -> None:
-        """Begin to score those of these turns that are new, if there are at least this many."""
-        new = [turn for turn in turns if turn not in self._known]
-        if len(new) < least:
+        """Begin to score the turns that were not offered before, if there are at least ``least`` of them."""
+        new_turns = [turn for turn in turns if turn not in self._offered]
+        if len(new_turns) < least:
             return
-        known, before = self._known, self._scored
-        known.update(new)
-        rows = rows_of(new)  # here, because decoding uses the tokenizer, as generation does
+        offered = self._offered
+        offered.update(new_turns)
+        rows = rows_of(new_turns)  # not in the thread: decoding uses the tokenizer, as generation does
+        earlier_portions = self._portions
 
-        def score() -> object:
-            done = before.result()
-            if isinstance(done, Exception) or known is not self._known:
-                return done
+        def score_portion() -> object:
+            """Wait for the earlier portions, and add this one: its turns and their scores."""
+            portions = earlier_portions.result()
+            is_given_up = offered is not self._offered
+            if isinstance(portions, Exception) or is_given_up:
+                return portions
             with torch.no_grad():  # a setting of each thread
-                return [*done, (new, read_scores(self.task.score(new), rows, name=type(self.task).__name__))]
+                returned = self.task.score(new_turns)
+                scores = read_scores(returned, rows, name=type(self.task).__name__)
+            return [*portions, (new_turns, scores)]
 
-        self._scored = in_thread(score)
+        self._portions = in_thread(score_portion)
 
     def score(self, turns: Sequence[Turn]) -> Scores:
         """Return the scores in the order of these turns, or raise the error of the portion that failed."""
         self.offer(turns, least=1)
-        outcome = self._scored.result()
-        if isinstance(outcome, Exception):
+        portions = self._portions.result()
+        if isinstance(portions, Exception):
             self.forget()  # a repeated call scores the whole batch
-            raise outcome
-        row = {turn: index for index, turn in enumerate(turns)}
-        return merge(len(turns), [([row[turn] for turn in portion], scores) for portion, scores in outcome])
+            raise portions
+
+        index_of_turn = {turn: index for index, turn in enumerate(turns)}
+        pieces = []
+        for portion_turns, scores in portions:
+            indices = [index_of_turn[turn] for turn in portion_turns]
+            pieces.append((indices, scores))
+        return merge(len(turns), pieces)

@@ -4,16 +4,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
+from textenv.envs.action_masks import NOT_FORBIDDEN
 from textenv.envs.transcript import Transcript
 from textenv.envs.turn import Turn
 
-REFILLED = 1 / 8
-"""Fraction of slots that must be idle before a refill: reading several prompts takes as long as reading one."""
+MIN_IDLE_FRACTION = 1 / 8
+"""Fraction of the slots that must be idle before a refill: reading several prompts takes as long as reading one."""
 
 
 class OpenTurn(NamedTuple):
-    """A turn to generate as a whole, or what is left of it; see `TextVectorEnv.open_turns`."""
+    """Turn to be generated as a whole, or continued to its end; see `TextVectorEnv.open_turns`."""
 
     row: int
     """Row of its episode in the next rollout."""
@@ -24,20 +26,24 @@ class OpenTurn(NamedTuple):
     min_new_tokens: int
     """Number of further tokens before the turn may end."""
     allowed: list[int] | None
-    """Ids that may be chosen; None: all."""
+    """Ids that may be chosen; None if all may."""
 
 
 class EpisodeBatch:
     """Fixed number of episodes, one per row of the transcript, played in slots; idle slots get the next ones.
 
-    ``numbers`` are the positions of the episodes' prompts in the prompt order.
+    Args:
+        transcript: an empty transcript with a row for each episode.
+        numbers: position of each episode's prompt in the prompt order.
+        num_envs: number of slots.
     """
 
     def __init__(self, transcript: Transcript, numbers: Sequence[int], num_envs: int) -> None:
-        self.transcript, self.numbers = transcript, numbers
+        self.transcript = transcript
+        self.numbers = numbers
         self.episode = np.full(num_envs, -1, dtype=np.int64)
         """int64 ``[num_envs]``: transcript row of each slot's episode, -1 in idle slots."""
-        self._next = 0
+        self._next_row = 0
 
     @property
     def running(self) -> np.ndarray:
@@ -58,56 +64,100 @@ class EpisodeBatch:
     @property
     def open_turns(self) -> list[OpenTurn]:
         """Current turn of each running slot; several share one list of allowed ids."""
-        text, masks, found, allowed = self.transcript, self.transcript.masks, list[OpenTurn](), dict[int, Any]()
+        transcript = self.transcript
+        masks = transcript.masks
+        open_turns = []
+        allowed_ids: dict[int, list[int] | None] = {}  # by index of the mask
         for row in self.episode[self.running].tolist():
-            at, mask, most, least = int(text.length[row]), int(text.open[row]), 1, 0
+            length = int(transcript.length[row])
+            mask_index = int(transcript.open[row])
+            max_new_tokens = 1
+            min_new_tokens = 0
             if masks.rule is None:
-                mask, most = min(mask, 1), int(text.turn_limit[row]) - at
-                least = min(most, max(0, masks.min_new_tokens - at + int(text.turn_start[row])))
-            if mask not in allowed:
-                ids = masks.sets[mask]
-                allowed[mask] = None if ids.all() else ids.nonzero().flatten().tolist()
-            found.append(OpenTurn(row, text.tokens[row, :at].tolist(), most, least, allowed[mask]))
-        return found
+                # The mask of all further tokens: that ends are forbidden at first is in `min_new_tokens`
+                mask_index = min(mask_index, NOT_FORBIDDEN)
+                max_new_tokens = int(transcript.turn_limit[row]) - length
+                written = length - int(transcript.turn_start[row])
+                missing = max(0, masks.min_new_tokens - written)
+                min_new_tokens = min(max_new_tokens, missing)
+            if mask_index not in allowed_ids:
+                allowed_ids[mask_index] = _ids_or_none(masks.sets[mask_index])
+            open_turn = OpenTurn(
+                row=row,
+                prefix=transcript.tokens[row, :length].tolist(),
+                max_new_tokens=max_new_tokens,
+                min_new_tokens=min_new_tokens,
+                allowed=allowed_ids[mask_index],
+            )
+            open_turns.append(open_turn)
+        return open_turns
 
     def release(self, rows: Sequence[int]) -> np.ndarray:
-        """Set the slots of these finished episodes idle; return the slots (int64 indices)."""
-        over = np.zeros(len(self.numbers) + 1, dtype=bool)  # one extra entry, for idle slots (-1)
+        """Set the slots of these finished episodes idle; return the slots, int64 indices."""
+        over = np.zeros(len(self.numbers) + 1, dtype=bool)  # by row; the last entry is that of idle slots, row -1
         over[rows] = True
         slots = np.flatnonzero(over[self.episode])
         self.episode[slots] = -1
         return slots
 
     def refill(self) -> tuple[np.ndarray, np.ndarray]:
-        """Give idle slots the next episodes once enough slots are idle; return the slots and the rows to begin."""
+        """Assign the next episodes to idle slots, once enough slots are idle; return these slots and their rows."""
         idle = np.flatnonzero(~self.running)
-        few = len(idle) < REFILLED * len(self.episode) and len(idle) < len(self.episode)
-        rows = np.arange(self._next, self._next if few else min(self._next + len(idle), len(self.numbers)))
-        self._next += len(rows)
+        num_slots = len(self.episode)
+        enough = len(idle) >= MIN_IDLE_FRACTION * num_slots or len(idle) == num_slots
+        stop_row = self._next_row
+        if enough:
+            stop_row = min(self._next_row + len(idle), len(self.numbers))
+        rows = np.arange(self._next_row, stop_row)
+        self._next_row = stop_row
         slots = idle[: len(rows)]
         self.episode[slots] = rows
         return slots, rows
 
     def observe(self) -> dict[str, np.ndarray]:
-        """Prefix of each slot; idle slots have length 0."""
+        """Return the prefix of each slot; idle slots have length 0."""
         length = np.where(self.running, self.transcript.length[self.episode], 0)
         return {"tokens": self.transcript.tokens[self.episode], "length": length[:, None]}
 
 
+def _ids_or_none(mask: torch.Tensor) -> list[int] | None:
+    """Return the token ids that a mask allows; None if it allows all."""
+    if mask.all():
+        return None
+    return mask.nonzero().flatten().tolist()
+
+
 def end_info(num_envs: int, over: Mapping[int, Turn], reasons: Sequence[str]) -> dict[str, Any]:
-    """``end_reason``, ``prompt`` and ``completion`` of the slots whose episode ended, from its last turn."""
+    """Return Gymnasium's ``info`` about episodes that are over.
+
+    Args:
+        num_envs: number of slots.
+        over: by slot, the last turns of episodes that are over.
+        reasons: why the episode of each slot ended.
+
+    Returns:
+        ``end_reason``, ``prompt`` and ``completion``, object arrays ``[num_envs]`` with None in the other slots, and
+        for each the mask of the slots with an entry (``_end_reason``, …). Without such episodes it is empty.
+    """
     if not over:
         return {}
     info = {name: np.full(num_envs, None, dtype=object) for name in ("end_reason", "prompt", "completion")}
     for slot, turn in over.items():
         info["end_reason"][slot] = reasons[slot]
-        info["prompt"][slot], info["completion"][slot] = turn.prompt_text, turn.completion
-    here = np.isin(np.arange(num_envs), list(over))
-    return info | {f"_{name}": here.copy() for name in info}
+        info["prompt"][slot] = turn.prompt_text
+        info["completion"][slot] = turn.completion
+    has_entry = np.isin(np.arange(num_envs), list(over))
+    return info | {f"_{name}": has_entry.copy() for name in info}
 
 
 def final_info(observation: Mapping[str, np.ndarray], done: np.ndarray, info: dict[str, Any]) -> dict[str, Any]:
-    """Info of SAME_STEP mode: as in Gymnasium, ``final_obs`` is an object array, None where no episode ended."""
+    """Return ``info`` of SAME_STEP mode: as in Gymnasium, ``final_obs`` is an object array, None in other slots.
+
+    Args:
+        observation: observation before the reset.
+        done: bool ``[num_envs]``: slots whose episode ended.
+        info: info of these episodes, from `end_info`.
+    """
     final = np.full(len(done), None, dtype=object)
     for slot in np.flatnonzero(done):
         final[slot] = {name: column[slot] for name, column in observation.items()}

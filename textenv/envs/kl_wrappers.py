@@ -17,24 +17,25 @@ from textenv.names import check_names
 
 
 class _ReferenceWrapper(gymnasium.Wrapper):
-    """Text environment whose steps are scored by a reference model that decodes in parallel, with its own cache."""
+    """Text environment whose actions are scored by a reference model, which decodes with a cache of its own."""
 
     def __init__(self, env: gymnasium.Env, reference: LanguageModel, coef: float) -> None:
         super().__init__(env)
-        text = env.unwrapped
-        if not isinstance(text, TextEnv):
-            raise TypeError(f"{type(self).__name__} wraps a TextEnv, not {type(text).__name__}")
-        if text.vector.penalty is not None:
+        text_env = env.unwrapped
+        if not isinstance(text_env, TextEnv):
+            raise TypeError(f"{type(self).__name__} wraps a TextEnv, not {type(text_env).__name__}")
+        if text_env.vector.penalty is not None:
             raise ValueError(
                 "this environment already has a KLPenalty, so the KL would be subtracted twice: "
                 "remove the penalty or the wrapper"
             )
         if not coef >= 0:
             raise ValueError(f"coef is {coef}, expected a number of at least 0 (reward per nat)")
-        self.reference, self.coef = reference, coef
-        self._text = text
-        kind = Decoder if reference.seq2seq is None else Seq2SeqDecoder
-        self._decoder = kind(reference, num_slots=1, max_length=text.max_length)
+        self.reference = reference
+        self.coef = coef
+        self._text_env = text_env
+        decoder_class = Decoder if reference.seq2seq is None else Seq2SeqDecoder
+        self._decoder = decoder_class(reference, num_slots=1, max_length=text_env.max_length)
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
@@ -44,19 +45,21 @@ class _ReferenceWrapper(gymnasium.Wrapper):
         return observation, info
 
     def _score_and_step(self, token: Any) -> tuple[Any, float, bool, bool, dict[str, Any], float]:
-        """Step, and also return the reference's log-probability of the token, given the prefix before it."""
-        before, allowed = self._observation, self._text.vector.action_mask
+        """Step; return what `step` returns, and the reference's log-probability of the token after its prefix."""
+        prefix = self._observation
+        allowed = self._text_env.vector.action_mask
         observation, reward, terminated, truncated, info = self.env.step(token)
-        logits = self._decoder.logits(before["tokens"][None], before["length"])
+        logits = self._decoder.logits(prefix["tokens"][None], prefix["length"])  # [1, n]
         logits = restrict(logits, temperature=self.reference.temperature, allowed=allowed)
+        log_prob = logits.log_softmax(-1)[0, int(token)].item()
         self._observation = observation
-        return observation, float(reward), terminated, truncated, info, logits.log_softmax(-1)[0, int(token)].item()
+        return observation, float(reward), terminated, truncated, info, log_prob
 
 
 class KLReward(_ReferenceWrapper):
-    """Wrapper that subtracts β·KL from the reward at each step; the action includes the policy's log-probability.
+    """Wrapper that subtracts β·KL from the reward at each step.
 
-    The reward depends on the policy's log-probability, which is thus part of the action space:
+    The reward depends on the policy's log-probability, which is thus part of the action:
     ``Dict(token=Discrete(n), log_prob=Box(-inf, 0))``. ``info`` has ``kl`` and ``reference_log_prob``.
 
     Args:
@@ -94,9 +97,10 @@ class KLReward(_ReferenceWrapper):
         log_prob = float(action["log_prob"])
         if not -np.inf < log_prob <= 1e-6:
             raise ValueError(f"log_prob is {log_prob}, expected a finite log-probability of at most 0")
-        *rest, reference_log_prob = self._score_and_step(action["token"])
-        observation, reward, terminated, truncated, info = rest
-        kl = float(self._estimator(torch.tensor(log_prob - reference_log_prob, device="cpu")))
+
+        observation, reward, terminated, truncated, info, reference_log_prob = self._score_and_step(action["token"])
+        log_ratio = torch.tensor(log_prob - reference_log_prob, device="cpu")
+        kl = float(self._estimator(log_ratio))
         info = info | {"kl": kl, "reference_log_prob": reference_log_prob}
         return observation, reward - self.coef * kl, terminated, truncated, info
 
@@ -107,7 +111,7 @@ class ReferenceReward(_ReferenceWrapper):
     Since E[r - β·KL(π‖π_ref)] = E[r + β·log π_ref] + β·H(π), an agent with entropy bonus β maximises the penalised
     return. For one-step episodes this is exact if the agent rescales neither rewards nor advantages (in
     Stable-Baselines3: ``normalize_advantage=False``). For longer episodes it is an approximation: an entropy bonus in
-    the loss rewards the entropy of the current state only and is not part of the returns, so the agent ignores the
+    the loss rewards the entropy of the current state only and is not part of the returns. So the agent ignores the
     entropy of later states when it chooses an action.
 
     Args:

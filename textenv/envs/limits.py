@@ -46,19 +46,22 @@ class Limits:
                 f"max_length is {self.max_length}, expected more than max_prompt_tokens, {self.max_prompt_tokens}: "
                 "it counts the whole text"
             )
-        if any(not text and isinstance(text, str) for text in self.stop):
+        if any(isinstance(end, str) and not end for end in self.stop):
             raise ValueError("stop has an empty text, which would end every turn at once: remove it")
 
     @property
     def width(self) -> int:
         """Maximum length of the whole text, in tokens."""
-        a_turn = self.max_prompt_tokens + self.max_new_tokens
-        return a_turn * self.max_turns if self.max_length is None else self.max_length
+        if self.max_length is not None:
+            return self.max_length
+        tokens_per_turn = self.max_prompt_tokens + self.max_new_tokens
+        return tokens_per_turn * self.max_turns
 
 
 def check_at_least(name: str, value: int, least: int) -> None:
     """Raise a ValueError unless the value is an integer of at least ``least``."""
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_integer or value < least:
         raise ValueError(f"{name} is {value!r}, expected an integer of at least {least}")
 
 
@@ -71,12 +74,12 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 
 class StopConditions:
-    """Conditions that end a turn: what ends the model's own turns (`textenv.lm.ends`), other token ids, and stop texts.
+    """Conditions that end a turn: the model's own ends (`textenv.lm.ends`), other token ids, and stop texts.
 
     Args:
         tokenizer: the policy's tokenizer.
         stop: texts and token ids in addition to the model's own ends.
-        own: the model's own ends; None: those of the tokenizer's model, as far as it is known.
+        own: the model's own ends; None: those of the tokenizer's model, as far as that is known.
 
     Raises:
         TypeError: if the tokenizer is not of `transformers`.
@@ -90,9 +93,9 @@ class StopConditions:
         self.tokenizer = tokenizer
         self.num_tokens = vocabulary_size(tokenizer)
         self.stop = tuple(end if isinstance(end, str) else int(end) for end in stop)
-        """Texts and token ids that were given in addition to the model's own."""
+        """Texts and token ids in addition to the model's own ends."""
         self.own = TurnEnds(())
-        """What ends the model's own turns."""
+        """The model's own ends."""
         self.ids: list[int] = []
         """Token ids that end a turn by themselves."""
         self.token = np.zeros(self.num_tokens, dtype=bool)
@@ -100,11 +103,16 @@ class StopConditions:
         self.texts: tuple[str, ...] = ()
         """Texts that end a turn."""
         self.spelled: dict[int, str] = {}
-        """Spelling of ids that end a turn: of special tokens given as stop texts, and of the model's other tokens."""
-        self.add(turn_ends(tokenizer) if own is None else own)
+        """Texts of ids that end a turn: of special tokens in ``stop``, and of own ends that are no special tokens."""
+        model_ends = turn_ends(tokenizer) if own is None else own
+        self.add(model_ends)
 
     def add(self, own: TurnEnds) -> None:
-        """End turns also where this model ends its own; a ValueError on an id outside the vocabulary."""
+        """Add the own ends of another model.
+
+        Raises:
+            ValueError: on an id outside the vocabulary.
+        """
         if any(not 0 <= token < self.num_tokens for token in own.ids):
             raise ValueError(
                 f"the model ends its turns with the ids {list(own.ids)}, the environment's tokenizer has the ids 0 to "
@@ -114,39 +122,54 @@ class StopConditions:
         texts = [*self.own.texts, *own.texts]
         self.own = TurnEnds(tuple(dict.fromkeys(ids)), tuple(dict.fromkeys(texts)))
 
-        # A stop text that is a special token ends a turn by its id
-        special = special_tokens(self.tokenizer)
-        spelled = {special[end]: end for end in self.stop if isinstance(end, str) and end in special}
-        other_ids = [end for end in self.stop if isinstance(end, int)] + [*spelled]
-        if any(not 0 <= token < self.num_tokens for token in other_ids):
+        # Sort `stop`: a stop text that is a special token ends a turn by its id
+        id_of_special_token = special_tokens(self.tokenizer)
+        stop_ids = []
+        stop_texts = []
+        spelled = {}
+        for end in self.stop:
+            if isinstance(end, int):
+                stop_ids.append(end)
+            elif end in id_of_special_token:
+                spelled[id_of_special_token[end]] = end
+            else:
+                stop_texts.append(end)
+        stop_ids += spelled
+        if any(not 0 <= token < self.num_tokens for token in stop_ids):
             raise ValueError(f"stop is {self.stop!r}, expected texts or ids from 0 to {self.num_tokens - 1}")
-        self.ids = list(dict.fromkeys([*other_ids, *self.own.ids]))
-        self.token[self.ids] = True
-        other_texts = [end for end in self.stop if isinstance(end, str) and end not in special]
-        self.texts = tuple(dict.fromkeys([*other_texts, *self.own.texts]))
 
-        # Texts show no special tokens, but an end may be another token
-        shown = {*self.own.ids} - {*special.values()}
-        self.spelled = spelled | {token: str(self.tokenizer.decode([token])) for token in shown}
-        self.__dict__.pop("may_complete", None)
+        # All ends together, without repetitions
+        self.ids = list(dict.fromkeys([*stop_ids, *self.own.ids]))
+        self.token[self.ids] = True
+        self.texts = tuple(dict.fromkeys([*stop_texts, *self.own.texts]))
+
+        # Decoded texts show no special tokens, but an end of the model's own may be another token
+        shown_ids = {*self.own.ids} - {*id_of_special_token.values()}
+        self.spelled = spelled | {token: str(self.tokenizer.decode([token])) for token in shown_ids}
+        self.__dict__.pop("may_complete", None)  # of the texts before
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
-        """Texts that are cut off from an answer that they end."""
+        """Texts to cut off from the end of an answer."""
         return (*self.texts, *self.spelled.values())
 
     @functools.cached_property
     def may_complete(self) -> np.ndarray:
         """Bool ``[num_tokens]``: True for token ids that can complete a stop text; only these are checked."""
-        possible = np.zeros(self.num_tokens, dtype=bool)
-        tails = tuple(text[-1] for text in self.texts)
-        for token in range(self.num_tokens if self.texts else 0):
+        may_complete = np.zeros(self.num_tokens, dtype=bool)
+        if not self.texts:
+            return may_complete
+        last_characters = [text[-1] for text in self.texts]
+        if any(character.isspace() for character in last_characters):
+            may_complete[:] = True  # the decoder may insert a space before any token
+            return may_complete
+        for token in range(self.num_tokens):
             text = str(self.tokenizer.decode([token]))
-            # Part of a character decodes to the replacement character, or to nothing (ByT5), and may complete any text.
-            # The decoder may insert a space before any token.
-            part_of_character = not text or "\N{REPLACEMENT CHARACTER}" in text
-            possible[token] = part_of_character or any(tail in text or tail.isspace() for tail in tails)
-        return possible
+            # Part of a character decodes to the replacement character, or to nothing (ByT5): it may complete any text
+            is_part_of_character = not text or "\N{REPLACEMENT CHARACTER}" in text
+            has_last_character = any(character in text for character in last_characters)
+            may_complete[token] = is_part_of_character or has_last_character
+        return may_complete
 
     def __str__(self) -> str:
         """Describe them for a log: each token with its id, and texts."""

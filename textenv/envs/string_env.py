@@ -36,17 +36,19 @@ class _Game:
     """One episode of a string environment, with its rewards so far."""
 
     env: StringEnv
-    rewards: dict[int, float] = field(default_factory=dict)  # by number of the turn: those that call tools have none
+    rewards: dict[int, float] = field(default_factory=dict)
+    """By number of the turn; turns that call tools have none."""
     closed: bool = False
-    failed: bool = False  # by an error of the environment: the episode is broken off, and left out of the update
+    failed: bool = False
+    """True after an error of the environment: the episode is broken off, and left out of the update."""
 
 
 class StringGames:
     """A string environment as a task: its first observation is the prompt, its later ones are the replies.
 
     Args:
-        make_env: function that makes a new environment for each episode; or a single environment to reuse, which works
-            with one slot only.
+        make_env: function that makes a new environment for each episode; or a single environment for all episodes,
+            which works with one slot only.
         tokenizer: the policy's tokenizer; with a chat template, observations become user messages, otherwise lines
             of text.
         pay_at: ``"turn"`` assigns each reward to the turn that earned it, ``"end"`` their sum to the last turn.
@@ -56,19 +58,23 @@ class StringGames:
     """
 
     def __init__(
-        self, make_env: Callable[[], StringEnv] | StringEnv, *, tokenizer: PreTrainedTokenizerBase,
+        self,
+        make_env: Callable[[], StringEnv] | StringEnv,
+        *,
+        tokenizer: PreTrainedTokenizerBase,
         pay_at: Literal["turn", "end"] = "turn",
-    ) -> None:  # fmt: skip
+    ) -> None:
         if pay_at not in ("turn", "end"):
             raise ValueError(f"pay_at is {pay_at!r}, expected 'turn' or 'end'")
         self.only = make_env if isinstance(make_env, gymnasium.Env) else None
-        """The single environment reused for every episode, if one was given."""
+        """The single environment of all episodes; None if each episode has a new one."""
         if self.only is None and not callable(make_env):
             raise TypeError(f"make_env is {make_env!r}, expected a Gymnasium environment or a function that makes one")
         self._make_env: Any = make_env
         self._made: WeakSet[StringEnv] = WeakSet()
         check_tokenizer(tokenizer)
-        self.chat, self.pay_at = bool(tokenizer.chat_template), pay_at
+        self.chat = bool(tokenizer.chat_template)
+        self.pay_at = pay_at
         self._answered: list[Turn] = []
         self._map: Any = map
 
@@ -86,52 +92,72 @@ class StringGames:
     def score(self, turns: Sequence[Turn]) -> Scores:
         """Return the rewards of the turns; see `textenv.envs.task.Task.score`."""
         self._close(turns)
-        earned = []
-        for turn in turns:
-            rewards = turn.prompt.state.rewards
-            total = sum(rewards.values()) if turn.last else 0.0
-            earned.append(total if self.pay_at == "end" else rewards.get(turn.index, 0.0))
-        failed = frozenset(row for row, turn in enumerate(turns) if turn.prompt.state.failed)
-        return replace(read_scores(earned, rows_of(turns), name=type(self).__name__), failed=failed)
+        rewards = []
+        failed_indices = []
+        for index, turn in enumerate(turns):
+            game: _Game = turn.prompt.state
+            if self.pay_at == "turn":
+                reward = game.rewards.get(turn.index, 0.0)
+            elif turn.last:
+                reward = sum(game.rewards.values())
+            else:
+                reward = 0.0
+            rewards.append(reward)
+            if game.failed:
+                failed_indices.append(index)
+        scores = read_scores(rewards, rows_of(turns), name=type(self).__name__)
+        return replace(scores, failed=frozenset(failed_indices))
 
-    def prompt(self, said: str, state: Any = None) -> Prompt:
+    def prompt(self, observation: str, state: Any = None) -> Prompt:
         """Return the prompt for a first observation."""
-        return Prompt(({"role": "user", "content": said},) if self.chat else f"{said}\n", state=state)
+        if self.chat:
+            return Prompt(({"role": "user", "content": observation},), state=state)
+        return Prompt(f"{observation}\n", state=state)
 
     def _close(self, turns: Sequence[Turn]) -> None:
+        """Close the environments of episodes that are over, each once."""
         for turn in turns:
             if turn.last and self.only is None and not turn.prompt.state.closed:
                 turn.prompt.state.closed = True
                 turn.prompt.state.env.close()
 
     def _begin(self, number: int, seed: int) -> Prompt:
-        env = self._make_env() if self.only is None else self.only
+        """Begin an episode; the seed of its environment depends on seed and number only."""
+        if self.only is None:
+            env = self._make_env()
+        else:
+            env = self.only
         if not isinstance(env, gymnasium.Env):
             raise TypeError(f"make_env returned {env!r}, expected a Gymnasium environment")
         if self.only is None and env in self._made:
             raise ValueError(f"make_env returned {env!r} a second time: make a new environment for each episode")
         self._made.add(env)
-        drawn = np.random.default_rng([seed, number]).integers(2**31)
-        return self.prompt(_observed(env, env.reset(seed=int(drawn))[0]), _Game(env))
+
+        env_seed = int(np.random.default_rng([seed, number]).integers(2**31))
+        observation, _ = env.reset(seed=env_seed)
+        return self.prompt(_checked_observation(env, observation), _Game(env))
 
     def _step(self, turn: Turn) -> str | Literal[Cut.TRUNCATED] | None:
+        """Step a game with the text of a turn; return the reply."""
         game: _Game = turn.prompt.state
-        said, reward, terminated, truncated, info = game.env.step(turn.completion)
+        observation, reward, terminated, truncated, info = game.env.step(turn.completion)
         game.failed = bool(info.get(FAILED))
         try:
             game.rewards[turn.index] = float(reward)
         except (TypeError, ValueError) as error:
             raise TypeError(f"{game.env!r} gave the reward {reward!r:.200}, expected a number") from error
-        if terminated or truncated:
-            return None if terminated else TRUNCATED
-        said = _observed(game.env, said)
-        return said if self.chat else f"\n{said}\n"
+        if terminated:
+            return None
+        if truncated:
+            return TRUNCATED
+        text = _checked_observation(game.env, observation)
+        return text if self.chat else f"\n{text}\n"
 
 
 class TokenEnv(TextEnv):
     """String environment as a `TextEnv`: state = all token ids so far, action = next token.
 
-    A turn ends with EOS, a stop sequence or a limit; its text is the string environment's action, and the next
+    A turn ends with EOS, a stop sequence or a limit. The text of the turn is the string environment's action. The next
     observation is appended to the state: with the tokenizer's chat template if there is one, else between newlines.
     Observations are False in a rollout's mask, and no text is tokenized twice.
 
@@ -151,9 +177,14 @@ class TokenEnv(TextEnv):
     """
 
     def __init__(
-        self, env: StringEnv | Callable[[], StringEnv], *, tokenizer: PreTrainedTokenizerBase,
-        pay_at: Literal["turn", "end"] = "turn", max_turns: int = MAX_TURNS, **limits: Any,
-    ) -> None:  # fmt: skip
+        self,
+        env: StringEnv | Callable[[], StringEnv],
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        pay_at: Literal["turn", "end"] = "turn",
+        max_turns: int = MAX_TURNS,
+        **limits: Any,
+    ) -> None:
         task = StringGames(env, tokenizer=tokenizer, pay_at=pay_at)
         super().__init__(task, tokenizer=tokenizer, max_turns=max_turns, **limits)
 
@@ -167,17 +198,28 @@ class TokenVectorEnv(TextVectorEnv):
     """
 
     def __init__(
-        self, make_env: Callable[[], StringEnv], *, tokenizer: PreTrainedTokenizerBase, num_envs: int | None = None,
-        pay_at: Literal["turn", "end"] = "turn", max_turns: int = MAX_TURNS, **limits: Any,
-    ) -> None:  # fmt: skip
+        self,
+        make_env: Callable[[], StringEnv],
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        num_envs: int | None = None,
+        pay_at: Literal["turn", "end"] = "turn",
+        max_turns: int = MAX_TURNS,
+        **limits: Any,
+    ) -> None:
         task = StringGames(make_env, tokenizer=tokenizer, pay_at=pay_at)
         if task.only is not None:
-            hint = "cannot run several episodes at once: give a function that makes one, such as the class itself"
-            raise TypeError(f"make_env is the environment {make_env!r}, which {hint}")
+            raise TypeError(
+                f"make_env is the environment {make_env!r}, which cannot run several episodes at once: "
+                "give a function that makes one, such as the class itself"
+            )
         super().__init__(task, tokenizer=tokenizer, num_envs=num_envs, max_turns=max_turns, **limits)
 
 
-def _observed(env: StringEnv, said: Any) -> str:
-    if not isinstance(said, str):
-        raise TypeError(f"{env!r} gave the observation {said!r:.200}, expected a string: TokenEnv needs Text spaces")
-    return said
+def _checked_observation(env: StringEnv, observation: Any) -> str:
+    """Return the observation; raise a TypeError unless it is a string."""
+    if not isinstance(observation, str):
+        raise TypeError(
+            f"{env!r} gave the observation {observation!r:.200}, expected a string: TokenEnv needs Text spaces"
+        )
+    return observation

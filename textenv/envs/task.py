@@ -13,11 +13,11 @@ from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.scores import Rows, Scores, read_scores
 from textenv.rewards.training import Training
 
-ALIKE = 32
-"""Completions with the same score that are worth a warning."""
-CHECKED_PROMPTS = 10_000
+MIN_EQUAL_SCORES = 32
+"""A batch of at least this many completions that all have the same score logs a warning."""
+MAX_CHECKED_PROMPTS = 10_000
 """Maximum number of prompts in which a task looks for columns when it is made."""
-_warn_once = functools.cache(logging.getLogger(__name__).warning)  # the training's environment and the evaluation's
+_warn_once = functools.cache(logging.getLogger(__name__).warning)  # there is a second environment, for evaluations
 
 
 @runtime_checkable
@@ -27,8 +27,8 @@ class Task(Protocol):
     def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
         """Return the prompts at these positions of the endless order that the seed defines.
 
-        The result depends only on seed and numbers. So seed and position suffice to resume, environments can share a
-        task, and a group repeats one number.
+        The result depends only on seed and numbers. So seed and position suffice to resume, and environments can share
+        a task. A number that is repeated stands for a group.
         """
 
     def score(self, turns: Sequence[Turn]) -> Scores | Sequence[Any]:
@@ -50,7 +50,7 @@ class FunctionTask(PromptList):
     """Single-turn task: prompts from a sequence, scores by plain functions.
 
     For a chat prompt the functions get the messages, and the completion as one assistant message (TRL's
-    convention); if the chat ends with the beginning of an answer, that is in the completion, not in the prompt.
+    convention). The beginning of an answer at the end of a chat belongs to the completion, not to the prompt.
 
     Args:
         prompts: see `PromptList`.
@@ -60,19 +60,26 @@ class FunctionTask(PromptList):
     def __init__(self, prompts: Sequence[Any], reward: RewardFunction | Rewards) -> None:
         super().__init__(prompts)
         self.rewards = reward if isinstance(reward, Rewards) else Rewards(reward)
-        looked_at = range(min(len(self.prompts), CHECKED_PROMPTS))
-        self.names = {name for index in looked_at for name in self.prompt(index).columns}
-        """Column names found in the prompts; a prompt without such a column gets None there."""
-        if taken := sorted(self.names.intersection(Training._fields)):
-            _warn_once("the prompts have columns named %s: rewards get these, not the training's", ", ".join(taken))
+        self.names: set[str] = set()
+        """Names of the prompts' columns; a prompt without such a column gets None there."""
+        for index in range(min(len(self.prompts), MAX_CHECKED_PROMPTS)):
+            self.names.update(self.prompt(index).columns)
+        training_names = sorted(self.names.intersection(Training._fields))
+        if training_names:
+            names = ", ".join(training_names)
+            _warn_once("the prompts have columns named %s: rewards get these, not the training's", names)
 
     def score(self, turns: Sequence[Turn]) -> Scores:
         """Score the turns; see `Task.score`."""
         rows = rows_of(turns, names=self.names)
         scores = self.rewards(tokenizer=rows.tokenizer, **rows.columns)
-        if len(turns) >= ALIKE and len({str(earned) for earned in scores.earned}) == 1:
-            hint = ": they are chats, so completion[0]['content'] is the text" if is_chat(turns[0].prompt) else ""
-            _warn_once("all %d completions of a batch have the same score%s", len(turns), hint)
+        if len(turns) >= MIN_EQUAL_SCORES:
+            distinct_scores = {str(score) for score in scores.earned}
+            if len(distinct_scores) == 1:
+                hint = ""
+                if is_chat(turns[0].prompt):
+                    hint = ": they are chats, so completion[0]['content'] is the text"
+                _warn_once("all %d completions of a batch have the same score%s", len(turns), hint)
         return scores
 
     def to(self, device: Any) -> None:
@@ -81,7 +88,12 @@ class FunctionTask(PromptList):
 
 
 def choose_task(task: Task | None, prompts: Any, reward: RewardFunction | Rewards | None) -> Task:
-    """Return the task, or one built from prompts and reward; raise unless either the task or both others are given."""
+    """Return the task, or one made of prompts and reward.
+
+    Raises:
+        TypeError: if the task is not one.
+        ValueError: unless either the task is given or both prompts and reward.
+    """
     if task is not None and prompts is None and reward is None:
         if isinstance(task, type) or not isinstance(task, Task):
             raise TypeError(
@@ -94,29 +106,47 @@ def choose_task(task: Task | None, prompts: Any, reward: RewardFunction | Reward
 
 
 def rows_of(turns: Sequence[Turn], *, names: Collection[str] = ()) -> Rows:
-    """Columns of the turns, as reward functions receive them.
+    """Return the columns of the turns, as reward functions receive them.
+
+    Args:
+        turns: finished turns.
+        names: names of prompt columns, besides those of these turns' prompts.
 
     Raises:
         ValueError: if a prompt column has the name of another argument.
     """
-    asked = [_prompt_and_completion(turn) for turn in turns]
-    ours: dict[str, list[Any]] = {
-        "prompts": [prompt for prompt, _ in asked],
-        "completions": [completion for _, completion in asked],
+    # Prompts and completions, and the names of all prompt columns
+    prompts = []
+    completions = []
+    names = set(names)
+    for turn in turns:
+        prompt, completion = _prompt_and_completion(turn)
+        prompts.append(prompt)
+        completions.append(completion)
+        names.update(turn.prompt.columns)
+    reserved_names = names & RESERVED
+    if reserved_names:
+        raise ValueError(
+            f"the prompt columns {sorted(reserved_names)} have names of other reward arguments: rename them"
+        )
+
+    # A reward function's own arguments, and then the prompt columns
+    columns: dict[str, list[Any]] = {
+        "prompts": prompts,
+        "completions": completions,
         "prompt_ids": [turn.prompt_ids for turn in turns],
         "completion_ids": [turn.completion_ids for turn in turns],
         "terminated": [turn.terminated for turn in turns],
         "tool_calls": [turn.tool_calls for turn in turns],
     }
-    names = {*names, *(name for turn in turns for name in turn.prompt.columns)}
-    if taken := names & RESERVED:
-        raise ValueError(f"the prompt columns {sorted(taken)} have names of other reward arguments: rename them")
-    columns = {name: [turn.prompt.columns.get(name) for turn in turns] for name in sorted(names)}
-    return Rows(ours | columns, tokenizer=turns[0].tokenizer if turns else None)
+    for name in sorted(names):
+        columns[name] = [turn.prompt.columns.get(name) for turn in turns]
+    tokenizer = turns[0].tokenizer if turns else None
+    return Rows(columns, tokenizer=tokenizer)
 
 
 def _prompt_and_completion(turn: Turn) -> tuple[Any, Any]:
-    """Return a turn's prompt and completion for rewards: texts, or of a chat messages."""
+    """Return a turn's prompt and completion for rewards: two texts, or for a chat two lists of messages."""
     if not is_chat(turn.prompt):
         return turn.prompt_text, turn.completion
     messages: list[Any] = list(turn.prompt.content)
@@ -127,14 +157,17 @@ def score_turns(task: Task, turns: Sequence[Turn], score: Callable[[Sequence[Tur
     """Score the turns in one call of the task, or of ``score``, and check the result.
 
     Raises:
-        RewardError: as `textenv.rewards.scores.read_scores`.
+        RewardError: as `textenv.rewards.scores.read_scores`. This and any error of the task have ``answers``: for each
+            turn a dictionary of what the reward received.
     """
     rows = rows_of(turns)
+    if score is None:
+        score = task.score
     try:
-        return read_scores((score or task.score)(turns), rows, name=type(task).__name__)
-    except Exception as error:  # user code may raise anything: keep the inputs with the error
-        answers = [
-            dict(zip(rows.columns, entries, strict=True)) for entries in zip(*rows.columns.values(), strict=True)
-        ]
+        return read_scores(score(turns), rows, name=type(task).__name__)
+    except Exception as error:  # user code may raise anything
+        answers = []
+        for entries in zip(*rows.columns.values(), strict=True):
+            answers.append(dict(zip(rows.columns, entries, strict=True)))
         vars(error)["answers"] = answers
         raise

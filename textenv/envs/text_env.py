@@ -41,12 +41,20 @@ class TextEnv(gymnasium.Env[dict[str, np.ndarray], np.int64]):
     def step(self, action: Any) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         """Append one token; see `TextVectorEnv.step`."""
         observation, reward, terminated, truncated, info = self.vector.step(np.asarray([action]))
-        return _first(observation), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _first(info)
+        return (
+            _first(observation),
+            float(reward[0]),
+            bool(terminated[0]),
+            bool(truncated[0]),
+            _first(info),
+        )
 
     def render(self) -> Any:
         """Render the text so far; see `TextVectorEnv.render`."""
-        texts = self.vector.render()
-        return None if texts is None else texts[0]
+        frames = self.vector.render()
+        if frames is None:
+            return None
+        return frames[0]
 
     def close(self) -> None:
         """Close the environment; a later `reset` or `step` raises."""
@@ -54,9 +62,13 @@ class TextEnv(gymnasium.Env[dict[str, np.ndarray], np.int64]):
 
 
 def _first(batch: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Slot 0 of a dictionary of arrays, without Gymnasium's ``_name`` masks."""
-    return {
-        name: np.asarray(x[0]) if np.ndim(x[0]) == 0 and x.dtype != object else x[0]
-        for name, x in batch.items()
-        if not name.startswith("_")
-    }
+    """Return slot 0 of a dictionary of arrays, without Gymnasium's ``_name`` masks; numbers as arrays of shape ()."""
+    values: dict[str, Any] = {}
+    for name, column in batch.items():
+        if name.startswith("_"):
+            continue
+        value = column[0]
+        if np.ndim(value) == 0 and column.dtype != object:
+            value = np.asarray(value)
+        values[name] = value
+    return values

@@ -1,11 +1,13 @@
 """`Tools`: Python functions that the model calls by schema in a conversation."""
 
+from __future__ import annotations
+
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from textenv.envs.turn import Turn
 from textenv.lm.ends import turn_ends
@@ -14,20 +16,38 @@ from textenv.prompts.tokenize import is_chat, prompt_ids, render, reply_ids, wit
 from textenv.rewards.scores import shown
 from textenv.rewards.workers import attempt, run_in_threads
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 _CALL = re.compile(r"<tool_call>(.*?)(?=</tool_call>|<tool_call>|\Z)", re.DOTALL)
-_HOW = 'To call one, write\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+"""Text of a call; an end that is missing is excused."""
+_HOW_TO_CALL = (
+    'To call one, write\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+)
+_CALL_ID = "0" * 9
+"""Identifier of every call: some chat templates demand one, of nine characters."""
 
 
 class Tools:
     """Functions that the model may call by their JSON schemas; errors of a call are texts for the model.
 
     A chat template that takes ``tools`` shows the schemas; otherwise they are in the system message, or before a prompt
-    that is text. Calls are read by the tokenizer's ``response_template``, else as JSON in ``<tool_call>`` tags. A
-    message's calls run in order, those of several episodes at once in threads, abandoned after ``timeout`` seconds.
-    Raises a ValueError if a function has no schema, or the chat template's calls or results would be lost.
+    that is text. Calls are read by the tokenizer's ``response_template``, else as JSON in ``<tool_call>`` tags. The
+    calls of a message run in order. Those of several episodes run at once in threads, abandoned after ``timeout``
+    seconds.
+
+    Args:
+        functions: functions with type hints and docstrings, from which the schemas are made.
+        tokenizer: the policy's tokenizer.
+        timeout: time limit of the calls of a message, in seconds, or None.
+
+    Raises:
+        ValueError: if a function has no schema, or the chat template would lose the calls or their results.
     """
 
-    def __init__(self, functions: Sequence[Any], tokenizer: Any, timeout: float | None) -> None:
+    def __init__(
+        self, functions: Sequence[Callable[..., Any]], tokenizer: PreTrainedTokenizerBase, timeout: float | None
+    ) -> None:
         from transformers.utils import get_json_schema
 
         try:
@@ -35,75 +55,173 @@ class Tools:
         except Exception as error:  # transformers' own kinds
             expected = "a list of functions with type hints, and docstrings with each argument below 'Args:'"
             raise ValueError(f"tools is {functions!r:.200}, expected {expected}: {error}") from error
-        self.functions = dict(zip((schema["function"]["name"] for schema in self.schemas), functions, strict=True))
-        if len(self.functions) < len(self.schemas) or not (timeout is None or timeout > 0):
+        names = [schema["function"]["name"] for schema in self.schemas]
+        self.functions = dict(zip(names, functions, strict=True))
+        repeats_names = len(self.functions) < len(names)
+        if repeats_names or not (timeout is None or timeout > 0):
             raise ValueError(f"tools {functions!r:.99}, tool_timeout {timeout}: expected different names, above 0 s")
-        self.tokenizer, self.timeout = tokenizer, timeout
-        self.text = "\n".join(["You may call:\n<tools>", *map(json.dumps, self.schemas), "</tools>", _HOW])
+        self.tokenizer = tokenizer
+        self.timeout = timeout
+        lines = ["You may call:", "<tools>", *map(json.dumps, self.schemas), "</tools>", _HOW_TO_CALL]
+        self.text = "\n".join(lines)
+        """Description of the functions, for prompts in which no chat template shows the schemas."""
         self.rendered = bool(tokenizer.chat_template) and self._check_template()
+        """True if the chat template shows the schemas."""
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt with the schemas; see `textenv.prompts.tokenize.prompt_ids`."""
+        """Return the token ids of a prompt with the schemas; see `textenv.prompts.tokenize.prompt_ids`.
+
+        Raises:
+            ValueError: if the prompt is token ids, or as that function does.
+        """
         content: Any = prompt.content
         if isinstance(content, str):
             content = f"{self.text}\n\n{content}"
         elif not is_chat(prompt):
             raise ValueError(f"prompt {content!r:.200} is token ids, expected a chat or a text, to show the tools in")
         elif not self.rendered:
-            given = [content[0]["content"]] if content[0]["role"] == "system" else []
-            content = ({"role": "system", "content": "\n\n".join([*given, self.text])}, *content[len(given) :])
-        return prompt_ids(replace(prompt, content=content), self.tokenizer, tools=self.schemas if self.rendered else ())
+            content = self._with_system_message(content)
+        schemas = self.schemas if self.rendered else ()
+        return prompt_ids(replace(prompt, content=content), self.tokenizer, tools=schemas)
 
     def reply(self, turns: Mapping[int, Turn]) -> dict[int, list[dict[str, str]]]:
-        """Run the calls in these turns and add them to `Turn.tool_calls`; return, by key, messages with the results."""
-        read = {key: attempt(partial(self._read, turn.completion_ids, turn.context_ids)) for key, turn in turns.items()}
-        asked = {key: found if isinstance(found, list) else [found] for key, found in read.items() if found != []}
-        found = run_in_threads([partial(self._run_all, calls) for calls in asked.values()], self.timeout)
-        replies: dict[int, list[dict[str, str]]] = {key: [] for key in asked}
-        for (key, calls), done in zip(asked.items(), found, strict=True):
-            for call, result in zip(calls, done if isinstance(done, list) else [done] * len(calls), strict=True):
-                failed, given = isinstance(result, Exception), call if isinstance(call, Mapping) else {}
-                text = f"Error: {type(result).__name__}: {shown(result)}" if failed else result
-                name, text = (said.encode(errors="replace").decode() for said in (str(given.get("name")), text))
-                own = {"name": name, "arguments": given.get("arguments"), "result": text, "error": failed}
-                turns[key].tool_calls = [*turns[key].tool_calls, own]
-                replies[key].append({"role": "tool", "tool_call_id": "0" * 9, "name": name, "content": text})
+        """Run the calls in these turns, and add them to `Turn.tool_calls`.
+
+        Args:
+            turns: turns that have just ended, by any key, such as the row.
+
+        Returns:
+            Messages with the results, by key; turns without calls have none.
+        """
+        # Read the calls; a message that cannot be read counts as one call, which failed
+        calls_of: dict[int, list[Any]] = {}
+        for key, turn in turns.items():
+            calls = attempt(partial(self._read, turn.completion_ids, turn.context_ids))
+            if isinstance(calls, Exception):
+                calls = [calls]
+            if calls:
+                calls_of[key] = calls
+
+        # Run them
+        runs = [partial(self._run_all, calls) for calls in calls_of.values()]
+        outcomes = run_in_threads(runs, self.timeout)
+
+        # Write the results as messages; a message whose calls were not in time has one error for all of them
+        replies: dict[int, list[dict[str, str]]] = {}
+        for (key, calls), outcome in zip(calls_of.items(), outcomes, strict=True):
+            results = outcome if isinstance(outcome, list) else [outcome] * len(calls)
+            replies[key] = []
+            for call, result in zip(calls, results, strict=True):
+                record = _record(call, result)
+                turns[key].tool_calls = [*turns[key].tool_calls, record]
+                message = {
+                    "role": "tool",
+                    "tool_call_id": _CALL_ID,
+                    "name": record["name"],
+                    "content": record["result"],
+                }
+                replies[key].append(message)
         return replies
 
-    def _read(self, said: list[int], before: list[int]) -> list[Any]:
-        """Calls in a message: mappings with ``name`` and ``arguments``, or other JSON (unpaired surrogates, too)."""
+    def _with_system_message(self, chat: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return a chat whose system message ends with the description of the functions."""
+        if chat[0]["role"] == "system":
+            text = "\n\n".join([chat[0]["content"], self.text])
+            return ({"role": "system", "content": text}, *chat[1:])
+        return ({"role": "system", "content": self.text}, *chat)
+
+    def _read(self, ids: list[int], context_ids: list[int]) -> list[Any]:
+        """Return the calls in a message of the model.
+
+        Args:
+            ids: token ids of the message.
+            context_ids: token ids before it.
+
+        Returns:
+            Mappings with ``name`` and ``arguments``, or any other JSON that the model wrote in place of one (unpaired
+            surrogates, too); or the exception of a call that is no JSON.
+        """
         if self.tokenizer.response_template:
-            found = self.tokenizer.parse_response(said, prefix=before, tools=self.schemas)
-            return [call["function"] for call in found.get("tool_calls") or []]
-        if said and said[-1] in turn_ends(self.tokenizer).ids:
-            said = said[:-1]
-        texts = _CALL.findall(without_end(str(self.tokenizer.decode(said)), self.tokenizer))
-        calls = [attempt(partial(json.loads, text)) for text in texts]
-        return [one for call in calls for one in (call if isinstance(call, list) else [call])]
+            response = self.tokenizer.parse_response(ids, prefix=context_ids, tools=self.schemas)
+            return [call["function"] for call in response.get("tool_calls") or []]
+
+        if ids and ids[-1] in turn_ends(self.tokenizer).ids:
+            ids = ids[:-1]
+        message = without_end(str(self.tokenizer.decode(ids)), self.tokenizer)
+        calls = []
+        for text in _CALL.findall(message):
+            call = attempt(partial(json.loads, text))
+            if isinstance(call, list):  # several calls in one pair of tags
+                calls += call
+            else:
+                calls.append(call)
+        return calls
 
     def _run_all(self, calls: list[Any]) -> list[Any]:
-        return [call if isinstance(call, Exception) else attempt(partial(self._run, call)) for call in calls]
+        """Run the calls of a message in order; return results and exceptions."""
+        results = []
+        for call in calls:
+            if isinstance(call, Exception):  # it could not be read
+                results.append(call)
+            else:
+                results.append(attempt(partial(self._run, call)))
+        return results
 
     def _run(self, call: Any) -> str:
+        """Run a call; return the result as a text."""
         if not isinstance(call, Mapping) or str(call.get("name")) not in self.functions:
             raise ValueError(f'expected {{"name": ..., "arguments": {{...}}}}, with a name of {[*self.functions]}')
-        result = self.functions[call["name"]](**(call.get("arguments") or {}))
-        return result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
+        function = self.functions[call["name"]]
+        arguments = call.get("arguments") or {}
+        result = function(**arguments)
+        if isinstance(result, str):
+            return result
+        return json.dumps(result, default=str, ensure_ascii=False)
 
     def _check_template(self) -> bool:
-        """Return True if the chat template shows the schemas; raise a ValueError if calls or results get lost in it."""
-        chat: list[dict[str, Any]] = [{"role": "user", "content": "the-question"}]
-        rendered = render(chat, self.tokenizer) != render(chat, self.tokenizer, tools=self.schemas)
+        """Return True if the chat template shows the schemas; raise a ValueError if it loses calls or results."""
+        question: dict[str, Any] = {"role": "user", "content": "the-question"}
+        shows_schemas = render([question], self.tokenizer) != render([question], self.tokenizer, tools=self.schemas)
+
+        # A conversation with a call and its result
         call = {"name": next(iter(self.functions)), "arguments": {"x": "1"}}
-        calls = [{"type": "function", "id": "0" * 9, "function": call}]
-        result = {"role": "tool", "tool_call_id": "0" * 9, "name": call["name"], "content": "the-result"}
-        reply_ids([result], Prompt((chat[0],)), [-1], self.tokenizer)
-        chat += [{"role": "assistant", "content": "", "tool_calls": calls}, result]
-        written, shows, _ = render(chat, self.tokenizer).rpartition("the-question")[2].partition("the-result")
-        read = attempt(partial(self._read, self.tokenizer(written, add_special_tokens=False)["input_ids"], []))
-        if not shows or (rendered and read != [call]):
+        calls = [{"type": "function", "id": _CALL_ID, "function": call}]
+        answer = {"role": "assistant", "content": "", "tool_calls": calls}
+        result = {"role": "tool", "tool_call_id": _CALL_ID, "name": call["name"], "content": "the-result"}
+        reply_ids([result], Prompt((question,)), [-1], self.tokenizer)  # raises if the template refuses the result
+
+        # The call must be read from what the template writes, and the result must stand behind it
+        rendered = render([question, answer, result], self.tokenizer)
+        _, _, after_question = rendered.rpartition("the-question")
+        written_call, shown_result, _ = after_question.partition("the-result")
+        written_ids = self.tokenizer(written_call, add_special_tokens=False)["input_ids"]
+        calls_read = attempt(partial(self._read, written_ids, []))
+        if not shown_result or (shows_schemas and calls_read != [call]):
             raise ValueError(
-                f"the chat template writes {written!r:.200}, from which {read!r:.200} is read, expected {call!r} and "
-                "the result of role 'tool': set tokenizer.response_template (see transformers) or another template"
+                f"the chat template writes {written_call!r:.200}, from which {calls_read!r:.200} is read, expected "
+                f"{call!r} and the result of role 'tool': set tokenizer.response_template (see transformers) or "
+                "another template"
             )
-        return rendered
+        return shows_schemas
+
+
+def _record(call: Any, result: Any) -> dict[str, Any]:
+    """Return the entry of `Turn.tool_calls` for a call and its result, a text or an exception."""
+    name = None
+    arguments = None
+    if isinstance(call, Mapping):
+        name = call.get("name")
+        arguments = call.get("arguments")
+    is_error = isinstance(result, Exception)
+    text = f"Error: {type(result).__name__}: {shown(result)}" if is_error else result
+    return {
+        "name": _encodable(str(name)),
+        "arguments": arguments,
+        "result": _encodable(text),
+        "error": is_error,
+    }
+
+
+def _encodable(text: str) -> str:
+    """Replace unpaired surrogates, which are no Unicode, by question marks."""
+    return text.encode(errors="replace").decode()

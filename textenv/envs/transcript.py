@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,19 +27,33 @@ class OverlongPromptError(ValueError):
     """Prompt with more tokens than ``max_prompt_tokens``."""
 
 
+class _UnscoredTurn(NamedTuple):
+    """Finished turn without a reward yet."""
+
+    row: int
+    last_token: int
+    """Column of the turn's last token."""
+    turn: Turn
+
+
 class Transcript:
     """Token ids, one episode per row: a prompt, then the policy's tokens; in a conversation, replies in between.
 
-    Padding is the tokenizer's pad token, else EOS, else 0.
+    Rows are padded on the right with the tokenizer's pad token, else EOS, else 0. The arrays without a description
+    have the shape ``[rows]``.
     """
 
     def __init__(
         self, rows: int, tokenizer: PreTrainedTokenizerBase, *, limits: Limits, masks: ActionMasks, ends: StopConditions
     ) -> None:
-        self.tokenizer, self.limits, self.masks, self.ends = tokenizer, limits, masks, ends
+        self.tokenizer = tokenizer
+        self.limits = limits
+        self.masks = masks
+        self.ends = ends
         self.tools: Tools | None = None
-        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        self.pad = 0 if pad is None else int(pad)
+        self.pad = _padding_id(tokenizer)
+
+        # Tokens and what belongs to each of them
         shape = (rows, limits.width)
         self.tokens = np.full(shape, self.pad, dtype=np.int64)
         self.chosen = np.zeros(shape, dtype=bool)
@@ -48,6 +62,8 @@ class Transcript:
         """float32 ``[rows, width]``: reward of each token."""
         self.allowed = np.zeros(shape, dtype=np.int64)
         """int64 ``[rows, width]``: row of ``masks.sets`` that applied when the token was chosen."""
+
+        # Where each row stands
         self._rows = np.arange(rows)
         self.length = np.zeros(rows, dtype=np.int64)
         self.prompt_length = np.zeros(rows, dtype=np.int64)
@@ -61,27 +77,40 @@ class Transcript:
         self.terminated = np.zeros(rows, dtype=bool)
         self.truncated = np.zeros(rows, dtype=bool)
         self.end_reason: list[str] = [""] * rows
+
+        # Prompts and rewards
         self.applies = np.zeros(rows, dtype=bool)
         """Rows with a reward for at least one turn; the others are False in the rollout's mask."""
         self.group = np.zeros(rows, dtype=np.int64)
         self.prompts: list[Prompt | None] = [None] * rows
         self.tool_calls: list[list[dict[str, Any]]] = [[] for _ in range(rows)]
-        self._unpaid: list[tuple[int, int, Turn]] = []
+        self._unscored: list[_UnscoredTurn] = []
 
     def begin(self, row: int, prompt: Prompt, *, group: int = 0) -> None:
-        """Start an episode in this row; raises as `ids` does."""
+        """Begin an episode in this row; raise as `ids` does."""
         ids = self.ids(prompt)
+
+        # Remove the episode before, which may have been abandoned
         self.tokens[row] = self.pad
         self.chosen[row] = False
         self.reward[row] = 0
+        self.terminated[row] = False
+        self.truncated[row] = False
+        self.applies[row] = False
+        self.end_reason[row] = ""
+        self.tool_calls[row] = []
+        if self._unscored:
+            self._unscored = [entry for entry in self._unscored if entry.row != row]
+
+        # Write the prompt
+        self.prompts[row] = prompt
+        self.group[row] = group
         self.tokens[row, : len(ids)] = ids
         self.prompt_length[row] = len(ids)
+
+        # Begin the first turn
         self._begin_turn(row, len(ids))
         self.turn[row] = 0
-        self.terminated[row] = self.truncated[row] = self.applies[row] = False
-        if self._unpaid:  # from an abandoned episode
-            self._unpaid = [entry for entry in self._unpaid if entry[0] != row]
-        self.prompts[row], self.group[row], self.end_reason[row], self.tool_calls[row] = prompt, group, "", []
         self._look_ahead(np.array([row]))
 
     def ids(self, prompt: Prompt) -> list[int]:
@@ -91,19 +120,29 @@ class Transcript:
             OverlongPromptError: if the prompt has more tokens than the limit.
             ValueError: if it has no token, or an id outside the vocabulary.
         """
-        n, most = self.ends.num_tokens, self.limits.max_prompt_tokens
-        ids = self.tools.prompt_ids(prompt) if self.tools else prompt_ids(prompt, self.tokenizer)
-        if min(ids) < 0 or max(ids) >= n:
-            raise ValueError(f"{_named(prompt)} has ids outside the vocabulary, expected 0 to {n - 1}")
-        if len(ids) > most:
+        if self.tools:
+            ids = self.tools.prompt_ids(prompt)
+        else:
+            ids = prompt_ids(prompt, self.tokenizer)
+
+        num_tokens = self.ends.num_tokens
+        if min(ids) < 0 or max(ids) >= num_tokens:
+            raise ValueError(f"{_named(prompt)} has ids outside the vocabulary, expected 0 to {num_tokens - 1}")
+        max_length = self.limits.max_prompt_tokens
+        if len(ids) > max_length:
             raise OverlongPromptError(
-                f"{_named(prompt)} has {len(ids)} tokens, the limit is {most}: shorten it, raise max_prompt_tokens, "
-                "or leave out such prompts by overlong='skip' (--overlong skip)"
+                f"{_named(prompt)} has {len(ids)} tokens, the limit is {max_length}: shorten it, "
+                "raise max_prompt_tokens, or leave out such prompts by overlong='skip' (--overlong skip)"
             )
         return ids
 
     def append(self, rows: np.ndarray | slice, actions: np.ndarray) -> np.ndarray:
-        """Append the policy's tokens to these rows (int64 indices, or a slice); return rows whose turn is over."""
+        """Append a token of the policy to each of these rows; return the rows whose turn is over.
+
+        Args:
+            rows: int64 indices, or a slice, which is faster.
+            actions: int64, one token id per row.
+        """
         indices = self._rows[rows]
         position = self.length[rows]
         length = position + 1
@@ -126,27 +165,46 @@ class Transcript:
                 ended[i] = turn.completed(self.ends.texts) is not None
         self.terminated[rows] = ended  # of the turn; `finish` or `answer` sets the episode's
 
-        # It is over at a limit, too; the others go on
+        # A limit ends a turn, too; the other turns go on
         over = ended | (length >= self.turn_limit[rows])
         if self.masks.active:
             self._look_ahead(indices[~over])
         return indices[over]
 
     def play(self, rows: np.ndarray, turns: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Append token ids to each of these rows until its turn is over; return how many, and rows that are over."""
-        taken, over = np.zeros(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=bool)
+        """Append token ids to each of these rows until its turn is over.
+
+        Args:
+            rows: int64 indices.
+            turns: for each of these rows the ids to append; those after the end of the turn are dropped.
+
+        Returns:
+            How many ids were appended to each row (int64, like ``rows``), and the rows whose turn is over.
+        """
+        num_appended = np.zeros(len(rows), dtype=np.int64)
+        over = np.zeros(len(rows), dtype=bool)
         length = np.array([len(turn) for turn in turns])
-        while len(here := np.flatnonzero(~over & (taken < length))):
-            place = int(taken[here[0]])
-            tokens = np.array([turns[i][place] for i in here.tolist()])
-            tokens = self.masks.check(tokens, slice(None), self.open[rows[here]])
-            over[here] = np.isin(rows[here], self.append(rows[here], tokens))
-            taken[here] += 1
-        return taken, rows[over]
+        while True:
+            going_on = np.flatnonzero(~over & (num_appended < length))
+            if not len(going_on):
+                return num_appended, rows[over]
+
+            # Rows that go on have all got the same number of tokens
+            position = int(num_appended[going_on[0]])
+            tokens = np.array([turns[i][position] for i in going_on.tolist()])
+            current_rows = rows[going_on]
+            tokens = self.masks.check(tokens, slice(None), self.open[current_rows])
+            rows_over = self.append(current_rows, tokens)
+            over[going_on] = np.isin(current_rows, rows_over)
+            num_appended[going_on] += 1
 
     def write(self, row: int, completion: Any) -> None:
-        """Append a completion made elsewhere, ids or a text; raise a ValueError if it cannot be one of this policy."""
-        # Token ids; a text is ended as the chat template ends a message, or by EOS, if there is one
+        """Append a completion that was made elsewhere, token ids or a text.
+
+        Raises:
+            ValueError: if a policy could not have written it here: a token is forbidden, or follows the turn's end.
+        """
+        # Token ids. A text is ended as the chat template ends a message, or by EOS, if there is one
         ids = completion
         end: list[int] = []
         if isinstance(completion, str):
@@ -170,7 +228,7 @@ class Transcript:
             token = self.masks.check(ids[position : position + 1], slice(None), self.open[rows])
             over = len(self.append(rows, token)) > 0
 
-        # The end of a turn that is not over: that of a text, or where the ids end, unless that is padding
+        # If the turn is not over, a text gets its end; ids end without one, but not with padding
         if over:
             return
         if end:
@@ -181,26 +239,40 @@ class Transcript:
             raise ValueError(f"it ends with the padding token {self.pad}: cut off padding")
 
     def turns(self, rows: np.ndarray) -> dict[int, Turn]:
-        """Turns that have just ended in these rows, for the task to reply to and score."""
-        turns = {int(row): self._turn(row, terminated=bool(self.terminated[row])) for row in rows}
-        self._unpaid += [(row, int(self.length[row]) - 1, turn) for row, turn in turns.items()]
+        """Return the turns that have just ended in these rows, by row; they count as unscored from now on."""
+        turns = {}
+        for row in rows:
+            turn = self._turn(row, terminated=bool(self.terminated[row]))
+            turns[int(row)] = turn
+            last_token = int(self.length[row]) - 1
+            self._unscored.append(_UnscoredTurn(int(row), last_token, turn))
         return turns
 
     def finish(self, turns: Mapping[int, Turn]) -> None:
         """End the episodes after their only turn, for a task without ``reply``."""
         for row, turn in turns.items():
-            reason = "length"
-            if turn.terminated:
-                reason = "eos" if turn.completion_ids[-1] in self.ends.own.ids else "stop"
+            if not turn.terminated:
+                reason = "length"
+            elif turn.completion_ids[-1] in self.ends.own.ids:
+                reason = "eos"
+            else:
+                reason = "stop"
             self._end(row, turn, terminated=turn.terminated, reason=reason)
 
     def answer(self, row: int, turn: Turn, reply: Any) -> None:
         """Append the environment's reply to a turn, or end the episode.
 
+        Args:
+            row: row of the turn.
+            turn: the turn that has just ended; its ``last`` is set.
+            reply: a text, messages with results of tools, or None or TRUNCATED to end the episode.
+
         Raises:
-            TypeError: if the reply is not text, None or TRUNCATED.
+            TypeError: if the reply is none of these.
         """
         self.tool_calls[row] = turn.tool_calls
+
+        # The task ends the episode
         if reply is None or reply is TRUNCATED:
             self._end(row, turn, terminated=reply is None, reason="task")
             return
@@ -208,102 +280,136 @@ class Transcript:
             raise TypeError(
                 f"reply returned {reply!r:.200} after {turn.completion!r}, expected text, None or TRUNCATED"
             )
+
+        # A limit ends it: no further turn, or no space for the reply and one more token
         if turn.index + 1 >= self.limits.max_turns:
             self._end(row, turn, terminated=False, reason="turns")
             return
-        ids, at = reply_ids(reply, turn.prompt, turn.completion_ids, self.tokenizer), self.length[row]
-        if at + len(ids) >= self.tokens.shape[1]:
+        ids = reply_ids(reply, turn.prompt, turn.completion_ids, self.tokenizer)
+        start = self.length[row]
+        stop = start + len(ids)
+        if stop >= self.tokens.shape[1]:
             self._end(row, turn, terminated=False, reason="length")
             return
+
+        # It goes on: write the reply, and begin the next turn
         turn.last = False
-        if isinstance(reply, list):  # the results of tools: the task does not know of this turn
-            self._unpaid = [entry for entry in self._unpaid if entry[2] is not turn]
-        self.tokens[row, at : at + len(ids)] = ids
-        self._begin_turn(row, at + len(ids))
+        if isinstance(reply, list):  # the results of tools: the task never sees this turn
+            self._unscored = [entry for entry in self._unscored if entry.turn is not turn]
+        self.tokens[row, start:stop] = ids
+        self._begin_turn(row, stop)
         self.turn[row] += 1
         self.terminated[row] = False
         self._look_ahead(np.array([row]))
 
     @property
-    def unpaid(self) -> list[Turn]:
+    def unscored(self) -> list[Turn]:
         """Finished turns without a reward yet, in row order."""
-        if len(self._unpaid) > 1:
-            self._unpaid.sort(key=lambda entry: entry[:2])
-        return [turn for _, _, turn in self._unpaid]
+        if len(self._unscored) > 1:
+            self._unscored.sort(key=_row_and_last_token)
+        return [entry.turn for entry in self._unscored]
 
     @property
-    def unpaid_rows(self) -> list[int]:
-        """Row of each turn in `unpaid`."""
-        return [row for row, _, _ in self._unpaid]
+    def unscored_rows(self) -> list[int]:
+        """Row of each turn in `unscored`, after a call of `unscored`, which sorts them."""
+        return [entry.row for entry in self._unscored]
 
     def assign_reward(self, scores: Scores) -> np.ndarray:
-        """Assign each unpaid turn's score to its last token, or per token; return the sums, float32 ``[rows]``."""
-        paid = np.zeros(len(self.length), dtype=np.float32)
-        if not self._unpaid:
-            return paid
-        failed = {self._unpaid[index][0] for index in scores.failed}
-        for (row, position, turn), earned in zip(self._unpaid, scores.earned, strict=True):
-            if earned is None or row in failed:
+        """Assign the scores of the turns in `unscored` to tokens; there are no unscored turns afterwards.
+
+        A single number becomes the reward of the turn's last token; an array has a reward for each token.
+
+        Returns:
+            Sum of the scores in each row, float32 ``[rows]``.
+        """
+        sums = np.zeros(len(self.length), dtype=np.float32)
+        if not self._unscored:
+            return sums
+
+        # A failed turn leaves out its whole row
+        failed_rows = {self._unscored[index].row for index in scores.failed}
+        for (row, last_token, turn), score in zip(self._unscored, scores.earned, strict=True):
+            if score is None or row in failed_rows:
                 continue
             self.applies[row] = True
-            tokens = slice(position + 1 - len(turn.completion_ids), position + 1)
-            self.reward[row, tokens if isinstance(earned, np.ndarray) else position] = earned
-            paid[row] += np.sum(earned)
-        self._unpaid = []
-        return paid
+            if isinstance(score, np.ndarray):
+                stop = last_token + 1
+                start = stop - len(turn.completion_ids)
+                self.reward[row, start:stop] = score
+            else:
+                self.reward[row, last_token] = score
+            sums[row] += np.sum(score)
+        self._unscored = []
+        return sums
 
     def render(self, row: int) -> str:
-        """Text of one row so far for a terminal, each chosen token shaded by its reward."""
+        """Return the text of one row so far for a terminal, each chosen token shaded by its reward."""
         return shade(**self._shown(row))
 
     def draw(self, row: int) -> np.ndarray:
-        """Image of one row so far; see `textenv.rendering.draw`."""
+        """Return an image of one row so far; see `textenv.rendering.draw`."""
         return draw(**self._shown(row))
 
     def rollout(self) -> TensorDict:
         """Return the finished episodes as a rollout ``[rows, T]``; see `textenv.rollout`."""
-        rows, steps = len(self.length), int(self.length.max()) - 1
-        last = (np.arange(steps) == (self.length - 2)[:, None]) & self.applies[:, None]
+        rows = len(self.length)
+        steps = int(self.length.max()) - 1
+
+        # The action of column t is the token at position t + 1: columns about actions are shifted by one
+        states = slice(None, steps)
+        actions = slice(1, steps + 1)
+        column = np.arange(steps)  # [T]
+        applies = self.applies[:, None]  # [rows, 1]
+        is_last = (column == (self.length - 2)[:, None]) & applies
         columns = {
-            "observation": self.tokens[:, :steps],
-            "action": self.tokens[:, 1 : steps + 1],
-            "reward": self.reward[:, 1 : steps + 1],
-            "terminated": last & self.terminated[:, None],
-            "truncated": last & self.truncated[:, None],
-            "mask": self.chosen[:, 1 : steps + 1] & self.applies[:, None],
-            "is_init": np.broadcast_to(np.arange(steps) == 0, (rows, steps)),
+            "observation": self.tokens[:, states],
+            "action": self.tokens[:, actions],
+            "reward": self.reward[:, actions],
+            "terminated": is_last & self.terminated[:, None],
+            "truncated": is_last & self.truncated[:, None],
+            "mask": self.chosen[:, actions] & applies,
+            "is_init": np.broadcast_to(column == 0, (rows, steps)),
             "group": np.broadcast_to(self.group[:, None], (rows, steps)),
         }
+
+        # Number anew only the masks of allowed tokens that this rollout uses
         if self.masks.active:
-            used, allowed = np.unique(np.where(columns["mask"], self.allowed[:, 1 : steps + 1], 0), return_inverse=True)
-            columns["allowed"] = allowed.reshape(rows, steps)
-        rollout = TensorDict(
-            {name: torch.from_numpy(x.copy()) for name, x in columns.items()}, batch_size=[rows, steps]
-        )
+            mask_index = np.where(columns["mask"], self.allowed[:, actions], 0)
+            used_masks, new_index = np.unique(mask_index, return_inverse=True)
+            columns["allowed"] = new_index.reshape(rows, steps)
+
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in columns.items()}
+        rollout = TensorDict(tensors, batch_size=[rows, steps])
         if self.masks.active:
-            rollout["allowed_sets"] = NonTensorData(self.masks.sets[used], batch_size=rollout.batch_size)
+            allowed_sets = self.masks.sets[used_masks]
+            rollout["allowed_sets"] = NonTensorData(allowed_sets, batch_size=rollout.batch_size)
         return rollout
 
     def _shown(self, row: int) -> dict[str, Any]:
-        """Arguments of `shade` and `draw` for one row so far."""
-        part = (row, slice(int(self.length[row])))
+        """Return the arguments of `shade` and `draw` for one row so far."""
+        length = int(self.length[row])
         return {
-            "tokens": self.tokens[part].tolist(),
+            "tokens": self.tokens[row, :length].tolist(),
             "tokenizer": self.tokenizer,
-            "chosen": self.chosen[part],
-            "values": self.reward[part],
+            "chosen": self.chosen[row, :length],
+            "values": self.reward[row, :length],
         }
 
-    def _begin_turn(self, row: int, at: int) -> None:
-        """Begin a turn of the policy at this text length."""
-        self.length[row] = self.turn_start[row] = at
-        self.turn_limit[row] = min(at + self.limits.max_new_tokens, self.tokens.shape[1])
+    def _begin_turn(self, row: int, start: int) -> None:
+        """Begin a turn of the policy at this length of the text."""
+        self.length[row] = start
+        self.turn_start[row] = start
+        self.turn_limit[row] = min(start + self.limits.max_new_tokens, self.tokens.shape[1])
 
     def _turn(self, row: int, *, terminated: bool) -> Turn:
+        """Return the current turn of a row, as far as it is written."""
         ids = self.tokens[row, : self.length[row]].tolist()
         start = self.turn_start[row]
         prompt = self.prompts[row]
         assert prompt is not None, "call begin first"
+        stop_texts: tuple[str, ...] = ()
+        if terminated:
+            stop_texts = self.ends.stop_texts
         return Turn(
             prompt,
             prompt_ids=ids[: self.prompt_length[row]],
@@ -311,23 +417,42 @@ class Transcript:
             completion_ids=ids[start:],
             terminated=terminated,
             tokenizer=self.tokenizer,
-            stop=self.ends.stop_texts if terminated else (),
+            stop=stop_texts,
             index=int(self.turn[row]),
             tool_calls=self.tool_calls[row],
         )
 
     def _end(self, row: int, turn: Turn, *, terminated: bool, reason: str) -> None:
+        """End the episode of a row with this turn."""
         turn.last = True
-        self.terminated[row], self.truncated[row], self.end_reason[row] = terminated, not terminated, reason
+        self.terminated[row] = terminated
+        self.truncated[row] = not terminated
+        self.end_reason[row] = reason
 
     def _look_ahead(self, rows: np.ndarray) -> None:
         """Compute the mask of the next token in these rows."""
-        self.open[rows] = self.masks.index(
-            lambda i: self._turn(rows[i], terminated=False), self.length[rows] - self.turn_start[rows]
-        )
+
+        def turn_so_far(i: int) -> Turn:
+            return self._turn(rows[i], terminated=False)
+
+        new_tokens = self.length[rows] - self.turn_start[rows]
+        self.open[rows] = self.masks.index(turn_so_far, new_tokens)
+
+
+def _padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the id of the tokenizer's pad token, else of EOS, else 0."""
+    for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token_id is not None:
+            return int(token_id)
+    return 0
+
+
+def _row_and_last_token(entry: _UnscoredTurn) -> tuple[int, int]:
+    """Return the order of unscored turns: by row, and in a row from the first to the last."""
+    return entry.row, entry.last_token
 
 
 def _named(prompt: Prompt) -> str:
     """Return a prompt for an error, with its row in the data."""
-    number = "" if prompt.row is None else f" {prompt.row}"
-    return f"prompt{number} ({prompt.content!r:.200})"
+    row = "" if prompt.row is None else f" {prompt.row}"
+    return f"prompt{row} ({prompt.content!r:.200})"

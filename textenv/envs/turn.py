@@ -28,11 +28,11 @@ class Turn:
     prompt_ids: list[int]
     """Token ids of the episode's prompt."""
     context_ids: list[int]
-    """Token ids before this turn: the prompt, and in a conversation the turns and replies since."""
+    """Token ids before this turn: the prompt, and in a conversation the earlier turns and replies."""
     completion_ids: list[int]
-    """The tokens that the policy chose, the one that ended the turn included."""
+    """Token ids that the policy chose, with the one that ended the turn."""
     terminated: bool
-    """True if the policy ended its turn (by one of its ends, or a stop sequence), False if a limit did."""
+    """True if the policy ended the turn (by an end of its own, or a stop sequence), False if a limit did."""
     tokenizer: PreTrainedTokenizerBase
     stop: tuple[str, ...] = ()
     """Stop texts: `completion` excludes the one that the last token completed, if it completed one."""
@@ -47,47 +47,65 @@ class Turn:
     def prompt_text(self) -> str:
         """Prompt as given, or decoded if it was given as ids or as a chat."""
         content = self.prompt.content
-        return content if isinstance(content, str) else self._decode(self.prompt_ids)
+        if isinstance(content, str):
+            return content
+        return self._decode(self.prompt_ids)
 
     @functools.cached_property
     def completion(self) -> str:
         """Text of this turn without context, special tokens (but with tags, see `plain_text`) and stop text."""
-        return self.text[: self.completed(self.stop)] if self.stop else self.text
+        if not self.stop:
+            return self.text
+        return self.text[: self.completed(self.stop)]
 
     def completed(self, texts: Sequence[str]) -> int | None:
-        """Position in `text` of the first of these texts that the last token completed; None if it completed none.
+        """Return the position in `text` of the first of these texts that the last token completed; None if none.
 
-        A stop text completed by an earlier token is ignored: the turn was still too short to end. A special token in a
-        stop text stands for the token, which `text` does not show.
+        A stop text that an earlier token completed is ignored: the turn was still too short to end. A special token in
+        a stop text stands for the token, which `text` does not show.
         """
-        earlier = self._up_to(len(self.completion_ids) - 1)
-        stable = len(earlier.rstrip("\N{REPLACEMENT CHARACTER}"))  # an incomplete character
+        earlier_text = self._text_of_first(len(self.completion_ids) - 1)
+        # A character whose last byte is missing is decoded as this one: it is not complete yet
+        num_complete = len(earlier_text.rstrip("\N{REPLACEMENT CHARACTER}"))
+
         positions = []
         for text in texts:
             token = first_special_token(text, self.tokenizer)
             if token:
-                positions.append(self._completed_around(token, *text.split(token, 1)))
+                head, tail = text.split(token, 1)
+                position = self._completed_around(token, head, tail)
             else:
-                positions.append(self.text.find(text, max(0, stable + 1 - len(text))))
-        return min((position for position in positions if position >= 0), default=None)
+                search_from = max(0, num_complete + 1 - len(text))  # what begins earlier was complete before
+                position = self.text.find(text, search_from)
+            if position >= 0:
+                positions.append(position)
+        return min(positions, default=None)
 
-    def _completed_around(self, token: str, head: str, rest: str) -> int:
-        """Position in `text` where ``head``, this special token and ``rest`` begin, if now complete; else -1."""
+    def _completed_around(self, token: str, head: str, tail: str) -> int:
+        """Return where in `text` a stop text begins that has a special token inside; -1 unless it is complete now.
+
+        Args:
+            token: the special token.
+            head: the stop text before it.
+            tail: the stop text after it.
+        """
         last = len(self.completion_ids) - 1
-        for index, token_id in enumerate(self.completion_ids):
-            if token_id != special_tokens(self.tokenizer)[token]:
+        token_id = special_tokens(self.tokenizer)[token]
+        for index, chosen_id in enumerate(self.completion_ids):
+            if chosen_id != token_id:
                 continue
-            before = str(self.tokenizer.decode(self.completion_ids[:index]))
-            after = str(self.tokenizer.decode(self.completion_ids[index + 1 :]))
-            earlier = str(self.tokenizer.decode(self.completion_ids[index + 1 : last]))
-            is_new = index == last or not earlier.startswith(rest)
-            if before.endswith(head) and after.startswith(rest) and is_new:
-                return len(self._up_to(index)) - len(head)
+            text_before = str(self.tokenizer.decode(self.completion_ids[:index]))
+            text_after = str(self.tokenizer.decode(self.completion_ids[index + 1 :]))
+            earlier_text_after = str(self.tokenizer.decode(self.completion_ids[index + 1 : last]))
+            is_new = index == last or not earlier_text_after.startswith(tail)
+            if text_before.endswith(head) and text_after.startswith(tail) and is_new:
+                return len(self._text_of_first(index)) - len(head)
         return -1
 
-    def _up_to(self, count: int) -> str:
-        """Text of the first tokens of this turn."""
-        return dataclasses.replace(self, completion_ids=self.completion_ids[:count]).text
+    def _text_of_first(self, count: int) -> str:
+        """Return the text of the first tokens of this turn."""
+        shorter = dataclasses.replace(self, completion_ids=self.completion_ids[:count])
+        return shorter.text
 
     @functools.cached_property
     def text(self) -> str:
@@ -95,8 +113,11 @@ class Turn:
 
         It is decoded together with the context, because some tokenizers drop a leading space.
         """
-        before, whole = self._decode(self.context_ids), self._decode(self.context_ids + self.completion_ids)
-        return whole[len(before) :] if whole.startswith(before) else self._decode(self.completion_ids)
+        context = self._decode(self.context_ids)
+        with_context = self._decode(self.context_ids + self.completion_ids)
+        if with_context.startswith(context):
+            return with_context[len(context) :]
+        return self._decode(self.completion_ids)
 
     @property
     def conversation(self) -> str:
@@ -109,48 +130,60 @@ class Turn:
 
 
 def messages(turns: Sequence[Turn]) -> list[dict[str, str]]:
-    """Messages of a conversation after its prompt: the policy's turns are the assistant's, replies the user's."""
-    found = [{"role": "assistant", "content": turns[0].completion}]
-    for before, turn in itertools.pairwise(turns):
-        reply = turn.context_ids[len(before.context_ids) + len(before.completion_ids) :]
-        found.append({"role": "user", "content": turn._decode(reply)})
-        found.append({"role": "assistant", "content": turn.completion})
-    return found
+    """Return the messages of a conversation after its prompt; turns are the assistant's, replies the user's."""
+    conversation = [{"role": "assistant", "content": turns[0].completion}]
+    for previous, turn in itertools.pairwise(turns):
+        reply_start = len(previous.context_ids) + len(previous.completion_ids)
+        reply = turn._decode(turn.context_ids[reply_start:])
+        conversation.append({"role": "user", "content": reply})
+        conversation.append({"role": "assistant", "content": turn.completion})
+    return conversation
 
 
 def samples(rows: Sequence[int], turns: Sequence[Turn], of_row: Sequence[int], scores: Scores) -> list[dict[str, Any]]:
-    """Return texts of episodes, by row, as `EpisodeEnv.samples`: from their turns, the row of each, and its score."""
-    found: list[dict[str, Any]] = []
-    for row in rows:
-        own = [i for i, other in enumerate(of_row) if other == row]
-        earned = [scores.earned[i] for i in own]
-        columns = {name: [column[i] for i in own] for name, column in scores.parts.items()}
-        found.append(
-            {
-                "prompt": turns[own[0]].prompt_text,
-                "completion": turns[own[-1]].conversation,
-                "score": _sum(map(total, earned)),
-                "parts": {name: _sum(column) for name, column in columns.items()},
-            }
-        )
-        if is_chat(turns[own[0]].prompt):
-            found[-1]["chat"] = [_role_and_text(message) for message in turns[own[0]].prompt.content]
-        if scores.logged:  # of the last turn
-            found[-1]["logged"] = {name: column[own[-1]] for name, column in scores.logged.items()}
-        if len(own) > 1:
-            found[-1]["turns"] = messages([turns[i] for i in own])
-    return found
+    """Return the texts of episodes for `EpisodeEnv.samples`: a dictionary for each episode in ``rows``.
+
+    Args:
+        rows: rows of episodes.
+        turns: turns of all episodes.
+        of_row: the row of each turn.
+        scores: the score of each turn.
+    """
+    return [_sample(row, turns, of_row, scores) for row in rows]
+
+
+def _sample(row: int, turns: Sequence[Turn], of_row: Sequence[int], scores: Scores) -> dict[str, Any]:
+    """Return the texts of one episode, with the sums of its turns' scores."""
+    indices = [i for i, turn_row in enumerate(of_row) if turn_row == row]
+    first = turns[indices[0]]
+    last = turns[indices[-1]]
+    parts = {}
+    for name, column in scores.parts.items():
+        parts[name] = _sum(column[i] for i in indices)
+    sample: dict[str, Any] = {
+        "prompt": first.prompt_text,
+        "completion": last.conversation,
+        "score": _sum(total(scores.earned[i]) for i in indices),
+        "parts": parts,
+    }
+    if is_chat(first.prompt):
+        sample["chat"] = [_role_and_text(message) for message in first.prompt.content]
+    if scores.logged:  # numbers of the last turn
+        sample["logged"] = {name: column[indices[-1]] for name, column in scores.logged.items()}
+    if len(indices) > 1:
+        sample["turns"] = messages([turns[i] for i in indices])
+    return sample
 
 
 def _role_and_text(message: Any) -> dict[str, str]:
-    content = message.get("content")
-    return {"role": str(message["role"]), "content": content if isinstance(content, str) else str(content)}
+    """Return a chat message with its content as a text."""
+    return {"role": str(message["role"]), "content": str(message.get("content"))}
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """Sum of the numbers; None if there is none."""
-    given = [value for value in values if value is not None]
-    return sum(given) if given else None
+    """Return the sum of the numbers; None if there is none."""
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if numbers else None
 
 
 class Cut(enum.Enum):

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 
 from textenv.device import move
 from textenv.envs.action_masks import ActionMasks, Rule, as_rule
-from textenv.envs.early_scores import PORTION, EarlyScores
+from textenv.envs.early_scores import MIN_PORTION, EarlyScores
 from textenv.envs.episode_batch import EpisodeBatch, OpenTurn, end_info, final_info
 from textenv.envs.limits import Limits, StopConditions, check_at_least
 from textenv.envs.task import Conversation, Task, choose_task, rows_of, score_turns
@@ -29,7 +29,7 @@ from textenv.lm.ends import TurnEnds
 from textenv.names import check_names
 from textenv.prompts.lengths import TOKENIZED_PROMPTS, LengthBounds
 from textenv.prompts.plain_text import warn_of_opened_tag
-from textenv.prompts.prompts import PromptList, PromptOrder, as_prompt
+from textenv.prompts.prompts import Prompt, PromptList, PromptOrder, as_prompt
 from textenv.prompts.tokenize import is_chat
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.metrics import reward_metrics
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
-Deck = TypeVar("Deck", bound=PromptList)
+PromptListT = TypeVar("PromptListT", bound=PromptList)
 RENDER_MODES = ["ansi", "human", "rgb_array"]
 
 DEFAULT_SLOTS = 64
-"""Slots in which whole episodes are generated, if ``num_envs`` is not given."""
-MANY_EPISODES = 8
-"""Episodes from which on one slot is worth a warning."""
+"""Maximum number of slots for whole episodes if ``num_envs`` is None."""
+MIN_EPISODES_OF_WARNING = 8
+"""A batch of at least this many episodes in a single slot logs a warning."""
 _warn_once = functools.cache(logger.warning)
 
 TextObservation = dict[str, np.ndarray]
@@ -70,26 +70,27 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         tokenizer: a `transformers` tokenizer; its size is the number of actions.
         tools: functions that the model may call, see `Tools`; rewards may ask for ``tool_calls`` (`Turn.tool_calls`).
         tool_timeout: time limit in seconds of the calls of one step, or None.
-        num_envs: number of slots. None: whole episodes are generated in up to 64 slots at once (a conversation's in
-            one, which may hold a process), and `step` has one.
+        num_envs: number of slots. None: one slot for `step`, and up to 64 for whole episodes (but one if the task is a
+            conversation, which may hold a process for each slot).
         max_prompt_tokens: maximum length of a prompt, in tokens.
         overlong: what to do with longer prompts: ``"error"`` or ``"skip"``, which leaves them out and counts them
-            (`skipped_prompts`, and ``prompts/skipped`` in the log). Given prompts are all checked in the constructor.
+            (`skipped_prompts`, and ``prompts/skipped`` in the log). The constructor checks all ``prompts``.
         max_new_tokens: maximum length of a turn, in tokens. A turn that reaches it is passed to the task unfinished;
             without ``reply`` the episode then ends as ``truncated``.
         min_new_tokens: minimum length of a turn, in tokens, before it may end.
-        max_turns: maximum turns of a conversation, ``truncated`` after the last (calls count); None: 1, with tools 6.
+        max_turns: maximum number of turns of an episode, which is ``truncated`` after the last one; turns that call
+            tools count. None: 1, or 6 with tools.
         max_length: maximum length of an episode's text in tokens, prompt and replies included; None allows
             ``max_turns * (max_prompt_tokens + max_new_tokens)``.
-        stop: texts and token ids that end a turn, in addition to what ends the model's own: EOS, the ids of its
-            ``generation_config``, and the chat template's end of an assistant message (`textenv.lm.ends`).
+        stop: texts and token ids that end a turn, in addition to the model's own ends (`textenv.lm.ends`): EOS, the
+            ids of its ``generation_config``, and the chat template's end of an assistant message.
         forbidden: token ids that no turn may contain (such as all ids of `textenv.lm.ends.turn_ends`, for a fixed
             length).
         allowed: for constrained decoding: texts, one of which is the whole turn; token ids, of which a turn consists
             until it ends; or a function from the turn so far (`Turn`) to the ids allowed next (None: all).
         autoreset_mode: Gymnasium's autoreset mode.
-        score_while_generating: score finished turns of `advance` in another thread while others are generated, in
-            several calls of at least a quarter of the episodes; for slow rewards. The scores are the same.
+        score_while_generating: score finished turns in another thread while `advance` generates others; for slow
+            rewards. A call gets at least a quarter of the episodes. The scores are the same.
         penalty: KL penalty that agents apply after each rollout.
         render_mode: ``"ansi"``, ``"human"`` (printed at each step), ``"rgb_array"`` (images) or None.
 
@@ -127,32 +128,53 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         penalty: KLPenalty | None = None,
         render_mode: str | None = None,
     ) -> None:
-        check_at_least("num_envs", 1 if num_envs is None else num_envs, 1)
+        if num_envs is not None:
+            check_at_least("num_envs", num_envs, 1)
         if render_mode not in (None, *RENDER_MODES):
             raise ValueError(f"render_mode is {render_mode!r}, expected 'ansi', 'human', 'rgb_array' or None")
         if overlong not in ("error", "skip"):
             raise ValueError(f"overlong is {overlong!r}, expected 'error' or 'skip'")
-        self._overlong = overlong
+
+        # The task, and how its episodes are played
         self.task = choose_task(task, prompts, reward)
-        self._early = EarlyScores(self.task) if score_while_generating else None
-        self.tokenizer, self.penalty, self.render_mode, self._order = tokenizer, penalty, render_mode, PromptOrder()
+        self._early: EarlyScores | None = None
+        if score_while_generating:
+            self._early = EarlyScores(self.task)
+        self.tokenizer = tokenizer
+        self.penalty = penalty
+        self.render_mode = render_mode
         self.num_envs = 1 if num_envs is None else num_envs
         """Number of slots of `step`."""
         self._several_by_default = num_envs is None and not isinstance(self.task, Conversation)
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {"render_modes": RENDER_MODES, "render_fps": 10, "autoreset_mode": self.autoreset_mode}
+
+        # Limits, ends of turns, tools
+        if max_turns is None:
+            max_turns = 6 if tools else 1
+        if isinstance(stop, (str, int, np.integer)):
+            stop = (stop,)
         self._limits = Limits(
             max_prompt_tokens=max_prompt_tokens,
             max_new_tokens=max_new_tokens,
             min_new_tokens=min_new_tokens,
-            max_turns=(6 if tools else 1) if max_turns is None else max_turns,
+            max_turns=max_turns,
             max_length=max_length,
-            stop=(stop,) if isinstance(stop, (str, int, np.integer)) else tuple(stop),
+            stop=tuple(stop),
         )
         self.ends = StopConditions(tokenizer, self._limits.stop)
-        self.tools = Tools(tools, tokenizer, tool_timeout) if tools else None
-        n, ends = self.ends.num_tokens, self.ends.ids
-        rule = as_rule(allowed, tokenizer, num_tokens=n, ends=ends, longest=max_new_tokens)
+        self.tools: Tools | None = None
+        if tools:
+            self.tools = Tools(tools, tokenizer, tool_timeout)
+
+        # Masks of allowed tokens
+        rule = as_rule(
+            allowed,
+            tokenizer,
+            num_tokens=self.ends.num_tokens,
+            ends=self.ends.ids,
+            longest=max_new_tokens,
+        )
         self._masks = ActionMasks(
             self.ends.num_tokens,
             forbidden=np.atleast_1d(np.asarray(forbidden, dtype=np.int64)).tolist(),
@@ -160,10 +182,18 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             min_new_tokens=min_new_tokens,
             rule=rule,
         )
+
+        # Slots of `step`
         self._slots = self._transcript(self.num_envs)
+        self._ended = np.zeros(self.num_envs, dtype=bool)  # slots whose episode is over and not reset yet
+        self._started = False
         self.max_length = self._limits.width
         """Maximum length of a prefix, in tokens."""
         self._define_spaces(self.max_length)
+
+        # Prompts
+        self._order = PromptOrder()
+        self._overlong = overlong
         self.skipped_prompts = 0
         """Number of prompts that ``overlong="skip"`` leaves out."""
         if isinstance(self.task, PromptList):
@@ -174,14 +204,19 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             raise ValueError(
                 f"overlong is 'skip', but {type(self.task).__name__} makes its prompts itself: leave it out"
             )
-        self._ended, self._started = np.zeros(self.num_envs, dtype=bool), False  # ended: slots over and not reset yet
+
+        # Whole episodes: those being generated, and results of those returned last
         self._batch: EpisodeBatch | None = None
-        self.taken: tuple[list[Turn], list[int], Scores] = [], [], Scores(earned=[])  # returned last, see `report`
+        self.taken: tuple[list[Turn], list[int], Scores] = [], [], Scores(earned=[])
+        """Turns of the episodes returned last, the row of each turn, and the scores; see `report`."""
         self.metrics: dict[str, float] = {}
         """Metrics of the rewards, texts and calls of the episodes returned last; see `textenv.rewards.metrics`."""
 
-    def _checked_prompts(self, deck: Deck) -> Deck:
-        """Check all prompts now, not after hours; return the list without those that are too long and to be skipped.
+    def _checked_prompts(self, prompt_list: PromptListT) -> PromptListT:
+        """Check all prompts now, not hours after the start.
+
+        Returns:
+            The list; with ``overlong="skip"`` without the prompts that are too long.
 
         Raises:
             ValueError: if a prompt does not fit, or none is left.
@@ -189,37 +224,47 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         bounds = LengthBounds()
         fitting = []
         overlong = []
-        for index in range(len(deck.prompts)):
-            prompt = deck.prompt(index)
-            bound = bounds.bound(prompt) if index >= TOKENIZED_PROMPTS else None
-            if bound is None or bound > self._limits.max_prompt_tokens:
-                try:
-                    bounds.note(prompt, len(self._slots.ids(prompt)))
-                except OverlongPromptError:
-                    if self._overlong == "error":
-                        raise
-                    overlong.append(prompt)
-                    continue
+        for index in range(len(prompt_list.prompts)):
+            prompt = prompt_list.prompt(index)
+
+            # Tokenizing takes time: where a bound on the number of tokens suffices, it is not done
+            bound = None
+            if index >= TOKENIZED_PROMPTS:
+                bound = bounds.bound(prompt)
+            if bound is not None and bound <= self._limits.max_prompt_tokens:
+                fitting.append(index)
+                continue
+
+            try:
+                num_tokens = len(self._slots.ids(prompt))
+            except OverlongPromptError:
+                if self._overlong == "error":
+                    raise
+                overlong.append(prompt)
+                continue
+            bounds.note(prompt, num_tokens)
             fitting.append(index)
+
         if not overlong:
-            return deck
+            return prompt_list
         if not fitting:
-            self._slots.ids(overlong[0])  # which says what to do
+            self._slots.ids(overlong[0])  # raises the error that says what to do
         self.skipped_prompts = len(overlong)
         logger.warning(
             "%d of %d prompts have more than max_prompt_tokens=%d tokens and are left out, the first in row %s",
             len(overlong),
-            len(deck.prompts),
+            len(prompt_list.prompts),
             self._limits.max_prompt_tokens,
             overlong[0].row,
         )
-        return deck.only(fitting)
+        return prompt_list.only(fitting)
 
     def _define_spaces(self, max_length: int) -> None:
-        n = self.ends.num_tokens
-        self.single_action_space = spaces.Discrete(n)
+        num_tokens = self.ends.num_tokens
+        self.single_action_space = spaces.Discrete(num_tokens)
         self.single_observation_space = spaces.Dict(
-            tokens=spaces.Box(0, n - 1, (max_length,), np.int64), length=spaces.Box(0, max_length, (1,), np.int64)
+            tokens=spaces.Box(0, num_tokens - 1, (max_length,), np.int64),
+            length=spaces.Box(0, max_length, (1,), np.int64),
         )
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -229,7 +274,10 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Bool ``[num_envs, n]``: tokens allowed in each slot; None if no token is ever forbidden."""
         if not self._masks.active:
             return None
-        return self._masks.sets[(self._slots if self._batch is None else self._batch).open]
+        playing: Transcript | EpisodeBatch = self._slots
+        if self._batch is not None:
+            playing = self._batch
+        return self._masks.sets[playing.open]
 
     @property
     def prompt_order(self) -> dict[str, int] | None:
@@ -243,8 +291,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
     @property
     def user_objects(self) -> dict[str, Any]:
         """See `EpisodeEnv.user_objects`: the task with its rewards, the tools, and the rule ``allowed``."""
-        tools = {} if self.tools is None else self.tools.functions
-        return {"task": self.task, "tools": tools, "allowed": self._masks.rule}
+        functions = {} if self.tools is None else self.tools.functions
+        return {"task": self.task, "tools": functions, "allowed": self._masks.rule}
 
     def state_dict(self) -> dict[str, Any]:
         """Prompt order, random generator and the states of `user_objects`, between rollouts.
@@ -258,7 +306,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state that `state_dict` returned; logs which objects have another state than the saved ones."""
+        """Restore the state that `state_dict` returned; log which objects and saved states do not fit each other."""
         self.prompt_order = state["prompt_order"]
         self.np_random = state["np_random"]
         different = set_states(self.user_objects, state.get("objects", {}))  # absent before version 0.10
@@ -270,12 +318,13 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         move(self.task, device)
 
     def end_turns_like(self, own: TurnEnds) -> None:
-        """End turns also where a model ends its own; agents call it with their policy's before they play.
+        """Add a model's own ends of turns; agents call this with those of their policy before they play.
 
         Raises:
             ValueError: if ``forbidden`` and ``min_new_tokens`` then leave no token at the beginning of a turn.
         """
-        if {*own.ids} <= {*self.ends.own.ids} and {*own.texts} <= {*self.ends.own.texts}:
+        current = self.ends.own
+        if {*own.ids} <= {*current.ids} and {*own.texts} <= {*current.texts}:
             return
         self.ends.add(own)
         self._masks.forbid_before_minimum(self.ends.ids)
@@ -305,7 +354,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
                 raise ValueError(f"reset_mask is {mask.dtype} {mask.shape}, expected bool ({self.num_envs},)")
             if not self._started and not mask.all():
                 raise ValueError("reset_mask leaves out slots that have no episode yet: reset all slots first")
-        self._batch, self._started = None, True
+        self._batch = None
+        self._started = True
         self._begin(np.flatnonzero(mask))
         self._show()
         return self._observe(), self._info()
@@ -319,25 +369,39 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         Returns:
             Observation, reward float32 ``[num_envs]`` (the score where a turn ended), terminated, truncated, info.
             Where an episode ended, ``info`` has ``prompt``, ``completion`` (of the last turn) and ``end_reason``:
-            ``"eos"`` (an end of the model's own), ``"stop"`` or ``"length"``, in a conversation ``"task"``,
+            ``"eos"`` (one of the model's own ends), ``"stop"`` or ``"length"``; in a conversation ``"task"``,
             ``"turns"`` or ``"length"``. In SAME_STEP mode these are inside ``final_info``, and ``final_obs`` is the
             final prefix.
 
         Raises:
             ValueError: on an invalid action, an episode that is over, or a closed environment.
         """
+        # Append the tokens
+        slots = self._slots
         resetting = self._ended.nonzero()[0]
         actions = self._check_actions(actions, resetting)
-        # If all slots are active (as at most steps), a slice, which is faster than an index array.
-        rows = np.flatnonzero(~self._ended) if len(resetting) else slice(None)
-        over = self._end_turns(self._slots, self._slots.append(rows, actions[rows]))
-        turns = self._slots.unpaid
-        reward = self._slots.assign_reward(score_turns(self.task, turns) if turns else Scores(earned=[]))
+        rows: np.ndarray | slice = slice(None)  # all slots, as at most steps: faster than indices
+        if len(resetting):
+            rows = np.flatnonzero(~self._ended)
+        ended_turns = slots.append(rows, actions[rows])
+
+        # Reply to the turns that ended, and score them
+        over = self._end_turns(slots, ended_turns)
+        turns = slots.unscored
+        if turns:
+            scores = score_turns(self.task, turns)
+        else:
+            scores = Scores(earned=[])
+        reward = slots.assign_reward(scores)
+
+        # End episodes, and begin others as the autoreset mode says
         done = np.zeros(self.num_envs, dtype=bool)
         if over:
             done[list(over)] = True
-        terminated, truncated = self._slots.terminated & done, self._slots.truncated & done
-        self._ended, info = done, end_info(self.num_envs, over, self._slots.end_reason)
+        terminated = slots.terminated & done
+        truncated = slots.truncated & done
+        self._ended = done
+        info = end_info(self.num_envs, over, slots.end_reason)
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
             self._begin(resetting)
         self._show()
@@ -359,8 +423,10 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         frames = tuple(self._slots.render(row) for row in range(self.num_envs))
         if self.render_mode == "ansi":
             return frames
-        several = self.num_envs > 1
-        print("\n".join(f"[{slot}] {frame}" if several else frame for slot, frame in enumerate(frames)), flush=True)
+        lines = list(frames)
+        if self.num_envs > 1:
+            lines = [f"[{slot}] {frame}" for slot, frame in enumerate(frames)]
+        print("\n".join(lines), flush=True)
         return None
 
     # --- whole episodes --------------------------------------------------------------------------------------
@@ -374,7 +440,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             episodes: number of rows of the next rollout; a multiple of ``group_size``.
             seed: restarts the order of prompts, as in `reset`; None continues it.
             group_size: number of neighbouring rows that share a prompt.
-            slots: number of slots for this batch; None: ``num_envs``, or as many as that says if it was not given.
+            slots: number of slots for this batch. None: ``num_envs``, with its default for whole episodes.
 
         Returns:
             Observation, as from `reset`; a slot with length 0 is idle.
@@ -385,21 +451,23 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         check_at_least("group_size", group_size, 1)
         if episodes % group_size:
             raise ValueError(f"episodes is {episodes}, expected a multiple of group_size, which is {group_size}")
-        self._started = False  # ends the episodes of `step`, which needs a `reset` afterwards
+        # End the episodes of `step`, which needs a `reset` afterwards
+        self._started = False
         self._ended[:] = False
         self._masks.forget()
+
         numbers = np.repeat(self._order.next(episodes // group_size), group_size)
         if slots is None:
-            slots = self._usual_slots(episodes)
+            slots = self._default_slots(episodes)
         self._batch = EpisodeBatch(self._transcript(episodes), numbers.tolist(), slots)
-        self._fill()
+        self._refill()
         return self._batch.observe()
 
-    def _usual_slots(self, episodes: int) -> int:
-        """Return the number of slots for a batch of whole episodes; log a warning once if a single one is slow."""
+    def _default_slots(self, episodes: int) -> int:
+        """Return the number of slots for a batch of whole episodes; log a warning once if a single slot is slow."""
         if self._several_by_default:
             return min(episodes, DEFAULT_SLOTS)
-        if self.num_envs == 1 and episodes >= MANY_EPISODES:
+        if self.num_envs == 1 and episodes >= MIN_EPISODES_OF_WARNING:
             advice = "%d episodes are generated one after another, in one slot: num_envs=%d is many times faster"
             _warn_once(advice, episodes, DEFAULT_SLOTS)
         return self.num_envs
@@ -427,7 +495,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         running = np.flatnonzero(batch.running)
         actions = self._masks.check(actions, running, batch.open)
         rows = batch.episode[running]
-        changed = self._continue(batch, batch.transcript.append(rows, actions[running]))
+        ended_turns = batch.transcript.append(rows, actions[running])
+        changed = self._end_turns_and_refill(batch, ended_turns)
         return batch.observe(), changed
 
     @property
@@ -436,14 +505,17 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         return self._current_batch().open_turns
 
     def play_turns(self, turns: Sequence[Sequence[int]]) -> np.ndarray:
-        """Append token ids to each of the `open_turns`, as `advance` would; return how many (int64) until its end.
+        """Append token ids to each of the `open_turns`, as `advance` would; return how many were appended, int64.
 
-        Ids after the end of a turn are dropped, one without an end stays open; a ValueError on an id that is forbidden.
+        Ids after the end of a turn are dropped; a turn without an end stays open.
+
+        Raises:
+            ValueError: if an id is forbidden.
         """
         batch = self._current_batch()
-        taken, ended = batch.transcript.play(batch.episode[batch.running], turns)
-        self._continue(batch, ended)
-        return taken
+        num_appended, ended_turns = batch.transcript.play(batch.episode[batch.running], turns)
+        self._end_turns_and_refill(batch, ended_turns)
+        return num_appended
 
     def take_episodes(self) -> TensorDict:
         """Return the finished episodes in the schema of `textenv.rollout`, with scores.
@@ -455,8 +527,10 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         batch = self._current_batch()
         if batch.running.any():
             raise ValueError(f"{batch.running.sum()} episodes are still running: call advance until none is")
-        turns, rows = batch.transcript.unpaid, batch.transcript.unpaid_rows
-        scores = score_turns(self.task, turns, self._early.score if self._early else None)
+        turns = batch.transcript.unscored
+        rows = batch.transcript.unscored_rows
+        score = None if self._early is None else self._early.score
+        scores = score_turns(self.task, turns, score)
         batch.transcript.assign_reward(scores)
         self._batch = None  # only now, so that this can be called again after a reward has failed
         return self._rollout(batch.transcript, turns, rows, scores)
@@ -465,74 +539,99 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Return a rollout (`textenv.rollout`) of episodes that were generated and scored elsewhere.
 
         Args:
-            prompts: as of the constructor; equal ones are a group.
-            completions: token ids, truncated unless they end with what ends a turn; or texts, which are ended as the
-                chat template ends a message, or by EOS if the prompt is no chat.
+            prompts: as in the constructor; equal prompts form a group.
+            completions: token ids, or texts. Ids are truncated unless they end with an end of a turn. Texts get the
+                chat template's end of a message, or EOS if the prompt is no chat.
             scores: one entry per completion, as a reward function returns them.
 
         Raises:
             ValueError: on different numbers of entries, or one that does not fit this environment or is not finite.
         """
-        listed = all(isinstance(x, Sized) and not isinstance(x, (str, bytes, Mapping)) for x in (prompts, completions))
-        if not listed or not 0 < len(prompts) == len(completions):
-            said = f"prompts is {prompts!r:.100} and completions {completions!r:.100}"
-            raise ValueError(f"{said}: expected two lists of equal length, with one entry per episode")
-        transcript, groups = self._transcript(len(prompts)), dict[tuple[int, ...], int]()
-        for row, given in enumerate(zip(prompts, completions, strict=True)):
-            content, completion = (x.cpu().numpy() if isinstance(x, torch.Tensor) else x for x in given)
-            prompt, pad = as_prompt(row, content), self.tokenizer.pad_token_id
-            own = self.tokenizer.eos_token_id, self.tokenizer.bos_token_id
-            if pad not in own and pad in (prompt.content[0], prompt.content[-1]):  # of ids: a text has characters
-                raise ValueError(f"prompt {row} starts or ends with the padding token {pad}: cut off padding")
-            transcript.begin(row, prompt, group=groups.setdefault(tuple(transcript.ids(prompt)), len(groups)))
+        if not (_is_list(prompts) and _is_list(completions)) or not 0 < len(prompts) == len(completions):
+            raise ValueError(
+                f"prompts is {prompts!r:.100} and completions {completions!r:.100}: "
+                "expected two lists of equal length, with one entry per episode"
+            )
+
+        # Write the texts; equal prompts have the same group
+        transcript = self._transcript(len(prompts))
+        groups: dict[tuple[int, ...], int] = {}
+        for row, (content, completion) in enumerate(zip(prompts, completions, strict=True)):
+            prompt = as_prompt(row, _without_tensor(content))
+            self._check_padding(row, prompt)
+            ids = tuple(transcript.ids(prompt))
+            group = groups.setdefault(ids, len(groups))
+            transcript.begin(row, prompt, group=group)
             try:
-                transcript.write(row, completion)
+                transcript.write(row, _without_tensor(completion))
             except ValueError as error:
                 raise ValueError(f"completion {row} does not fit: {error}") from error
-        turns = transcript.turns(np.arange(len(prompts)))
-        transcript.finish(turns)
-        found = read_scores(scores, rows_of(list(turns.values())), name="scores")
-        transcript.assign_reward(found)
-        return self._rollout(transcript, list(turns.values()), list(turns), found)
+
+        # End the episodes, and give them their scores
+        turn_of_row = transcript.turns(np.arange(len(prompts)))
+        transcript.finish(turn_of_row)
+        rows = list(turn_of_row)
+        turns = list(turn_of_row.values())
+        checked_scores = read_scores(scores, rows_of(turns), name="scores")
+        transcript.assign_reward(checked_scores)
+        return self._rollout(transcript, turns, rows, checked_scores)
 
     def samples(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """See `EpisodeEnv.samples`; the completion of a conversation has the replies too, ``turns`` its messages."""
-        return samples(rows, *self.taken)
+        """See `EpisodeEnv.samples`. The ``completion`` of a conversation includes the replies."""
+        turns, row_of_turn, scores = self.taken
+        return samples(rows, turns, row_of_turn, scores)
 
     def report(self, turns: list[Turn], rows: list[int], scores: Scores) -> None:
-        """Take `samples` and `metrics` from these turns; ``rows`` has the episode of each, ``taken`` all three."""
-        self.taken, count = (turns, rows, scores), len(set(rows))
+        """Store finished turns, the row of each turn, and their scores; `samples` and `metrics` read them."""
+        self.taken = (turns, rows, scores)
         self.metrics = reward_metrics(scores, [turn.completion_ids for turn in turns])
         if self._overlong == "skip":
             self.metrics["prompts/skipped"] = float(self.skipped_prompts)
         if self.tools:
-            failed = [call["error"] for turn in turns if turn.last for call in turn.tool_calls]
-            self.metrics |= {"tools/calls": len(failed) / count, "tools/errors": sum(failed) / count}
+            num_episodes = len(set(rows))
+            num_calls = 0
+            num_errors = 0
+            for turn in turns:
+                if turn.last:  # has the calls of the whole episode
+                    num_calls += len(turn.tool_calls)
+                    num_errors += sum(call["error"] for call in turn.tool_calls)
+            self.metrics["tools/calls"] = num_calls / num_episodes
+            self.metrics["tools/errors"] = num_errors / num_episodes
 
     # --- internal --------------------------------------------------------------------------------------------
 
     def _rollout(self, transcript: Transcript, turns: list[Turn], rows: list[int], scores: Scores) -> TensorDict:
-        """Return the rollout of scored episodes; keep their texts and metrics."""
+        """Return the rollout of scored episodes; store their texts and metrics."""
         self.report(turns, rows, scores)
         rollout = transcript.rollout()
         if len(scores.parts) > 1:
-            parts = torch.from_numpy(reward_parts(scores, rows, episodes=len(rollout)))
-            rollout["reward_parts"] = parts[:, None].expand(*rollout.shape, *parts.shape[1:])
+            parts = torch.from_numpy(reward_parts(scores, rows, episodes=len(rollout)))  # [B, K, 2]
+            rollout["reward_parts"] = parts[:, None].expand(*rollout.shape, *parts.shape[1:])  # [B, T, K, 2]
         return rollout
 
+    def _check_padding(self, row: int, prompt: Prompt) -> None:
+        """Raise a ValueError if a prompt of token ids starts or ends with padding."""
+        pad = self.tokenizer.pad_token_id
+        if pad in (self.tokenizer.eos_token_id, self.tokenizer.bos_token_id):
+            return
+        if pad in (prompt.content[0], prompt.content[-1]):  # never in a text, which has characters
+            raise ValueError(f"prompt {row} starts or ends with the padding token {pad}: cut off padding")
+
     def _transcript(self, rows: int) -> Transcript:
+        """Return an empty transcript for this many episodes."""
         transcript = Transcript(rows, self.tokenizer, limits=self._limits, masks=self._masks, ends=self.ends)
         transcript.tools = self.tools
         return transcript
 
     def _seed(self, seed: int | None) -> None:
+        """Give up scores of an earlier batch, seed the random generator, and start or continue the prompt order."""
         if self._early is not None:
             self._early.forget()
         super().reset(seed=seed)
         self._order.start(self.np_random, anew=seed is not None)
 
-    def _deal(self, transcript: Transcript, rows: np.ndarray, numbers: Sequence[int]) -> None:
-        """Begin episodes in these rows with the prompts at these positions."""
+    def _begin_rows(self, transcript: Transcript, rows: np.ndarray, numbers: Sequence[int]) -> None:
+        """Begin episodes in these rows, with the prompts at these positions of the prompt order."""
         prompts = self.task.sample_prompts(numbers, seed=self._order.seed)
         check_count(prompts, len(rows), name=f"sample_prompts of {type(self.task).__name__}", item="Prompt")
         for row, prompt, number in zip(rows, prompts, numbers, strict=True):
@@ -541,46 +640,65 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
     def _begin(self, slots: np.ndarray) -> None:
         """Begin new episodes in these slots, for `step`."""
         if len(slots):
-            self._deal(self._slots, slots, self._order.next(len(slots)))
+            numbers = self._order.next(len(slots))
+            self._begin_rows(self._slots, slots, numbers)
             self._ended[slots] = False
 
-    def _fill(self) -> np.ndarray:
+    def _refill(self) -> np.ndarray:
         """Begin the batch's next episodes in idle slots, while any are left; return these slots."""
         batch = self._current_batch()
         slots, rows = batch.refill()
         if len(rows):
-            self._deal(batch.transcript, rows, [batch.numbers[row] for row in rows])
+            numbers = [batch.numbers[row] for row in rows]
+            self._begin_rows(batch.transcript, rows, numbers)
         return slots
 
-    def _continue(self, batch: EpisodeBatch, ended: np.ndarray) -> np.ndarray:
-        """After these rows' turns ended, reply to them and refill slots; return bool: slots that changed episodes."""
-        over = self._end_turns(batch.transcript, ended)
+    def _end_turns_and_refill(self, batch: EpisodeBatch, ended_turns: np.ndarray) -> np.ndarray:
+        """Reply to the turns that ended in these rows, and begin further episodes in slots that are idle now.
+
+        Returns:
+            Bool ``[slots]``: slots that now hold another episode or none.
+        """
+        over = self._end_turns(batch.transcript, ended_turns)
         changed = np.zeros(len(batch.episode), dtype=bool)
         if over:
-            changed[batch.release(list(over))] = True
-            changed[self._fill()] = True
+            released = batch.release(list(over))
+            changed[released] = True
+            refilled = self._refill()
+            changed[refilled] = True
         if self._early is not None:
-            self._early.offer(batch.transcript.unpaid, least=PORTION * len(batch.numbers))
+            self._early.offer(batch.transcript.unscored, least=MIN_PORTION * len(batch.numbers))
         return changed
 
     def _end_turns(self, transcript: Transcript, rows: np.ndarray) -> dict[int, Turn]:
-        """Let the task reply to the finished turns of these rows; return, by row, those that ended an episode."""
+        """Reply to the turns that ended in these rows; return, by row, the last turns of episodes that are over."""
         if not len(rows):
             return {}
         turns = transcript.turns(rows)
-        results: dict[int, Any] = self.tools.reply(turns) if self.tools else {}
-        left = {row: turn for row, turn in turns.items() if row not in results}
+
+        # Turns that call tools get the results; the task replies to the others, or they end their episodes
+        replies: dict[int, Any] = {}
+        if self.tools:
+            replies |= self.tools.reply(turns)
+        without_calls = {row: turn for row, turn in turns.items() if row not in replies}
         if not isinstance(self.task, Conversation):
-            transcript.finish(left)
-        elif left:
-            replies = self.task.reply(list(left.values()))
-            check_count(replies, len(left), name=f"reply of {type(self.task).__name__}", item="text, None or TRUNCATED")
-            results |= zip(left, replies, strict=True)
-        for row, said in results.items():
-            transcript.answer(row, turns[row], said)
+            transcript.finish(without_calls)
+        elif without_calls:
+            task_replies = self.task.reply(list(without_calls.values()))
+            check_count(
+                task_replies,
+                len(without_calls),
+                name=f"reply of {type(self.task).__name__}",
+                item="text, None or TRUNCATED",
+            )
+            replies |= zip(without_calls, task_replies, strict=True)
+
+        for row, reply in replies.items():
+            transcript.answer(row, turns[row], reply)
         return {row: turn for row, turn in turns.items() if turn.last}
 
     def _observe(self) -> TextObservation:
+        """Return a copy of the prefixes in the slots of `step`."""
         return {"tokens": self._slots.tokens.copy(), "length": self._slots.length[:, None].copy()}
 
     def _current_batch(self) -> EpisodeBatch:
@@ -589,27 +707,48 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         return self._batch
 
     def _show(self) -> None:
+        """Print the slots in render mode ``"human"``."""
         if self.render_mode == "human":
             self.render()
 
     def _info(self) -> dict[str, Any]:
+        """Return Gymnasium's ``action_mask``, int8 ``[num_envs, n]``, if some tokens are not allowed."""
         mask = self.action_mask
-        return {} if mask is None else {"action_mask": mask.numpy().astype(np.int8)}
+        if mask is None:
+            return {}
+        return {"action_mask": mask.numpy().astype(np.int8)}
 
     def _check_open(self) -> None:
         if self.closed:
             raise ValueError("this environment is closed: make a new one")
 
     def _check_actions(self, actions: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        """Return the actions of `step` as an array; raise a ValueError if they, or the step, are not allowed now."""
         self._check_open()
-        if not self._started or self._slots.unpaid:
-            why = "the reward of a finished turn failed" if self._started else "no episode is running"
-            raise ValueError(f"{why}: call reset before step")
-        allowed = np.where(self._ended, 0, self._slots.open) if len(ended) else self._slots.open
+        if not self._started:
+            raise ValueError("no episode is running: call reset before step")
+        if self._slots.unscored:
+            raise ValueError("the reward of a finished turn failed: call reset before step")
+
+        # In slots that are only reset, actions are ignored: row 0 of the masks allows all tokens
+        allowed = self._slots.open
+        if len(ended):
+            allowed = np.where(self._ended, 0, allowed)
         actions = self._masks.check(actions, slice(None), allowed)
+
         if self.autoreset_mode is AutoresetMode.DISABLED and len(ended):
             raise ValueError(
                 f"the episodes in slots {ended.tolist()} are over: "
                 'call reset(options={"reset_mask": mask}) for them first'
             )
         return actions
+
+
+def _is_list(values: Any) -> bool:
+    """Return True for a list, an array or another container with a length, but not for a text or a mapping."""
+    return isinstance(values, Sized) and not isinstance(values, (str, bytes, Mapping))
+
+
+def _without_tensor(entry: Any) -> Any:
+    """Return a tensor as an array in main memory; anything else as it is."""
+    return entry.cpu().numpy() if isinstance(entry, torch.Tensor) else entry
