@@ -6,11 +6,15 @@ import dataclasses
 import json
 import multiprocessing
 import numbers
+import os
 import pickle
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -265,7 +269,8 @@ def train_all(
             if results[-1] is None:
                 break
     else:
-        with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(processes, mp_context=spawn, initializer=_end_with_parent) as pool:
             try:
                 with interrupted_by_signals("in a comparison"):
                     results = list(pool.map(_run, jobs))
@@ -276,6 +281,12 @@ def train_all(
                     worker.terminate()
                 pool.shutdown(cancel_futures=True)
                 results = []
+            except BrokenProcessPool as error:
+                finished = sum(_finished(job.folder) for job in jobs)
+                raise ChildProcessError(
+                    f"a process of the comparison was killed, perhaps for want of memory (processes={processes}); "
+                    f"{finished} of {len(jobs)} runs have finished; the same command goes on, in {run_dir}"
+                ) from error
     runs = [run for run in results if run is not None]
     if len(runs) < len(jobs):
         finished = sum(_finished(job.folder) for job in jobs)
@@ -347,6 +358,21 @@ def _check_importable(case: Case) -> None:
 def _finished(folder: Path) -> bool:
     record = read_record(folder)
     return record is not None and record.result is not None
+
+
+def _end_with_parent() -> None:
+    """Let this worker stop its training, with a checkpoint, when the process that started it has gone."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)  # at once outside a training
+        while not _stopped:
+            time.sleep(0.1)
+        os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 _stopped = False

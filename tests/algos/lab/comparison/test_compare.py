@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -330,10 +330,9 @@ def test_an_interrupted_comparison_goes_on_and_ends_as_without(tmp_path):
         assert cut["CartPole-v1:a2c"][name] == whole["CartPole-v1:a2c"][name], name
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_signal_to_the_comparison_alone_reaches_its_workers(name, tmp_path):
-    """They went on with all jobs that waited for them, after it had gone (SIGTERM) or with it waiting (SIGINT)."""
+@contextmanager
+def comparison_of_four(tmp_path):
+    """Folder, and process, of a comparison of four runs in two processes, as soon as both have a checkpoint."""
     run_dir = tmp_path / "runs"
     program = (
         "import algos\n"
@@ -342,27 +341,50 @@ def test_a_signal_to_the_comparison_alone_reaches_its_workers(name, tmp_path):
         "    algos.compare('CartPole-v1', **options)\n"
     )
     (tmp_path / "program.py").write_text(program)
-    command = [sys.executable, "program.py"]
-    with subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    ) as process:
-        end = time.monotonic() + 120
-        while len([*run_dir.glob("*/checkpoints/step-*")]) < 2 and time.monotonic() < end:
-            time.sleep(0.1)
-        process.send_signal(getattr(signal, name))
+    options = dict(cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    with subprocess.Popen([sys.executable, "program.py"], start_new_session=True, **options) as process:
         try:
-            _, error = process.communicate(timeout=120)  # which waits for all that write there
+            end = time.monotonic() + 120
+            while len([*run_dir.glob("*/checkpoints/step-*")]) < 2 and time.monotonic() < end:
+                time.sleep(0.1)
+            yield run_dir, process
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_to_the_comparison_alone_reaches_its_workers(name, tmp_path):
+    """They went on with all jobs that waited for them, after it had gone (SIGTERM) or with it waiting (SIGINT)."""
+    with comparison_of_four(tmp_path) as (run_dir, process):
+        process.send_signal(getattr(signal, name))
+        _, error = process.communicate(timeout=120)  # which waits for all that write there
     assert process.returncode != 0
     assert "stopped: 0 of 4 runs have finished; the same command goes on" in error
     assert len([*run_dir.glob("*")]) == 2, "a job that waited was begun"
+
+
+@pytest.mark.long
+def test_workers_end_with_a_comparison_that_is_killed(tmp_path):
+    with comparison_of_four(tmp_path) as (run_dir, process):
+        before = {path.name for path in run_dir.glob("*/checkpoints/step-*")}
+        process.kill()
+        process.communicate(timeout=120)  # until all that write there have ended
+    after = {path.name for path in run_dir.glob("*/checkpoints/step-*")}
+    assert len(after - before) >= 1, "the workers wrote no checkpoint"
+    assert len([*run_dir.glob("*")]) == 2, "a job that waited was begun"
+
+
+@pytest.mark.long
+def test_a_worker_that_is_killed_ends_a_comparison_in_a_sentence(tmp_path):
+    with comparison_of_four(tmp_path) as (_, process):
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        commands = {int(child): Path(f"/proc/{child}/cmdline").read_text() for child in children}
+        os.kill(next(child for child, command in commands.items() if "spawn_main" in command), signal.SIGKILL)
+        _, error = process.communicate(timeout=120)
+    assert "ChildProcessError: a process of the comparison was killed, perhaps for want of memory" in error
+    assert "0 of 4 runs have finished; the same command goes on" in error
 
 
 def test_an_algorithm_is_a_class_too(tmp_path):
