@@ -216,7 +216,7 @@ def action_distribution(space: spaces.Space) -> ActionDistribution:
 def _check_numbers(space: spaces.Space) -> None:
     """Raise a ValueError if torch cannot compute with the actions of a space."""
     # Dtype
-    dtypes = INTEGER_DTYPES
+    dtypes: tuple[str, ...] = INTEGER_DTYPES
     if isinstance(space, spaces.Box):
         dtypes = BOX_DTYPES
     supported_spaces = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
