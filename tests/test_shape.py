@@ -199,6 +199,23 @@ UNFOLDED = """
     textenv/envs/tools.py
     textenv/envs/kl_wrappers.py
     textenv/envs/text_env.py
+    algos/policies/policy.py
+    algos/policies/distributions.py
+    algos/policies/gsde.py
+    algos/policies/lstm.py
+    algos/policies/lm.py
+    algos/policies/critic.py
+    algos/policies/mlp.py
+    algos/policies/towers.py
+    algos/policies/cnn.py
+    algos/policies/q_network.py
+    algos/policies/layers.py
+    algos/policies/normalizers.py
+    algos/policies/random_streams.py
+    algos/policies/registry.py
+    algos/fast/towers.py
+    algos/fast/sampling.py
+    algos/fast/adam.py
 """
 """Files to be read once: one idea a line. New files belong here; the others are unfolded one by one."""
 VAGUE = {"found", "said", "own", "given", "place", "whole", "known", "each"}

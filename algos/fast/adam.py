@@ -10,7 +10,7 @@ from torch._utils import _flatten_dense_tensors
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 LARGEST_FLAT = 2**16
-"""Maximum number of elements up to which gradients are concatenated, so that their norm is one call."""
+"""Maximum number of elements of all gradients to concatenate them, so that their norm is one call."""
 # A Python number would be converted to a tensor for each parameter that it is added to.
 _ONE = torch.tensor(1.0, dtype=torch.float32, device="cpu")
 
@@ -34,30 +34,40 @@ class Adam(torch.optim.AdamW):
 
     def __init__(self, groups: Sequence[dict[str, Any]], **options: Any) -> None:
         super().__init__(groups, **options)
-        self._kinds: list[dict[tuple[torch.device, torch.dtype], list[nn.Parameter]]] = []
-        """Parameters of each group, by device and dtype."""
+        self._by_kind: list[dict[tuple[torch.device, torch.dtype], list[nn.Parameter]]] = []
+        """Parameters of each group, by kind: device and dtype."""
+        kinds = set()
+        num_elements = 0
         for group in self.param_groups:
-            self._kinds.append(defaultdict(list))
-            for p in group["params"]:
-                self._kinds[-1][p.device, p.dtype].append(p)
-        self._one_kind = len({kind for kinds in self._kinds for kind in kinds}) == 1
-        self._small = self._one_kind and sum(p.numel() for p in self._of(range(len(self._kinds)))) <= LARGEST_FLAT
+            group_by_kind = defaultdict(list)
+            for parameter in group["params"]:
+                kind = (parameter.device, parameter.dtype)
+                group_by_kind[kind].append(parameter)
+                kinds.add(kind)
+                num_elements += parameter.numel()
+            self._by_kind.append(group_by_kind)
+        self._has_one_kind = len(kinds) == 1
+        self._is_small = self._has_one_kind and num_elements <= LARGEST_FLAT
         self._scales: dict[int, Tensor] = {}
         """Divisor of each group's gradient in the next step."""
 
     def clip_grad_norm_(self, max_norm: float, groups: Sequence[int]) -> Tensor:
         """See `algos.optimizer.Adam.clip_grad_norm_`; the gradients are scaled by the next step."""
-        gradients = [p.grad for p in self._of(groups) if p.grad is not None]
+        # Norm of all gradients
+        gradients = [p.grad for p in self._parameters_of(groups) if p.grad is not None]
         if not gradients:
             norm = torch.zeros((), device="cpu")
-        elif self._small:
+        elif self._is_small:
             norm = torch.linalg.vector_norm(_flatten_dense_tensors(gradients))
         else:
             norms = list(torch._foreach_norm(gradients))
-            if not self._one_kind:
-                norms = [each.to(norms[0].device, torch.float32) for each in norms]
+            if not self._has_one_kind:
+                norms = [x.to(norms[0].device, torch.float32) for x in norms]
             norm = torch.linalg.vector_norm(torch.stack(norms))
-        self._scales |= dict.fromkeys(groups, ((norm + 1e-6) / max_norm).clamp_(min=1.0))
+
+        # Divisor that clips it
+        scale = ((norm + 1e-6) / max_norm).clamp_(min=1.0)
+        self._scales |= dict.fromkeys(groups, scale)
         return norm
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -72,35 +82,44 @@ class Adam(torch.optim.AdamW):
 
     def has_hooks(self) -> bool:
         """Whether something is to be called before or after each step (`torch.optim.Optimizer` registers it)."""
-        hooks = (self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks)
-        return any(hooks) or bool(_global_optimizer_pre_hooks) or bool(_global_optimizer_post_hooks)
+        hooks = (
+            self._optimizer_step_pre_hooks,
+            self._optimizer_step_post_hooks,
+            _global_optimizer_pre_hooks,
+            _global_optimizer_post_hooks,
+        )
+        return any(hooks)
 
     @torch.no_grad()
     def _step(self) -> None:
-        for number, kinds in enumerate(self._kinds):
-            for (device, _), parameters in kinds.items():
+        for number, group_by_kind in enumerate(self._by_kind):
+            for (device, _), parameters in group_by_kind.items():
                 self._step_kind(self.param_groups[number], device, parameters, self._scales[number])
 
     def _step_kind(
         self, group: dict[str, Any], device: torch.device, parameters: list[nn.Parameter], scale: Tensor
     ) -> None:
-        """Step the parameters of one device and dtype."""
-        moved: list[Tensor] = [p for p in parameters if p.grad is not None]
-        gradients = [p.grad for p in moved if p.grad is not None]
-        if not moved:
+        """Step the parameters of one device and dtype that have a gradient."""
+        trained: list[Tensor] = [p for p in parameters if p.grad is not None]
+        gradients = [p.grad for p in trained if p.grad is not None]
+        if not trained:
             return
-        states = [self.state[p] or self.begin(p) for p in moved]
+        states = [self.state[p] or self.begin(p) for p in trained]
+
+        # Count the step
         steps = [state["step"] for state in states]
         if device.type == "cpu":
             torch._foreach_add_(steps, _ONE, alpha=1.0)
         else:
             torch._foreach_add_(steps, 1)
+
+        # Step all parameters by one kernel
         torch._fused_adamw_(
-            moved,
+            trained,
             gradients,
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
-            [],
+            [],  # maximum of the squares, for amsgrad
             steps,
             lr=group["lr"],
             beta1=group["betas"][0],
@@ -112,12 +131,12 @@ class Adam(torch.optim.AdamW):
             grad_scale=scale.to(device, torch.float32),
         )
 
-    def _of(self, groups: Sequence[int]) -> list[nn.Parameter]:
-        """Parameters of these groups."""
+    def _parameters_of(self, groups: Sequence[int]) -> list[nn.Parameter]:
+        """Parameters of the groups with these numbers."""
         return [p for group in groups for p in self.param_groups[group]["params"]]
 
     def begin(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Initialize the state of a parameter, with the keys of `torch.optim.Adam`."""
+        """Initialize the state of a parameter, with the keys of `torch.optim.Adam`; return it."""
         self.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
             "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),

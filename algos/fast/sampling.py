@@ -15,16 +15,21 @@ def draw(
     plain: Callable[..., Any], logits: Tensor, generator: torch.Generator, deterministic: bool
 ) -> tuple[Tensor, Tensor]:
     """Equivalent of `algos.policies.distributions.draw` with the same noise; many logits go to ``plain``."""
-    if not (logits.ndim == 2 and logits.numel() <= LARGEST_SAMPLE and logits.dtype is torch.float32 and logits.is_cpu):
+    is_small = logits.ndim == 2 and logits.numel() <= LARGEST_SAMPLE
+    if not (is_small and logits.dtype is torch.float32 and logits.is_cpu):
         return plain(logits, generator, deterministic)
-    values = logits.detach().numpy()
+    logits_array = logits.detach().numpy()
     with np.errstate(all="ignore"):  # as with torch, later checks report numbers that are not finite
-        log_probs = values - values.max(-1, keepdims=True)
+        # Log-softmax
+        log_probs = logits_array - logits_array.max(-1, keepdims=True)
         log_probs -= np.log(np.exp(log_probs).sum(-1, keepdims=True))
-        chosen = log_probs
+
+        # Gumbel noise, which is -log of exponential noise
+        perturbed = log_probs
         if not deterministic:
-            noise = np.empty(values.shape, dtype=np.float32)  # faster than torch.empty
+            noise = np.empty(logits_array.shape, dtype=np.float32)  # faster than torch.empty
             torch.from_numpy(noise).exponential_(generator=generator)
-            chosen = log_probs - np.log(noise, out=noise)
-    action = chosen.argmax(-1)
-    return torch.from_numpy(action), torch.from_numpy(log_probs[np.arange(len(action)), action])
+            perturbed = log_probs - np.log(noise, out=noise)
+    action = perturbed.argmax(-1)
+    log_prob = log_probs[np.arange(len(action)), action]
+    return torch.from_numpy(action), torch.from_numpy(log_prob)

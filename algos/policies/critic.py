@@ -18,21 +18,24 @@ from textenv.lm.seq2seq import Seq2Seq
 from textenv.rewards.reward_model import RewardModel
 from textenv.rollout import rounding_tolerance
 
-HEAD = "value_head.safetensors"
+VALUE_HEAD_FILE = "value_head.safetensors"
 """File name of a value head's weights (on the policy's or the critic's trunk), next to the trunk's own files."""
 FOLDS = 4
-"""Parts of a rollout in `fit_head`."""
-DECAYS, RIDGES = (0.0, 0.8), (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
+"""Number of parts into which `fit_head` splits the rows of a rollout."""
+DECAYS = (0.0, 0.8)
+"""Weights of earlier rollouts that `fit_head` tries. The last is also the factor by which their sums decay."""
+RIDGES = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
+"""Strengths of the ridge that `fit_head` tries, relative to the variance of the features."""
 CANDIDATES = tuple(product(DECAYS, RIDGES))
-"""What `fit_head` chooses from: weight of the sums over earlier rollouts (the last is their decay), and ridge."""
+"""Pairs of weight and strength that `fit_head` tries. The first ones are those without earlier rollouts."""
 
 
 class Critic(nn.Module):
     """Causal trunk with a scalar head: the value of every prefix. It shares no weights with the policy.
 
-    It costs a second model, but policy loss and value loss do not change each other's features (Ziegler et al. 2019
-    share the trunk, Ouyang et al. 2022 do not). Dropout is always off. The head computes in fp32, whatever the trunk's
-    dtype.
+    A critic costs a second model, but the policy loss does not change the features of the value, nor the value loss
+    those of the policy (Ziegler et al. 2019 share the trunk, Ouyang et al. 2022 do not). Dropout is always off. The
+    head computes in fp32, whatever the trunk's dtype.
 
     Args:
         trunk: a causal `transformers` model without output layer, or a whole encoder-decoder; trained in place.
@@ -46,7 +49,9 @@ class Critic(nn.Module):
 
     def __init__(self, trunk: PreTrainedModel, head: nn.Linear, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__()
-        self.trunk, self.head, self.tokenizer = trunk.eval(), head.float(), tokenizer
+        self.trunk = trunk.eval()
+        self.head = head.float()
+        self.tokenizer = tokenizer
         self.seq2seq = Seq2Seq.of(trunk, tokenizer)
         self.gradient_checkpointing = False
         self.autocast: torch.dtype | None = None
@@ -57,8 +62,13 @@ class Critic(nn.Module):
 
         Adapters (LoRA) are merged into the copy's weights.
         """
-        trunk = (merged_trunk if lm.seq2seq is None else merged)(lm.model).requires_grad_(True)
-        return cls(trunk, fresh_head(lm.hidden_size, lm.device), lm.tokenizer)
+        if lm.seq2seq is None:
+            trunk = merged_trunk(lm.model)
+        else:
+            trunk = merged(lm.model)
+        trunk.requires_grad_(True)
+        head = fresh_head(lm.hidden_size, lm.device)
+        return cls(trunk, head, lm.tokenizer)
 
     @classmethod
     def from_reward_model(cls, reward_model: RewardModel) -> Self:
@@ -67,16 +77,20 @@ class Critic(nn.Module):
         Raises:
             ValueError: unless the reward model is causal with one raw score, linear in its trunk's output.
         """
+        # The layer that computes the score becomes the value head
         model = plain_model(reward_model.model)
-        name, score = type(model).__name__, dict(model.named_modules(remove_duplicate=False)).get("score")
-        if model.config.num_labels != 1 or not isinstance(score, nn.Linear):
+        modules = dict(model.named_modules(remove_duplicate=False))
+        score_layer = modules.get("score")
+        if model.config.num_labels != 1 or not isinstance(score_layer, nn.Linear):
             raise ValueError(
-                f"a critic needs a causal model with one raw score, but {name} has {model.config.num_labels} "
-                f"labels and the score layer {score}: give a decoder of AutoModelForSequenceClassification with "
-                "num_labels=1 (not an encoder such as BERT; merge an adapter on the score first)"
+                f"a critic needs a causal model with one raw score, but {type(model).__name__} has "
+                f"{model.config.num_labels} labels and the score layer {score_layer}: give a decoder of "
+                "AutoModelForSequenceClassification with num_labels=1 (not an encoder such as BERT; merge an adapter "
+                "on the score first)"
             )
         trunk = merged_trunk(reward_model.model).float().requires_grad_(True)
-        critic = cls(trunk, copy.deepcopy(score).requires_grad_(True), reward_model.tokenizer)
+        head = copy.deepcopy(score_layer).requires_grad_(True)
+        critic = cls(trunk, head, reward_model.tokenizer)
         critic._check_scores(reward_model)
         return critic
 
@@ -86,22 +100,23 @@ class Critic(nn.Module):
         from safetensors.torch import load_file
         from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
-        weights = load_file(Path(folder) / HEAD)
-        dtype = torch.float32 if dtype is None else dtype
-        whole = from_pretrained(AutoConfig, folder).is_encoder_decoder
-        trunk = from_pretrained(
-            AutoModelForSeq2SeqLM if whole else AutoModel, folder, use_safetensors=True, dtype=dtype
-        )
+        weights = load_file(Path(folder) / VALUE_HEAD_FILE)
+        if dtype is None:
+            dtype = torch.float32
+        model_class: Any = AutoModel
+        if from_pretrained(AutoConfig, folder).is_encoder_decoder:
+            model_class = AutoModelForSeq2SeqLM
+        trunk = from_pretrained(model_class, folder, use_safetensors=True, dtype=dtype)
         head = nn.Linear(weights["weight"].shape[1], 1, bias="bias" in weights, device="cpu")
         head.load_state_dict(weights)
         return cls(trunk, head, tokenizer)
 
     def save(self, folder: Path, *, metadata: dict[str, str]) -> None:
-        """Write a plain `transformers` folder (for `AutoModel`), and the head with this metadata."""
+        """Write the trunk as a plain `transformers` folder (for `AutoModel`), and the head with this metadata."""
         from safetensors.torch import save_file
 
         save_model(self.trunk, folder)
-        save_file(self.head.state_dict(), folder / HEAD, metadata=metadata)
+        save_file(self.head.state_dict(), folder / VALUE_HEAD_FILE, metadata=metadata)
 
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode: dropout would add noise to the values."""
@@ -113,41 +128,54 @@ class Critic(nn.Module):
         Raises:
             ValueError: if the language model's vocabulary differs, or the trunk's layers cannot be checkpointed.
         """
-        read = self.tokenizer.get_vocab()
-        strange = [token for token, index in lm.tokenizer.get_vocab().items() if read.get(token) != index]
-        if strange:
+        vocabulary = self.tokenizer.get_vocab()
+        policy_vocabulary = lm.tokenizer.get_vocab()
+        mismatched = [token for token, index in policy_vocabulary.items() if vocabulary.get(token) != index]
+        if mismatched:
             raise ValueError(
-                f"{len(strange)} tokens of the policy are missing or have other ids in the critic's tokenizer (such as "
-                f"{min(strange)!r}): a critic reads the policy's ids, so use the same tokenizer for both"
+                f"{len(mismatched)} tokens of the policy are missing or have other ids in the critic's tokenizer (such "
+                f"as {min(mismatched)!r}): a critic reads the policy's ids, so use the same tokenizer for both"
             )
         check_memory_options(self.trunk, gradient_checkpointing=lm.gradient_checkpointing, autocast=lm.autocast)
-        self.gradient_checkpointing, self.autocast = lm.gradient_checkpointing, lm.autocast
+        self.gradient_checkpointing = lm.gradient_checkpointing
+        self.autocast = lm.autocast
 
     def hidden(self, tokens: Tensor, prompt_length: Tensor | None = None, length: Tensor | None = None) -> Tensor:
         """Trunk output at every position, ``[B, L, hidden size]``; arguments as for `LanguageModel.hidden`."""
         if self.seq2seq is not None:
             return self.seq2seq.hidden(self._run, tokens, prompt_length)
         if length is not None:
-            return without_padding(self._run, tokens, length, None if self.gradient_checkpointing else self.trunk)
+            trunk = None if self.gradient_checkpointing else self.trunk
+            return without_padding(self._run, tokens, length, trunk)
         return self._run(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
 
-    def values(self, *row: Tensor) -> Tensor:
+    def values(self, tokens: Tensor, prompt_length: Tensor | None = None, length: Tensor | None = None) -> Tensor:
         """Values of each row's prefixes, float32 ``[B, L]``; arguments as for `LanguageModel.hidden`."""
-        return self.head(self.hidden(*row).float()).squeeze(-1)
+        hidden = self.hidden(tokens, prompt_length, length)
+        return self.head(hidden.float()).squeeze(-1)
 
     def _run(self, part: str = "", /, **inputs: Any) -> Tensor:
-        trunk = trunk_of(self.trunk, part) if part else self.trunk
-        options: Any = {"gradient_checkpointing": self.gradient_checkpointing, "autocast": self.autocast}
-        return trunk_output(trunk, **options, **inputs)
+        """Output of the trunk, or of its part "encoder" or "decoder", for these inputs, ``[B, L, hidden size]``."""
+        trunk = self.trunk
+        if part:
+            trunk = trunk_of(self.trunk, part)
+        return trunk_output(trunk, gradient_checkpointing=self.gradient_checkpointing, autocast=self.autocast, **inputs)
 
     @torch.no_grad()
     def _check_scores(self, reward_model: RewardModel) -> None:
         """Raise a ValueError unless the values of a text are the scores of its prefixes (the model is causal)."""
+        # Three tokens, and the score after each of them
         ids = torch.arange(3, device=self.trunk.device).unsqueeze(0) % reward_model.model.config.vocab_size
-        known = torch.ones_like(ids)
-        scores = torch.cat([reward_model.score_ids(ids[:, :stop], known[:, :stop]) for stop in (1, 2, 3)])
+        attention_mask = torch.ones_like(ids)
+        prefix_scores = []
+        for length in (1, 2, 3):
+            prefix_scores.append(reward_model.score_ids(ids[:, :length], attention_mask[:, :length]))
+        scores = torch.cat(prefix_scores)
+
+        # Compare, up to rounding
         gap = (self.values(ids)[0].cpu() - scores).abs().max().item()
-        if gap > rounding_tolerance(reward_model.model.dtype) * max(1.0, scores.abs().max().item()):
+        largest_score = max(1.0, scores.abs().max().item())
+        if gap > rounding_tolerance(reward_model.model.dtype) * largest_score:
             raise ValueError(
                 f"the values of {type(reward_model.model).__name__} at the tokens of a text differ by up to {gap:.3g} "
                 "from its scores of the prefixes that end there: it is not causal, or has more than a linear layer "
@@ -175,93 +203,147 @@ def fit_head(
 ) -> Tensor:
     """Fit a linear value to a rollout in closed form; return values ``[B, L]`` by fits that have not seen their row.
 
-    The values of a fold of rows come from a ridge regression on the other folds and on earlier rollouts. Its candidate
-    (weight of earlier rollouts, strength of the ridge) is the one that predicted earlier rollouts best or, in the first
-    one, the other folds. So no value depends on its row's return, as in RLOO. Then ``weights`` and ``bias`` are fitted
-    to all rows. Non-finite numbers change nothing.
+    Rows are split into folds. The values of a fold come from a ridge regression on the other folds and on earlier
+    rollouts, so no value depends on the return of its own row, as in RLOO. The weight of earlier rollouts and the
+    strength of the ridge are chosen by their errors: on earlier rollouts, or in the first rollout on the other folds.
+    Finally, ``weights`` and ``bias`` are fitted to all rows. If a number is not finite, nothing changes.
 
     Args:
-        weights, bias: ``[H]`` for each kind of features and ``[1]``, changed in place.
-        features: float32 ``[B, L, H]``, L > T; the ridge treats kinds alike, whatever their size.
-        target, mask: return from each entry on, and bool, ``[B, T]``.
-        earlier: what is remembered of earlier rollouts, updated in place; empty at first.
+        weights: ``[H]`` for each kind of features, changed in place.
+        bias: ``[1]``, changed in place; None for no intercept.
+        features: float32 ``[B, L, H]`` for each kind, L > T; the ridge treats kinds alike, whatever their scale.
+        target: return from each entry on, ``[B, T]``.
+        mask: bool ``[B, T]``.
+        earlier: statistics of earlier rollouts, updated in place; empty at first.
     """
-    earlier = {} if earlier is None else earlier
+    if earlier is None:
+        earlier = {}
     sizes = [len(weight) for weight in weights]
-    x, y = torch.cat(list(features), dim=-1), target[mask]
-    seen = x[:, : mask.shape[1]][mask]
-    if not (len(y) and seen.isfinite().all() and y.isfinite().all()):
-        return x @ torch.cat(list(weights)) + (0.0 if bias is None else bias)
-    if not earlier:  # float32 could not tell apart features far from 0
-        center = seen.mean(0) if bias is not None else torch.zeros_like(seen[0])
-        spread = [part.square().mean().sqrt().clamp(min=1e-6) for part in (seen - center).split(sizes, dim=1)]
-        scale = torch.cat([value.expand(size) for value, size in zip(spread, sizes, strict=True)])
-        empty = x.new_zeros(len(center) + 1, len(center) + 2)
-        earlier.update({"center": center, "scale": scale, "sums": empty})
+    x = torch.cat(list(features), dim=-1)  # [B, L, H of all kinds]
+    returns = target[mask]
+    fit_features = x[:, : mask.shape[1]][mask]
+    all_finite = fit_features.isfinite().all() and returns.isfinite().all()
+    if not (len(returns) and all_finite):
+        intercept: Tensor | float = 0.0
+        if bias is not None:
+            intercept = bias
+        return x @ torch.cat(list(weights)) + intercept
+
+    # Standardize, by the first rollout for all, and add a constant: float32 could not tell apart features far from 0
+    if not earlier:
+        _begin_statistics(earlier, fit_features, sizes, centered=bias is not None)
     x = (x - earlier["center"]) / earlier["scale"]
-    x = torch.cat([x, torch.full_like(x[..., :1], float(bias is not None))], dim=-1)
-    fold = torch.arange(len(mask), device=x.device) % FOLDS
-    of = fold[mask.nonzero()[:, 0]]
-    seen = x[:, : mask.shape[1]][mask]
-    folds, last = _cross_fit([(seen[of == i], y[of == i]) for i in range(FOLDS)], earlier)
-    slope = last[:-1] / earlier["scale"]
+    constant = torch.full_like(x[..., :1], float(bias is not None))
+    x = torch.cat([x, constant], dim=-1)  # [B, L, H + 1]
+
+    # Fit
+    fold_of_row = torch.arange(len(mask), device=x.device) % FOLDS
+    fold_of_entry = fold_of_row[mask.nonzero()[:, 0]]
+    fit_features = x[:, : mask.shape[1]][mask]
+    folds = []
+    for fold in range(FOLDS):
+        in_fold = fold_of_entry == fold
+        folds.append((fit_features[in_fold], returns[in_fold]))
+    solution_of_fold, solution = _cross_fit(folds, earlier)
+
+    # Write the fit to all rows, in terms of the raw features
+    slope = solution[:-1] / earlier["scale"]
     for weight, part in zip(weights, slope.split(sizes), strict=True):
         weight.copy_(part)
     if bias is not None:
-        bias.copy_(last[-1:] - slope @ earlier["center"])
-    return (x @ folds[fold].unsqueeze(-1)).squeeze(-1)
+        bias.copy_(solution[-1:] - slope @ earlier["center"])
+
+    # Values of each row, by the fit to the other folds
+    solution_of_row = solution_of_fold[fold_of_row].unsqueeze(-1)  # [B, H + 1, 1]
+    return (x @ solution_of_row).squeeze(-1)
 
 
-def _cross_fit(parts: Sequence[tuple[Tensor, Tensor]], earlier: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Solutions for each fold by the others ``[FOLDS, H + 1]``, and for all ``[H + 1]``; updates ``earlier``.
+def _begin_statistics(earlier: dict[str, Tensor], features: Tensor, sizes: Sequence[int], *, centered: bool) -> None:
+    """Write center and scale of a first rollout's features ``[N, H]``, and empty sums, into ``earlier``.
+
+    All features of a kind get the same scale; ``sizes`` has the number of features of each kind.
+    """
+    center = features.mean(0) if centered else torch.zeros_like(features[0])
+    scales = []
+    for size, part in zip(sizes, (features - center).split(list(sizes), dim=1), strict=True):
+        root_mean_square = part.square().mean().sqrt().clamp(min=1e-6)
+        scales.append(root_mean_square.expand(size))
+    earlier["center"] = center
+    earlier["scale"] = torch.cat(scales)
+    earlier["sums"] = features.new_zeros(len(center) + 1, len(center) + 2)
+
+
+def _cross_fit(folds: Sequence[tuple[Tensor, Tensor]], earlier: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Solve for each fold from the others ``[FOLDS, H + 1]``, and for all ``[H + 1]``; update ``earlier``.
 
     Args:
-        parts: features ``[N, H + 1]``, the last of which is the constant, and targets ``[N]`` of each fold.
+        folds: features ``[N, H + 1]``, the last of them constant, and targets ``[N]`` of each fold.
         earlier: sums ``[H + 1, H + 2]`` and, after the first rollout, squared errors of the candidates.
     """
-    sums = torch.stack([x.T @ torch.cat([x, y[:, None]], dim=1) for x, y in parts])
+    # Sums XᵀX and Xᵀy of each fold, [FOLDS, H + 1, H + 2]
+    sums = torch.stack([x.T @ torch.cat([x, y[:, None]], dim=1) for x, y in folds])
     total = sums.sum(0)
 
-    def without(*left_out: int) -> Tensor:
-        """Sums of the other folds, added up: from ``total``, rounding would leave something of the folds left out."""
-        kept = [i for i in range(FOLDS) if i not in left_out]
+    def sums_without(*left_out: int) -> Tensor:
+        """Sums of the other folds, added up: a difference from ``total`` would keep rounding of those left out."""
+        kept = [fold for fold in range(FOLDS) if fold not in left_out]
         return sums[kept].sum(0)
 
-    def solve(own: Tensor, candidates: Sequence[tuple[float, float]] = CANDIDATES) -> Tensor:
+    def solve(fold_sums: Tensor, candidates: Sequence[tuple[float, float]] = CANDIDATES) -> Tensor:
         """Solutions ``[candidates, H + 1]``."""
-        return torch.stack([_ridge(own + decay * earlier["sums"], strength) for decay, strength in candidates])
+        return torch.stack([_ridge(fold_sums + decay * earlier["sums"], ridge) for decay, ridge in candidates])
 
-    def missed(solutions: Tensor, i: int) -> Tensor:
-        """Squared errors in a fold ``[candidates]``."""
-        x, y = parts[i]
+    def squared_errors(solutions: Tensor, fold: int) -> Tensor:
+        """Sum of squared errors in a fold ``[candidates]``."""
+        x, y = folds[fold]
         return (y[:, None] - x @ solutions.T).square().sum(0)
 
-    solved = [solve(without(i)) for i in range(FOLDS)]
-    errors = torch.stack([missed(solutions, i) for i, solutions in enumerate(solved)])
+    # All candidates for each fold, fitted to the other folds
+    solutions = [solve(sums_without(fold)) for fold in range(FOLDS)]
+    errors = torch.stack([squared_errors(solutions[fold], fold) for fold in range(FOLDS)])
+
+    # The candidate of each fold: chosen without its targets
     if "errors" in earlier:
-        chosen = [int(earlier["errors"].argmin())] * FOLDS
+        best_candidates = [int(earlier["errors"].argmin())] * FOLDS
         errors = torch.cat([errors, DECAYS[-1] * earlier["errors"][None]])
     else:
-        first = CANDIDATES[: len(RIDGES)]  # nothing is earlier
-        chosen = []
-        for i in range(FOLDS):
-            missed_by_others = [missed(solve(without(i, j), first), j) for j in range(FOLDS) if j != i]
-            chosen.append(int(torch.stack(missed_by_others).sum(0).argmin()))
+        without_earlier = CANDIDATES[: len(RIDGES)]
+        best_candidates = []
+        for fold in range(FOLDS):
+            errors_elsewhere = []
+            for tested in range(FOLDS):
+                if tested != fold:
+                    fitted = solve(sums_without(fold, tested), without_earlier)
+                    errors_elsewhere.append(squared_errors(fitted, tested))
+            best_candidates.append(int(torch.stack(errors_elsewhere).sum(0).argmin()))
+    solution_of_fold = torch.stack([solutions[fold][best_candidates[fold]] for fold in range(FOLDS)])
+
+    # The fit to all folds, by the candidate that is best so far
     errors = errors.sum(0)
-    folds = torch.stack([solutions[best] for solutions, best in zip(solved, chosen, strict=True)])
-    last = solve(total, [CANDIDATES[int(errors.argmin())]])[0]
-    earlier.update({"errors": errors, "sums": total + DECAYS[-1] * earlier["sums"]})
-    return folds, last
+    best_candidate = CANDIDATES[int(errors.argmin())]
+    solution = solve(total, [best_candidate])[0]
+    earlier["errors"] = errors
+    earlier["sums"] = total + DECAYS[-1] * earlier["sums"]
+    return solution_of_fold, solution
 
 
 def _ridge(sums: Tensor, strength: float) -> Tensor:
-    """Least squares from sums ``[H, H + 1]`` with a ridge relative to the features' variance; the last is constant."""
-    square, product = sums[:, :-1], sums[:, -1]
-    spread = square.diagonal().sum() - square[-1].square().sum() / square[-1, -1].clamp(min=1.0)
-    ridge = (spread / (len(square) - 1)).clamp(min=1e-6).repeat(len(square))
-    ridge[-1] *= 1e-9  # the intercept is hardly penalized
-    solution = torch.linalg.solve_ex(square + (strength * ridge).diag(), product)[0]
-    if not solution.isfinite().all():  # singular: the features hardly vary
-        solution = torch.zeros_like(product)
-        solution[-1] = product[-1] / square[-1, -1].clamp(min=1.0)
+    """Solve least squares with a ridge from sums ``[H, H + 1]``; the last feature is the constant.
+
+    The strength is relative to the mean variance of the features.
+    """
+    gram = sums[:, :-1]  # XᵀX: [H, H]
+    moment = sums[:, -1]  # Xᵀy: [H]
+    count = gram[-1, -1].clamp(min=1.0)
+
+    # Ridge on each feature; the intercept is hardly penalized
+    total_variation = gram.diagonal().sum() - gram[-1].square().sum() / count
+    ridge = (total_variation / (len(gram) - 1)).clamp(min=1e-6).repeat(len(gram))
+    ridge[-1] *= 1e-9
+
+    # Only the mean, if the matrix is singular because the features hardly vary
+    solution, _ = torch.linalg.solve_ex(gram + (strength * ridge).diag(), moment)
+    if not solution.isfinite().all():
+        solution = torch.zeros_like(moment)
+        solution[-1] = moment[-1] / count
     return solution

@@ -1,7 +1,6 @@
 """Action distributions: sampling, log-probability, entropy and KL from a network's output, for each action space."""
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,28 +26,37 @@ class Categorical(nn.Module):
 
     def __init__(self, space: spaces.Discrete) -> None:
         super().__init__()
-        self.size, self.start = int(space.n), int(space.start)
+        self.size = int(space.n)
+        self.start = int(space.start)
 
     def sample(
         self, output: Tensor, *, generator: torch.Generator, action_mask: Tensor | None, deterministic: bool
     ) -> tuple[Tensor, Tensor]:
-        """Sample actions int64 ``[N]`` from logits ``[N, n]``; returns log-probabilities ``[N]`` too; no gradient."""
-        action, log_prob = draw(_masked(output, action_mask), generator, deterministic)
-        return (action + self.start if self.start else action), log_prob
+        """Sample actions int64 ``[N]`` and log-probabilities ``[N]`` from logits ``[N, n]``; no gradient."""
+        logits = _masked(output, action_mask)
+        index, log_prob = draw(logits, generator, deterministic)
+        if self.start:
+            return index + self.start, log_prob
+        return index, log_prob
 
     def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy, nats; any batch shape."""
-        return _log_prob_and_entropy(_masked(output, action_mask).log_softmax(-1), self.index(action))
+        log_probs = _masked(output, action_mask).log_softmax(-1)
+        return _log_prob_and_entropy(log_probs, self.index(action))
 
     def index(self, action: Tensor) -> Tensor:
         """Index of an action's logit, from 0."""
-        return action - self.start if self.start else action
+        if self.start:
+            return action - self.start
+        return action
 
     def divergence(
-        self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
+        self, output: Tensor, other_output: Tensor, *, other: nn.Module, action_mask: Tensor | None = None
     ) -> Tensor:
         """KL(self‖other) from both outputs, nats; any batch shape."""
-        return _categorical_kl(_masked(output, action_mask), _masked(other_output, action_mask))
+        logits = _masked(output, action_mask)
+        other_logits = _masked(other_output, action_mask)
+        return _categorical_kl(logits, other_logits)
 
 
 class MultiCategorical(nn.Module):
@@ -65,10 +73,16 @@ class MultiCategorical(nn.Module):
     def __init__(self, space: spaces.MultiDiscrete | spaces.MultiBinary) -> None:
         super().__init__()
         self.shape = tuple(space.shape)
+        if isinstance(space, spaces.MultiDiscrete):
+            start = space.start
+            num_options = space.nvec
+        else:
+            start = np.zeros((), dtype=np.int64)
+            num_options = np.full(space.shape, 2)
         # Not a buffer: the offset comes from the action space and is not saved with the weights.
-        self.start = torch.from_numpy(np.asarray(space.start if isinstance(space, spaces.MultiDiscrete) else 0))
-        options = space.nvec if isinstance(space, spaces.MultiDiscrete) else np.full(space.shape, 2)
-        self.choices = options.flatten().tolist()
+        self.start = torch.from_numpy(start)
+        self.choices: list[int] = num_options.flatten().tolist()
+        """Number of options of each choice."""
         self.size = sum(self.choices)
 
     def sample(
@@ -76,29 +90,39 @@ class MultiCategorical(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Sample actions int64 ``[N, *]`` and log-probabilities ``[N]`` from concatenated logits ``[N, size]``."""
         _refuse_mask(action_mask)
-        parts = [draw(logits, generator, deterministic) for logits in output.split(self.choices, dim=-1)]
-        action = torch.stack([action for action, _ in parts], dim=-1)
-        log_prob = torch.stack([log_prob for _, log_prob in parts], dim=-1).sum(-1)
-        return action.reshape(*log_prob.shape, *self.shape) + self.start.to(action), log_prob
+        indices = []
+        log_probs = []
+        for logits in output.split(self.choices, dim=-1):
+            index, log_prob = draw(logits, generator, deterministic)
+            indices.append(index)
+            log_probs.append(log_prob)
+        joint_index = torch.stack(indices, dim=-1)  # [N, choices]
+        joint_log_prob = torch.stack(log_probs, dim=-1).sum(-1)  # [N]
+        action = joint_index.reshape(*joint_log_prob.shape, *self.shape)
+        return action + self.start.to(action), joint_log_prob
 
     def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy, nats; any batch shape."""
         _refuse_mask(action_mask)
-        chosen = (action - self.start.to(action)).reshape(*output.shape[:-1], len(self.choices)).unbind(-1)
-        parts = [
-            _log_prob_and_entropy(logits.log_softmax(-1), one)
-            for logits, one in zip(output.split(self.choices, dim=-1), chosen, strict=True)
-        ]
-        log_prob, entropy = (torch.stack(x, dim=-1).sum(-1) for x in zip(*parts, strict=True))
-        return log_prob, entropy
+        joint_index = action - self.start.to(action)
+        indices = joint_index.reshape(*output.shape[:-1], len(self.choices)).unbind(-1)
+        log_probs = []
+        entropies = []
+        for logits, index in zip(output.split(self.choices, dim=-1), indices, strict=True):
+            log_prob, entropy = _log_prob_and_entropy(logits.log_softmax(-1), index)
+            log_probs.append(log_prob)
+            entropies.append(entropy)
+        return torch.stack(log_probs, dim=-1).sum(-1), torch.stack(entropies, dim=-1).sum(-1)
 
     def divergence(
-        self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
+        self, output: Tensor, other_output: Tensor, *, other: nn.Module, action_mask: Tensor | None = None
     ) -> Tensor:
         """KL(self‖other) from both outputs, nats, summed over the independent choices; any batch shape."""
         _refuse_mask(action_mask)
-        both = zip(output.split(self.choices, dim=-1), other_output.split(self.choices, dim=-1), strict=True)
-        return torch.stack([_categorical_kl(own, others) for own, others in both], dim=-1).sum(-1)
+        parts = output.split(self.choices, dim=-1)
+        other_parts = other_output.split(self.choices, dim=-1)
+        kls = [_categorical_kl(logits, other_logits) for logits, other_logits in zip(parts, other_parts, strict=True)]
+        return torch.stack(kls, dim=-1).sum(-1)
 
 
 class Gaussian(nn.Module):
@@ -108,7 +132,7 @@ class Gaussian(nn.Module):
 
     Args:
         space: the action space.
-        features: further dimensions of ``log_std``, for a standard deviation that depends on the state.
+        features: leading dimensions of ``log_std``, for a standard deviation that depends on the state.
 
     Raises:
         ValueError: if the box has an integer dtype.
@@ -138,7 +162,8 @@ class Gaussian(nn.Module):
         else:
             noise = torch.randn(output.shape, generator=generator, device=generator.device).to(output.device)
         action = output + self.log_std.exp() * noise
-        return action.view(len(output), *self.shape), self.score(output, action)[0]
+        log_prob, _ = self.score(output, action)
+        return action.view(len(output), *self.shape), log_prob
 
     def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-density and differential entropy, nats; any batch shape."""
@@ -146,18 +171,20 @@ class Gaussian(nn.Module):
         mean, log_std = self.parametrize(output)
         standard = (action.reshape(mean.shape) - mean) * (-log_std).exp()
         log_prob = -(0.5 * standard.square() + log_std + 0.5 * LOG_2PI).sum(-1)
-        return log_prob, (log_std + 0.5 * (LOG_2PI + 1)).sum(-1).expand(log_prob.shape)
+        entropy = (log_std + 0.5 * (LOG_2PI + 1)).sum(-1)
+        return log_prob, entropy.expand(log_prob.shape)
 
     def divergence(
-        self, output: Tensor, other_output: Tensor, *, other: Any, action_mask: Tensor | None = None
+        self, output: Tensor, other_output: Tensor, *, other: "Gaussian", action_mask: Tensor | None = None
     ) -> Tensor:
-        """KL(self‖other) from both outputs, nats; any batch shape. No gradient to the other's standard deviation."""
+        """KL(self‖other) from both outputs, nats; any batch shape. ``other``'s standard deviation gets no gradient."""
         _refuse_mask(action_mask)
-        (mean, log_std), (other_mean, other_log_std) = self.parametrize(output), other.parametrize(other_output)
+        mean, log_std = self.parametrize(output)
+        other_mean, other_log_std = other.parametrize(other_output)
         other_log_std = other_log_std.detach()
-        ratio = (2 * (log_std - other_log_std)).exp()
-        distance = ((mean - other_mean) * (-other_log_std).exp()).square()
-        return 0.5 * (ratio + distance - 1 - ratio.log()).sum(-1)
+        variance_ratio = (2 * (log_std - other_log_std)).exp()
+        squared_distance = ((mean - other_mean) * (-other_log_std).exp()).square()
+        return 0.5 * (variance_ratio + squared_distance - 1 - variance_ratio.log()).sum(-1)
 
     def parametrize(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation of the action, ``[*, size]`` or ``[size]``."""
@@ -188,50 +215,69 @@ def action_distribution(space: spaces.Space) -> ActionDistribution:
 
 def _check_numbers(space: spaces.Space) -> None:
     """Raise a ValueError if torch cannot compute with the actions of a space."""
-    dtypes = BOX_DTYPES if isinstance(space, spaces.Box) else INTEGER_DTYPES
-    known = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-    if isinstance(space, known) and str(space.dtype) not in dtypes:
+    # Dtype
+    dtypes: tuple[str, ...] = INTEGER_DTYPES
+    if isinstance(space, spaces.Box):
+        dtypes = BOX_DTYPES
+    supported_spaces = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    if isinstance(space, supported_spaces) and str(space.dtype) not in dtypes:
         raise ValueError(f"action_space is {space} of dtype {space.dtype}, expected one of {', '.join(dtypes)}")
-    largest = 0
+
+    # Largest action, which must fit int64
+    largest_action = 0
     if isinstance(space, spaces.Discrete):
-        largest = int(space.start) + int(space.n) - 1
+        largest_action = int(space.start) + int(space.n) - 1
     elif isinstance(space, spaces.MultiDiscrete):
         starts = space.start.ravel().tolist()
-        largest = max(start + count - 1 for start, count in zip(starts, space.nvec.ravel().tolist(), strict=True))
-    if largest >= 2**63:
-        raise ValueError(f"action_space is {space} with the action {largest}, expected numbers below 2**63")
+        counts = space.nvec.ravel().tolist()
+        largest_action = max(start + count - 1 for start, count in zip(starts, counts, strict=True))
+    if largest_action >= 2**63:
+        raise ValueError(f"action_space is {space} with the action {largest_action}, expected numbers below 2**63")
 
 
 def _masked(logits: Tensor, action_mask: Tensor | None) -> Tensor:
-    return logits if action_mask is None else logits.masked_fill(~action_mask, torch.finfo(logits.dtype).min)
+    """Set the logits of unavailable actions to the lowest finite number, so that their probability is 0."""
+    if action_mask is None:
+        return logits
+    lowest = torch.finfo(logits.dtype).min
+    return logits.masked_fill(~action_mask, lowest)
 
 
-@accelerated("algos.fast.sampling:draw", "19ac1d27e967")
+@accelerated("algos.fast.sampling:draw", "0ebd6f31ebcd")
 @torch.no_grad()
 def draw(logits: Tensor, generator: torch.Generator, deterministic: bool) -> tuple[Tensor, Tensor]:
-    """Sample an action from logits ``[*, n]``; returns it and its log-probability, ``[*]`` each, no gradient.
+    """Sample an action from logits ``[*, n]``; return it and its log-probability, ``[*]`` each, no gradient.
 
-    Gumbel-max: the argmax of logits plus Gumbel noise is a sample of their softmax.
+    Gumbel-max: the argmax of logits plus Gumbel noise is a sample from their softmax.
     """
-    chosen = log_probs = logits.log_softmax(-1)
+    log_probs = logits.log_softmax(-1)
+    perturbed = log_probs
     if not deterministic:
-        noise = torch.empty_like(log_probs, device=generator.device).exponential_(generator=generator).log_()
-        chosen = log_probs - noise.to(log_probs.device)
-    best = chosen.argmax(-1, keepdim=True)
-    return best.squeeze(-1), log_probs.gather(-1, best).squeeze(-1)
+        # Gumbel noise is -log of exponential noise
+        noise = torch.empty_like(log_probs, device=generator.device)
+        noise.exponential_(generator=generator).log_()
+        perturbed = log_probs - noise.to(log_probs.device)
+    action = perturbed.argmax(-1, keepdim=True)
+    log_prob = log_probs.gather(-1, action)
+    return action.squeeze(-1), log_prob.squeeze(-1)
 
 
 def _log_prob_and_entropy(log_probs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probability of an action ``[*]``, and entropy ``[*]``, from the log-probabilities ``[*, n]`` of all."""
     # Below -1e3 the probability is 0; without the clamp, masked logits (`_masked`) would give NaN gradients.
     entropy = -(log_probs.exp() * log_probs.clamp(min=-1e3)).sum(-1)
-    return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
+    log_prob = log_probs.gather(-1, action.unsqueeze(-1))
+    return log_prob.squeeze(-1), entropy
 
 
 def _categorical_kl(logits: Tensor, other_logits: Tensor) -> Tensor:
+    """KL divergence ``[*]`` of two categorical distributions from their logits ``[*, n]``."""
     log_probs = logits.log_softmax(-1)
-    return (log_probs.exp() * (log_probs - other_logits.log_softmax(-1))).sum(-1)
+    other_log_probs = other_logits.log_softmax(-1)
+    return (log_probs.exp() * (log_probs - other_log_probs)).sum(-1)
 
 
 def _refuse_mask(action_mask: Tensor | None) -> None:
+    """Raise a ValueError if there is an action mask."""
     if action_mask is not None:
         raise ValueError("the environment gives an action_mask, which only Discrete actions support: leave it out")

@@ -23,7 +23,8 @@ class StateDependentGaussian(Gaussian):
     gSDE (Raffin et al. 2021, "Smooth exploration for robotic reinforcement learning") has the noise φ(s) E with a
     matrix E ~ N(0, σ²) that is held for several steps, so that equal states get equal noise. At each step the action is
     Gaussian with variance φ(s)² σ² + 1e-6. The network output is the mean and the features φ(s), concatenated; the
-    features get no gradient from the noise. σ is trained, one per feature and dimension. Samples are not squashed.
+    features get no gradient from the noise. σ is trained, with an entry per feature and dimension. Samples are not
+    squashed.
 
     Args:
         space: the action space.
@@ -44,26 +45,30 @@ class StateDependentGaussian(Gaussian):
         self.features = features
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Sample standard normal matrices, float32 ``[count, features, size]``; E is σ times one of them."""
+        """Sample standard normal matrices, float32 ``[count, features, size]``; E is σ times such a matrix."""
         return torch.randn(count, self.features, self.size, generator=generator, device=generator.device)
 
     @torch.no_grad()
     def explore(
         self, output: Tensor, matrices: Tensor | None, action_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Actions float32 ``[N, *]`` with these noise matrices (None: the means), and their log-densities."""
+        """Choose actions float32 ``[N, *]`` with these noise matrices (None: the means); return log-densities too."""
         action, features = self._split(output)
         if matrices is not None:
-            action = action + (features.unsqueeze(-1) * (self.log_std.exp() * matrices.to(output.device))).sum(-2)
-        return action.reshape(len(output), *self.shape), self.score(output, action, action_mask)[0]
+            scaled = self.log_std.exp() * matrices.to(output.device)  # E: [N, features, size]
+            noise = (features.unsqueeze(-1) * scaled).sum(-2)  # φ(s) E: [N, size]
+            action = action + noise
+        log_prob, _ = self.score(output, action, action_mask)
+        return action.reshape(len(output), *self.shape), log_prob
 
     def parametrize(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation of the action with E integrated out, ``[*, size]`` each."""
         mean, features = self._split(output)
-        return mean, 0.5 * (features.square() @ (2 * self.log_std).exp() + SDE_EPSILON).log()
+        variance = features.square() @ (2 * self.log_std).exp() + SDE_EPSILON
+        return mean, 0.5 * variance.log()
 
     def _split(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean ``[*, size]`` and features ``[*, features]``."""
+        """Split the network output into mean ``[*, size]`` and features ``[*, features]``, detached."""
         mean, features = output.split([self.size, self.features], dim=-1)
         return mean, features.detach()
 
@@ -72,11 +77,11 @@ class GSDEPolicy(ControlPolicy):
     """`MLPPolicy` for Box actions with generalized state-dependent exploration (`StateDependentGaussian`).
 
     The features are the actor's last hidden layer. Each slot's noise matrix is resampled after ``sde_sample_freq``
-    steps and at the start of an episode. The matrices are standard normal and are multiplied by σ when they are used,
-    so an action has the density that it is scored with, even if σ was updated after the matrix was drawn.
+    steps and at the start of an episode. The matrices are standard normal and are multiplied by σ when they are used.
+    So an action has the density by which it is scored, even if σ was updated after its matrix was drawn.
 
     Args:
-        action_space: that of one environment, a Box of floats.
+        action_space: space of one environment, a Box of floats.
         hidden: width of each hidden layer.
         sde_sample_freq: steps after which a slot's matrix is resampled (Stable-Baselines3's name).
         log_std_init: initial log standard deviation of each element of the noise matrix.
@@ -107,43 +112,56 @@ class GSDEPolicy(ControlPolicy):
         super().__init__(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
         if not isinstance(sde_sample_freq, int) or sde_sample_freq < 1:
             raise ValueError(f"sde_sample_freq is {sde_sample_freq!r}, expected an integer of at least 1")
-        self.hidden, self.sde_sample_freq, size = widths(hidden), sde_sample_freq, self.input_size
-        self.distribution = StateDependentGaussian(action_space, features=[size, *self.hidden][-1])
-        self.actor = tower(size, self.hidden, self.distribution.size, gain=0.01, generator=self.generator)
-        self.critic = tower(size, self.hidden, 1, gain=1.0, generator=self.generator)
+        self.hidden = widths(hidden)
+        self.sde_sample_freq = sde_sample_freq
+        layer_sizes = [self.input_size, *self.hidden]
+        self.distribution = StateDependentGaussian(action_space, features=layer_sizes[-1])
+        self.actor = tower(self.input_size, self.hidden, self.distribution.size, gain=0.01, generator=self.generator)
+        self.critic = tower(self.input_size, self.hidden, 1, gain=1.0, generator=self.generator)
         self.log_std.data.fill_(log_std_init)
 
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
         output = self._output(torch.from_numpy(self._flatten(observation)))
-        matrices = None if deterministic else self._matrices(len(output))
-        return Step(*self.distribution.explore(output, matrices, action_mask))
+        matrices = None
+        if not deterministic:
+            matrices = self._next_matrices(len(output))
+        action, log_prob = self.distribution.explore(output, matrices, action_mask)
+        return Step(action, log_prob)
 
-    def _matrices(self, slots: int) -> Tensor:
-        """Noise matrices of this step; new ones where they have expired, or for all if the number of slots changed."""
-        left = self.memory.get("steps_left", torch.zeros(0, dtype=torch.int64, device="cpu"))
-        expired = left == 0 if len(left) == slots else torch.ones(slots, dtype=torch.bool, device="cpu")
+    def _next_matrices(self, slots: int) -> Tensor:
+        """Noise matrices ``[N, features, size]`` of this step.
+
+        They are new where the former ones have expired, and in all slots if the number of slots changed.
+        """
+        steps_left = self.memory.get("steps_left")
+        if steps_left is None or len(steps_left) != slots:
+            steps_left = torch.zeros(slots, dtype=torch.int64, device="cpu")
+        expired = steps_left == 0
         if expired.any():
-            fresh = self.distribution.draw(int(expired.sum()), self.generator)
+            matrices = self.distribution.draw(int(expired.sum()), self.generator)
             if not expired.all():  # a new tensor, because a saved state may hold the former one
-                fresh = self.memory["matrices"].masked_scatter(expired[:, None, None], fresh)
-            self.memory["matrices"] = fresh
-            left = torch.where(expired, self.sde_sample_freq, left if len(left) == slots else 0)
-        self.memory["steps_left"] = left - 1
+                matrices = self.memory["matrices"].masked_scatter(expired[:, None, None], matrices)
+            self.memory["matrices"] = matrices
+            steps_left = torch.where(expired, self.sde_sample_freq, steps_left)
+        self.memory["steps_left"] = steps_left - 1
         return self.memory["matrices"]
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
-        """Mark the noise of these slots (bool ``[N]``), or of all, for resampling; there is no other state."""
+        """Let the next step resample the noise of these slots (bool ``[N]``), or of all; there is no other state."""
         super().reset(rows, seeds=seeds)
         if rows is None:
             self.memory.clear()
         elif self.memory:
-            self.memory["steps_left"] = torch.where(torch.from_numpy(rows), 0, self.memory["steps_left"])
+            steps_left = self.memory["steps_left"]
+            self.memory["steps_left"] = torch.where(torch.from_numpy(rows), 0, steps_left)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""
-        return self.evaluation(rollout, self.output(rollout), self.critic(self.read(rollout["observation"])))
+        output = self.output(rollout)
+        value = self.critic(self.read(rollout["observation"]))
+        return self.evaluation(rollout, output, value)
 
     def output(self, rollout: TensorDict) -> Tensor:
         """Mean and features of a rollout's action distributions, ``[*, size + features]``."""
@@ -158,5 +176,7 @@ class GSDEPolicy(ControlPolicy):
         return super().arguments() | {"sde_sample_freq": self.sde_sample_freq}
 
     def _output(self, observation: Tensor) -> Tensor:
+        """Mean and features of observations ``[*, *]``: ``[*, size + features]``."""
         features = self.actor[:-1](self.read(observation))
-        return torch.cat([self.actor[-1](features), features], dim=-1)
+        mean = self.actor[-1](features)
+        return torch.cat([mean, features], dim=-1)

@@ -1,4 +1,4 @@
-"""Layers with orthogonal weights, initialized from a given generator."""
+"""Layers with orthogonal weights, drawn from the generator that is passed in."""
 
 import math
 from typing import TypeVar
@@ -7,10 +7,13 @@ import torch
 from torch import nn
 
 SQRT_2 = math.sqrt(2)
-NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+NATURE: tuple[tuple[int, int, int], ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """Channels, kernel size and stride of each convolution (Mnih et al. 2015), for sides of at least 36 pixels."""
-SMALL_KERNELS = ((32, 3, 1), (64, 3, 2))
-"""The same for smaller images, for which NATURE is too large: kernels of 3, first stride 1 (Young & Tian 2019)."""
+SMALL_KERNELS: tuple[tuple[int, int, int], ...] = ((32, 3, 1), (64, 3, 2))
+"""Convolutions for smaller images, which the kernels of `NATURE` do not fit: 3 pixels, first stride 1 (Young & Tian
+2019)."""
+MIN_NATURE_PIXELS = 36
+"""Minimum height and width of images for `NATURE`, pixels."""
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
@@ -19,23 +22,32 @@ def linear(before: int, after: int, gain: float, generator: torch.Generator) -> 
     if not (isinstance(before, int) and isinstance(after, int) and before > 0 and after > 0):
         raise ValueError(f"layer sizes must be positive integers, got in_features={before!r}, out_features={after!r}")
     # Created uninitialized: nn.Linear's own initialization would draw from the global generator.
-    return _orthogonal(nn.utils.skip_init(nn.Linear, before, after), gain, generator)
+    layer = nn.utils.skip_init(nn.Linear, before, after)
+    return _initialize(layer, gain, generator)
 
 
 def convolution(before: int, after: int, kernel: int, stride: int, generator: torch.Generator) -> nn.Conv2d:
     """Convolution without padding, with orthogonal weights of gain √2 and zero biases."""
-    return _orthogonal(nn.utils.skip_init(nn.Conv2d, before, after, kernel, stride), SQRT_2, generator)
+    layer = nn.utils.skip_init(nn.Conv2d, before, after, kernel, stride)
+    return _initialize(layer, SQRT_2, generator)
 
 
 def image_trunk(channels: int, height: int, width: int, features: int, generator: torch.Generator) -> nn.Sequential:
     """Convolutions and a linear layer with ReLU: images ``[n, channels, height, width]`` to ``[n, features]``."""
+    convolutions = NATURE
+    if min(height, width) < MIN_NATURE_PIXELS:
+        convolutions = SMALL_KERNELS
     layers: list[nn.Module] = []
-    for after, kernel, stride in NATURE if min(height, width) >= 36 else SMALL_KERNELS:
-        layers += [convolution(channels, after, kernel, stride, generator), nn.ReLU()]
-        channels = after
-        height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
-    flat = linear(channels * height * width, features, SQRT_2, generator)
-    return nn.Sequential(*layers, nn.Flatten(), flat, nn.ReLU())
+    for out_channels, kernel, stride in convolutions:
+        layers.append(convolution(channels, out_channels, kernel, stride, generator))
+        layers.append(nn.ReLU())
+        channels = out_channels
+        height = (height - kernel) // stride + 1
+        width = (width - kernel) // stride + 1
+    layers.append(nn.Flatten())
+    layers.append(linear(channels * height * width, features, SQRT_2, generator))
+    layers.append(nn.ReLU())
+    return nn.Sequential(*layers)
 
 
 def lstm(before: int, after: int, generator: torch.Generator) -> nn.LSTM:
@@ -49,7 +61,8 @@ def lstm(before: int, after: int, generator: torch.Generator) -> nn.LSTM:
     return layer
 
 
-def _orthogonal(layer: Layer, gain: float, generator: torch.Generator) -> Layer:
+def _initialize(layer: Layer, gain: float, generator: torch.Generator) -> Layer:
+    """Write orthogonal weights of this gain and zero biases into a layer."""
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     assert layer.bias is not None
     nn.init.zeros_(layer.bias)

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from algos.policies.critic import HEAD, Critic, fit_head, fresh_head
+from algos.policies.critic import VALUE_HEAD_FILE, Critic, fit_head, fresh_head
 from algos.policies.policy import Observation, Policy, Step
 from algos.policies.random_streams import UniformStreams
 from algos.ranks import collectives
@@ -43,26 +43,26 @@ from textenv.prompts.tokenize import prompt_ids
 from textenv.rewards.reward_model import RewardModel
 from textenv.rollout import Evaluation, following, texts
 
-CRITIC = "critic"
+CRITIC_FOLDER = "critic"
 """Subfolder for the critic in a saved policy's folder."""
-TOKENS = "tokens"
+TOKEN_HEAD_KEY = "tokens"
 """Name of `LMPolicy.token_head` among the value head's weights in a saved policy's folder."""
-TINY = 10_000_000
-"""Parameters below which a model counts as made for tests, such as the embedded one, and not as pretrained."""
+MIN_PRETRAINED_PARAMETERS = 10_000_000
+"""A model with fewer parameters counts as made for tests, such as the embedded one, and not as pretrained."""
 
 
 class LMPolicy(nn.Module, Policy):
     """Language model as a recurrent policy: its state is the prefix, kept in a cache (T5, BART: prompt and answer).
 
     The value comes from a critic with its own trunk, or from a linear head on the model's trunk, initialized to
-    zero and computed in fp32 whatever the model's dtype. ``fit_value_head`` adds ``token_head`` to it, which reads the
-    sum of the embeddings of the answer's tokens so far; otherwise that is zero.
+    zero and computed in fp32 whatever the model's dtype. With ``fit_value_head``, ``token_head`` adds a linear function
+    of the summed embeddings of the answer's tokens so far; without, ``token_head`` stays zero.
 
     Args:
         model: a decoder-only or encoder-decoder `transformers` model, trained in place; for a `peft` model only the
             adapters inside its layers are trained.
         tokenizer: the model's tokenizer.
-        temperature: temperature for both acting and scoring; a `reference` has the same.
+        temperature: temperature of acting and scoring; a `reference` has the same.
         critic: a value model instead of the head on the trunk. It is trained too, with the policy's settings of
             ``gradient_checkpointing`` and ``autocast``.
         detach_value: keep the value's gradient out of the shared trunk.
@@ -73,7 +73,7 @@ class LMPolicy(nn.Module, Policy):
             the support of its distribution changes with the weights.
         top_p: sample only from the fewest tokens whose probabilities sum to this, > 0 and <= 1; generation only.
         stop: texts and token ids that end a turn, in addition to the model's own ends (`textenv.lm.ends`). An agent
-            adds those of its environment, and they are saved with the policy.
+            adds the stops of its environment, and they are saved with the policy.
         seed: seed of token sampling.
 
     Raises:
@@ -112,7 +112,10 @@ class LMPolicy(nn.Module, Policy):
             raise ValueError(
                 "detach_value is for a value head on the policy's trunk, but a critic has its own: omit it"
             )
-        self.top_k, self.top_p = top_k, top_p
+        self.top_k = top_k
+        self.top_p = top_p
+
+        # Model
         self.lm = LanguageModel(
             model,
             tokenizer,
@@ -121,13 +124,18 @@ class LMPolicy(nn.Module, Policy):
             autocast=autocast,
             stop=stop,
         )
-        self.detach_value, self.critic = detach_value, critic
+
+        # Value: from a critic, or from heads on the model's trunk
+        self.detach_value = detach_value
+        self.critic = critic
         if critic is None:
             self.value_head = fresh_head(self.lm.hidden_size, self.lm.device)
-            width = self.lm.model.get_input_embeddings().weight.shape[1]
-            self.register_buffer("token_head", torch.zeros(width, device=self.lm.device))
+            embedding_size = self.lm.model.get_input_embeddings().weight.shape[1]
+            self.register_buffer("token_head", torch.zeros(embedding_size, device=self.lm.device))
         else:
             critic.compute_like(self.lm)
+
+        # Sampling
         self.generator = torch.Generator().manual_seed(seed)
         self.decoder: Decoder | Seq2SeqDecoder | None = None
         self.memory: dict[str, UniformStreams] = {}
@@ -149,29 +157,37 @@ class LMPolicy(nn.Module, Policy):
         Args:
             name: ``"embedded"``, ``"smollm2"``, a local folder, a GGUF file, or a hub name.
             dtype: dtype of the weights; None means float32.
-            critic: as in the constructor; ``"copy"``: a copy of the model; otherwise folder or hub name of a reward
-                model (`Critic.from_reward_model`).
-            device: where to move all weights (`textenv.device.find_device`); None leaves them: on the CPU, if loaded.
+            critic: as in the constructor; ``"copy"``: a copy of the model; another text or path: folder or hub name of
+                a reward model (`Critic.from_reward_model`).
+            device: where to move all weights (`textenv.device.find_device`); None leaves them on the CPU.
             lora: train adapters only: a `peft.LoraConfig`, or a text as in `textenv.lm.loading.add_lora`; None trains
                 all weights.
             options: constructor arguments; they override saved ones.
         """
-        place = find_device(device)
+        target_device = find_device(device)
         lm = LanguageModel.load(name, dtype=dtype)
         if lora is not None:
-            lm = LanguageModel(add_lora(lm.model, lora, seed=options.get("seed", 0)), lm.tokenizer)
-        critic = _critic(critic, lm)
-        saved = [folder / HEAD for folder in (Path(name) / CRITIC, Path(name)) if (folder / HEAD).is_file()]
-        if not saved:
-            return cls(lm.model, lm.tokenizer, critic=critic, **options).to(place)
-        if critic is None and saved[0].parent != Path(name):
-            critic = Critic.load(saved[0].parent, lm.tokenizer, dtype=dtype)
-        weights, saved_options = _read_head(saved[0])
+            adapted_model = add_lora(lm.model, lora, seed=options.get("seed", 0))
+            lm = LanguageModel(adapted_model, lm.tokenizer)
+        critic = _make_critic(critic, lm)
+
+        # A policy that was saved with a critic has it in a subfolder, in place of a value head
+        critic_folder = Path(name) / CRITIC_FOLDER
+        head_file = Path(name) / VALUE_HEAD_FILE
+        if (critic_folder / VALUE_HEAD_FILE).is_file():
+            head_file = critic_folder / VALUE_HEAD_FILE
+            if critic is None:
+                critic = Critic.load(critic_folder, lm.tokenizer, dtype=dtype)
+        if not head_file.is_file():
+            return cls(lm.model, lm.tokenizer, critic=critic, **options).to(target_device)
+
+        # Saved options, and the saved value head unless a critic replaces it
+        weights, saved_options = _read_head(head_file)
         policy = cls(lm.model, lm.tokenizer, critic=critic, **(saved_options | options))
         if critic is None:
-            policy.token_head.copy_(weights.pop(TOKENS, policy.token_head))
+            policy.token_head.copy_(weights.pop(TOKEN_HEAD_KEY, policy.token_head))
             policy.value_head.load_state_dict(weights)
-        return policy.to(place)
+        return policy.to(target_device)
 
     @property
     def num_actions(self) -> int:
@@ -181,9 +197,12 @@ class LMPolicy(nn.Module, Policy):
     @property
     def default_learning_rate(self) -> float:
         """Learning rate by size and adapter; `algos.config.Config.learning_rate` has the sources."""
-        if sum(p.numel() for p in self.lm.parameters()) < TINY:
+        num_parameters = sum(p.numel() for p in self.lm.parameters())
+        if num_parameters < MIN_PRETRAINED_PARAMETERS:
             return 5e-4
-        return 1.4e-4 if is_adapted(self.lm.model) else 1.41e-5
+        if is_adapted(self.lm.model):
+            return 1.4e-4
+        return 1.41e-5
 
     @property
     def sampling_only(self) -> bool:
@@ -207,7 +226,7 @@ class LMPolicy(nn.Module, Policy):
 
     @property
     def ends(self) -> StopConditions:
-        """What ends a turn, in `generate` and where the policy is served: the model's own ends, and ``stop``."""
+        """Conditions that end a turn, in `generate` and where the policy is served: the model's own, and ``stop``."""
         return StopConditions(self.tokenizer, self.lm.stop, self.lm.turn_ends)
 
     def reference(self) -> LanguageModel:
@@ -218,27 +237,47 @@ class LMPolicy(nn.Module, Policy):
         """See `Policy.act`; the observation is that of `TextVectorEnv`. Only tokens not yet in the cache are read."""
         if not isinstance(observation, dict):
             raise TypeError("a language model needs the observations of a text environment: use one, or an MLPPolicy")
-        tokens, length = observation["tokens"], observation["length"].reshape(-1)
-        if self.decoder is None or self.decoder.shape != tokens.shape:
-            kind = Decoder if self.lm.seq2seq is None else Seq2SeqDecoder
-            self.decoder = kind(self.lm, num_slots=tokens.shape[0], max_length=tokens.shape[1])
-        decoder = self.decoder
-        allowed = None if action_mask is None else action_mask.to(decoder.device)
-        # Before the forward pass: a later copy to the device would have to wait for it.
-        streams = None if deterministic else self.memory.get("streams")
-        uniform = None if streams is None else streams.next().to(decoder.device)
-        logits = restrict(decoder.logits(tokens, length), temperature=self.temperature, allowed=allowed)
+        tokens = observation["tokens"]
+        length = observation["length"].reshape(-1)
+        decoder = self._decoder_for(tokens)
+
+        # Copy to the device before the forward pass: a later copy would have to wait for it.
+        allowed = None
+        if action_mask is not None:
+            allowed = action_mask.to(decoder.device)
+        uniform = None
+        if not deterministic and "streams" in self.memory:
+            uniform = self.memory["streams"].next().to(decoder.device)
+
+        # Logits of the next token, and the token
+        logits = decoder.logits(tokens, length)
+        logits = restrict(logits, temperature=self.temperature, allowed=allowed)
         logits = truncate(logits, top_k=self.top_k, top_p=self.top_p)
         if deterministic:
-            return Step(*greedy(logits))
-        return Step(*sample(logits, generator=self.generator, uniform=uniform))
+            action, log_prob = greedy(logits)
+        else:
+            action, log_prob = sample(logits, generator=self.generator, uniform=uniform)
+        return Step(action, log_prob)
+
+    def _decoder_for(self, tokens: np.ndarray) -> Decoder | Seq2SeqDecoder:
+        """Decoder with its cache for tokens ``[N, L]``: the present one if it has this shape, else a new one."""
+        if self.decoder is None or self.decoder.shape != tokens.shape:
+            num_slots, max_length = tokens.shape
+            if self.lm.seq2seq is None:
+                self.decoder = Decoder(self.lm, num_slots=num_slots, max_length=max_length)
+            else:
+                self.decoder = Seq2SeqDecoder(self.lm, num_slots=num_slots, max_length=max_length)
+        return self.decoder
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
-        """Clear the cache of these slots, and start the streams of their seeds; see `Policy.reset`."""
+        """Clear the cache of these slots, and start random streams from their seeds; see `Policy.reset`."""
+        # Cache
         if self.decoder is not None and rows is None and self.decoder.device != self.lm.device:
             self.decoder = None  # the policy was moved to another device
         if self.decoder is not None:
             self.decoder.reset(rows)
+
+        # Streams
         if seeds is None:
             self.memory.clear()
         elif rows is None or not self.memory:
@@ -258,7 +297,7 @@ class LMPolicy(nn.Module, Policy):
                 with an assistant's message is continued after it.
             max_new_tokens: maximum length of a completion, in tokens; `ends` or the model's context end it earlier.
             deterministic: take the most probable token instead of a sample.
-            seed: seed of the samples; a completion depends on its own prompt and its place in the list only.
+            seed: seed of the samples; a completion depends only on its prompt and the prompt's index in the list.
 
         Returns:
             The completions, without special tokens and stop texts.
@@ -271,82 +310,108 @@ class LMPolicy(nn.Module, Policy):
             raise TypeError(f"prompts is {prompts!r:.100}, expected a list of texts, token ids or chats")
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {max_new_tokens}, expected at least 1")
-        asked = [as_prompt(i, prompt) for i, prompt in enumerate(prompts)]
-        ids = [prompt_ids(prompt, self.tokenizer) for prompt in asked]
-        start = np.array([len(each) for each in ids])
-        longest = max(start, default=0)
-        most = longest + max_new_tokens if self.lm.context is None else max(self.lm.context, longest + 1)
-        tokens = np.zeros((len(ids), min(longest + max_new_tokens, most)), dtype=np.int64)
-        for row, each in enumerate(ids):
-            tokens[row, : len(each)] = each
-        length = start.copy()
-        limit = np.minimum(start + max_new_tokens, most)
+        parsed_prompts = [as_prompt(i, prompt) for i, prompt in enumerate(prompts)]
+        prompt_tokens = [prompt_ids(prompt, self.tokenizer) for prompt in parsed_prompts]
+        num_rows = len(prompt_tokens)
+
+        # Rows begin with the prompts; a completion ends at max_new_tokens or where the model's context ends
+        prompt_length = np.array([len(ids) for ids in prompt_tokens])
+        longest_prompt = max(prompt_length, default=0)
+        max_length = longest_prompt + max_new_tokens
+        if self.lm.context is not None:
+            max_length = min(max_length, max(self.lm.context, longest_prompt + 1))
+        tokens = np.zeros((num_rows, max_length), dtype=np.int64)
+        for row, ids in enumerate(prompt_tokens):
+            tokens[row, : len(ids)] = ids
+        length = prompt_length.copy()
+        length_limit = np.minimum(prompt_length + max_new_tokens, max_length)
         ends = self.ends
 
-        def turn(row: int) -> Turn:
-            answer = tokens[row, start[row] : length[row]].tolist()
-            return Turn(asked[row], ids[row], [], answer, False, self.tokenizer, ends.stop_texts)
+        def turn_of(row: int) -> Turn:
+            completion = tokens[row, prompt_length[row] : length[row]].tolist()
+            return Turn(parsed_prompts[row], prompt_tokens[row], [], completion, False, self.tokenizer, ends.stop_texts)
 
-        # Token by token, until every answer has ended
-        running = np.ones(len(ids), dtype=bool)
+        # A copy of the policy with an empty cache and a random stream for each row
         player = self.fork()
         player.decoder = None
-        player.reset(seeds=np.random.SeedSequence(seed).generate_state(len(ids)).astype(np.int64))
+        seeds = np.random.SeedSequence(seed).generate_state(num_rows)
+        player.reset(seeds=seeds.astype(np.int64))
+
+        # Token by token, until every completion has ended
+        running = np.ones(num_rows, dtype=bool)
         while running.any():
             observation = {"tokens": tokens, "length": np.where(running, length, 0)[:, None]}
-            chosen = player.act(observation, deterministic=deterministic).action.cpu().numpy()
-            tokens[running, length[running]] = chosen[running]
+            next_token = player.act(observation, deterministic=deterministic).action.cpu().numpy()
+            tokens[running, length[running]] = next_token[running]
             length += running
-            ended = ends.token[chosen]
+            ended = ends.token[next_token]
             if ends.texts:
-                for row in np.flatnonzero(running & ~ended & ends.may_complete[chosen]).tolist():
-                    ended[row] = turn(row).completed(ends.texts) is not None
-            running &= ~ended & (length < limit)
-        return [turn(row).completion for row in range(len(ids))]
+                candidates = running & ~ended & ends.may_complete[next_token]
+                for row in np.flatnonzero(candidates).tolist():
+                    ended[row] = turn_of(row).completed(ends.texts) is not None
+            running &= ~ended & (length < length_limit)
+        return [turn_of(row).completion for row in range(num_rows)]
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; logits are computed only at the True entries."""
-        row = texts(rollout)
-        hidden = self.lm.hidden(*row)
+        tokens, prompt_length, length = texts(rollout)
+        hidden = self.lm.hidden(tokens, prompt_length, length)
         log_prob, entropy, _ = self.lm.score(hidden, rollout)
-        value = self._value(hidden, *row[:2]) if self.critic is None else self.critic.values(*row)
+        if self.critic is None:
+            value = self._head_values(hidden, tokens, prompt_length)
+        else:
+            value = self.critic.values(tokens, prompt_length, length)
         return Evaluation(log_prob, entropy, value)
 
     def divergence(self, rollout: TensorDict, other: LanguageModel | Self) -> Tensor:
         """See `Policy.divergence`; ``other`` is a language model or an `LMPolicy`."""
-        return self.lm.divergence(rollout, other if isinstance(other, LanguageModel) else other.lm)
+        if isinstance(other, LanguageModel):
+            return self.lm.divergence(rollout, other)
+        return self.lm.divergence(rollout, other.lm)
 
     @torch.no_grad()
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
         """See `Policy.values`."""
-        row = texts(rollout, whole=True)
-        value = self._value(self.lm.hidden(*row), *row[:2]) if self.critic is None else self.critic.values(*row)
-        return _now_and_next(value, rollout)
+        tokens, prompt_length, length = texts(rollout, whole=True)
+        if self.critic is None:
+            hidden = self.lm.hidden(tokens, prompt_length, length)
+            value = self._head_values(hidden, tokens, prompt_length)
+        else:
+            value = self.critic.values(tokens, prompt_length, length)
+        return _values_and_next_values(value, rollout)
 
     @torch.no_grad()
     def fit_values(self, rollout: TensorDict, returns: Tensor, earlier: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """See `Policy.fit_values`; the fit is `algos.policies.critic.fit_head`."""
-
-        def features_of(part: TensorDict) -> list[Tensor]:
-            row = texts(part, whole=True)
-            if self.critic is not None:
-                return [self.critic.hidden(*row).float()]
-            return [self.lm.hidden(*row).float(), self._read(*row[:2])]
-
-        head = self.value_head if self.critic is None else self.critic.head
-        features = collectives.map_rows(features_of, rollout)
-        weights = [head.weight[0]] if self.critic is not None else [head.weight[0], self.token_head]
+        # The critic has one kind of features; a head on the policy's trunk also reads the answer's embeddings
+        if self.critic is not None:
+            head = self.critic.head
+            weights = [head.weight[0]]
+        else:
+            head = self.value_head
+            weights = [head.weight[0], self.token_head]
+        features = collectives.map_rows(self._value_features, rollout)
         value = fit_head(weights, head.bias, features, target=returns, mask=rollout["mask"], earlier=earlier)
-        return _now_and_next(value, rollout)
+        return _values_and_next_values(value, rollout)
+
+    def _value_features(self, rollout: TensorDict) -> list[Tensor]:
+        """Features of each kind that the value is linear in, float32 ``[B, T + 1, H]``."""
+        tokens, prompt_length, length = texts(rollout, whole=True)
+        if self.critic is not None:
+            return [self.critic.hidden(tokens, prompt_length, length).float()]
+        hidden = self.lm.hidden(tokens, prompt_length, length).float()
+        return [hidden, self._summed_embeddings(tokens, prompt_length)]
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
         """See `Policy.value_parameters`."""
-        return (self.value_head if self.critic is None else self.critic).parameters()
+        if self.critic is None:
+            return self.value_head.parameters()
+        return self.critic.parameters()
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """See `Policy.save`. Writes a plain `transformers` folder, with the value head or ``critic/`` added.
+        """See `Policy.save`. Write a plain `transformers` folder, with the value head or ``critic/`` added.
 
-        A model with an adapter becomes a `peft` folder: the adapter and the name of its base (`textenv.lm.loading`).
+        A model with an adapter becomes a `peft` folder: the adapter and its base model's name (`textenv.lm.loading`).
         """
         self._write(self.lm.model, folder)
         return {}
@@ -354,11 +419,11 @@ class LMPolicy(nn.Module, Policy):
     def merge(self, folder: str | Path) -> Path:
         """Write the policy with its adapter (LoRA) merged into the weights, as a plain `transformers` folder.
 
-        The value head or critic is added as in `save`. Nothing is written unless the model that is read back has the
-        logits of the policy.
+        The value head or critic is added as in `save`. The merged model is first read back from a temporary folder; if
+        its logits differ from the policy's, nothing is written.
 
         Raises:
-            ValueError: if the merged model has other logits, by more than rounding.
+            ValueError: if the logits of the merged model differ by more than rounding.
         """
         folder = Path(folder)
         is_new = not folder.exists()
@@ -367,11 +432,12 @@ class LMPolicy(nn.Module, Policy):
             with TemporaryDirectory(prefix=".merged-", dir=folder) as draft:
                 self._write(merged(self.lm.model), Path(draft))
                 self._check_merged(draft)
-                of_earlier_policy = (ADAPTER_CONFIG, ORIGIN_FILE, BASE, HEAD, CRITIC)
-                new = [path.name for path in Path(draft).iterdir()]
-                for name in {*of_earlier_policy, *new}:
+                # Replace all files of a policy that was saved here before
+                former_names = (ADAPTER_CONFIG, ORIGIN_FILE, BASE, VALUE_HEAD_FILE, CRITIC_FOLDER)
+                new_names = [path.name for path in Path(draft).iterdir()]
+                for name in {*former_names, *new_names}:
                     _remove(folder / name)
-                for name in new:
+                for name in new_names:
                     (Path(draft) / name).replace(folder / name)
         except Exception:
             if is_new:
@@ -380,58 +446,78 @@ class LMPolicy(nn.Module, Policy):
         return folder
 
     def _check_merged(self, folder: str) -> None:
-        """Raise a ValueError if the model in a folder has other logits than this policy's."""
-        expected = trial_logits(self.lm.model)
+        """Raise a ValueError if the logits of the model in a folder differ from this policy's."""
+        logits = trial_logits(self.lm.model)
         written: Any = load_causal_lm(folder)
-        found = trial_logits(written.to(self.lm.device))
-        check_same_logits(expected, found, dtype=self.lm.model.dtype, what="what was written")
+        written_logits = trial_logits(written.to(self.lm.device))
+        check_same_logits(logits, written_logits, dtype=self.lm.model.dtype, what="what was written")
 
-    def _write(self, model: Any, folder: Path) -> None:
+    def _write(self, model: PreTrainedModel, folder: Path) -> None:
+        """Write a model, the tokenizer, and the value head or critic with the policy's options."""
         from safetensors.torch import save_file
 
+        # Model and tokenizer
         save_model(model, folder)
         self.lm.tokenizer.save_pretrained(folder)
+
+        # Options that `load` restores, as metadata of the value head
+        autocast = None
+        if self.autocast is not None:
+            autocast = str(self.autocast).removeprefix("torch.")
         options = {
             "temperature": self.temperature,
             "detach_value": self.detach_value,
             "gradient_checkpointing": self.lm.gradient_checkpointing,
-            "autocast": None if self.autocast is None else str(self.autocast).removeprefix("torch."),
+            "autocast": autocast,
             "stop": list(self.lm.stop),
         }
         metadata = {"options": json.dumps(options)}
-        # Otherwise `load` would restore the value head or critic of a policy saved here earlier.
-        (folder / HEAD).unlink(missing_ok=True)
-        shutil.rmtree(folder / CRITIC, ignore_errors=True)
-        if self.critic is None:
-            save_file(self.value_head.state_dict() | {TOKENS: self.token_head}, folder / HEAD, metadata=metadata)
-        else:
-            self.critic.save(folder / CRITIC, metadata=metadata)
 
-    def _value(self, hidden: Tensor, tokens: Tensor, prompt_length: Tensor) -> Tensor:
-        hidden = hidden.detach() if self.detach_value else hidden
-        return self.value_head(hidden.float()).squeeze(-1) + self._read(tokens, prompt_length) @ self.token_head
+        # Value head or critic, in place of those of a policy saved here earlier, which `load` would restore
+        (folder / VALUE_HEAD_FILE).unlink(missing_ok=True)
+        shutil.rmtree(folder / CRITIC_FOLDER, ignore_errors=True)
+        if self.critic is None:
+            weights = self.value_head.state_dict() | {TOKEN_HEAD_KEY: self.token_head}
+            save_file(weights, folder / VALUE_HEAD_FILE, metadata=metadata)
+        else:
+            self.critic.save(folder / CRITIC_FOLDER, metadata=metadata)
+
+    def _head_values(self, hidden: Tensor, tokens: Tensor, prompt_length: Tensor) -> Tensor:
+        """Values ``[B, L]`` by the heads, from the trunk's output ``[B, L, hidden size]``."""
+        if self.detach_value:
+            hidden = hidden.detach()
+        value = self.value_head(hidden.float()).squeeze(-1)
+        return value + self._summed_embeddings(tokens, prompt_length) @ self.token_head
 
     @torch.no_grad()
-    def _read(self, tokens: Tensor, prompt_length: Tensor) -> Tensor:
+    def _summed_embeddings(self, tokens: Tensor, prompt_length: Tensor) -> Tensor:
         """Sum of the embeddings of the answer's tokens so far, float32 ``[B, L, embedding size]``."""
-        answer = torch.arange(tokens.shape[1], device=tokens.device) >= prompt_length[:, None]
-        return (self.lm.model.get_input_embeddings()(tokens).float() * answer[..., None]).cumsum(1)
+        in_answer = torch.arange(tokens.shape[1], device=tokens.device) >= prompt_length[:, None]
+        embeddings = self.lm.model.get_input_embeddings()(tokens).float()
+        return (embeddings * in_answer[..., None]).cumsum(1)
 
 
 def _remove(path: Path) -> None:
+    """Delete a file, or a folder with its contents, if it exists."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
 
 
-def _now_and_next(value: Tensor, rollout: TensorDict) -> tuple[Tensor, Tensor]:
-    """Values ``[B, T]`` of states and of the states after them, from those of every prefix ``[B, T + 1]``."""
+def _values_and_next_values(value: Tensor, rollout: TensorDict) -> tuple[Tensor, Tensor]:
+    """Values of states and of their successors, ``[B, T]`` each, from the values of all prefixes ``[B, T + 1]``."""
     done = rollout["terminated"] | rollout["truncated"]
-    return value[:, :-1], following(value, mask=rollout["mask"], done=done)
+    next_value = following(value, mask=rollout["mask"], done=done)
+    return value[:, :-1], next_value
 
 
-def _critic(choice: Critic | str | Path | None, lm: LanguageModel) -> Critic | None:
+def _make_critic(choice: Critic | str | Path | None, lm: LanguageModel) -> Critic | None:
+    """Make the critic that `LMPolicy.load` was asked for: a copy, or one from a reward model; others stay as they are.
+
+    Raises:
+        ValueError: if the reward model does not have one score.
+    """
     if choice == "copy":
         return Critic.from_language_model(lm)
     if isinstance(choice, (str, Path)):
@@ -446,14 +532,15 @@ def _critic(choice: Critic | str | Path | None, lm: LanguageModel) -> Critic | N
 
 
 def _read_head(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights of a saved value head, and the policy's options from its metadata."""
+    """Read the weights of a saved value head, and the policy's options from its metadata."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
         options = json.loads(file.metadata()["options"])
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    if options.get("autocast") not in (None, "bfloat16"):
-        raise ValueError(f"{path} has the autocast {options['autocast']!r:.50}, expected null or 'bfloat16'")
-    if options.get("autocast") is not None:
+    autocast = options.get("autocast")
+    if autocast not in (None, "bfloat16"):
+        raise ValueError(f"{path} has the autocast {autocast!r:.50}, expected null or 'bfloat16'")
+    if autocast is not None:
         options["autocast"] = torch.bfloat16
     return weights, options

@@ -16,26 +16,27 @@ from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step, 
 
 
 class _Segments(NamedTuple):
-    """Segments of a rollout's rows, split at episode starts: the LSTM reads each one without a reset."""
+    """Segments of a rollout's rows, split at episode starts: the LSTM reads a segment without a reset."""
 
     lengths: Tensor
-    """int64 ``[S]``; the segments are consecutive in the rollout's True entries."""
+    """int64 ``[S]``: length of each segment. Segments are consecutive in the rollout's True entries."""
     state: Tensor
     """``[S, 2, hidden]``: state before each segment, as recorded at the row's start, or 0 at an episode's start."""
 
     def entries(self) -> Tensor:
         """Bool ``[S, L]``: False on padding."""
-        longest = int(self.lengths.max())
-        return torch.arange(longest, device=self.lengths.device) < self.lengths[:, None]
+        max_length = int(self.lengths.max())
+        steps = torch.arange(max_length, device=self.lengths.device)
+        return steps < self.lengths[:, None]
 
 
 class LSTMPolicy(ControlPolicy):
     """Linear encoder with tanh and an LSTM, both shared by a linear actor and a linear critic.
 
     The state is one tensor ``[N, 2, hidden]``: the LSTM's output and its cell state. Minibatches consist of whole rows:
-    `evaluate` starts from the state recorded at the start of the row and back-propagates through the row, or to the
-    start of an episode within it. A `reference` does the same, so in a row that starts mid-episode both start from the
-    policy's recorded state. Initialization as in `MLPPolicy`.
+    `evaluate` starts from the state recorded at the start of a row and back-propagates through the row, or to the
+    start of an episode within it. A `reference` does the same: in a row that starts mid-episode it, too, starts from
+    the policy's recorded state. Weights are initialized as in `MLPPolicy`.
 
     Args:
         hidden: width of encoder and LSTM.
@@ -62,9 +63,9 @@ class LSTMPolicy(ControlPolicy):
         seed: int = 0,
     ) -> None:
         super().__init__(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
-        self.hidden, size = hidden, self.input_size
+        self.hidden = hidden
         self.distribution = action_distribution(action_space)
-        self.encoder = nn.Sequential(linear(size, hidden, SQRT_2, self.generator), nn.Tanh())
+        self.encoder = nn.Sequential(linear(self.input_size, hidden, SQRT_2, self.generator), nn.Tanh())
         self.lstm = lstm(hidden, hidden, self.generator)
         self.actor = linear(hidden, self.distribution.size, 0.01, self.generator)
         self.critic: nn.Linear = linear(hidden, 1, 1.0, self.generator)
@@ -73,11 +74,21 @@ class LSTMPolicy(ControlPolicy):
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
         features = self._encode(torch.from_numpy(self._flatten(observation)))
-        before = self.memory.get("state", features.new_zeros(len(features), 2, self.hidden)).to(features)
-        _check_slots(len(features), len(before))
-        _, after = self.lstm(features.unsqueeze(1), _pair(before))
-        self.memory["state"] = state = torch.cat(after).transpose(0, 1)
-        return self.choose(self.actor(state[:, 0]), action_mask, deterministic)._replace(state=before)
+        slots = len(features)
+
+        # One step of the LSTM, from the state of the last call
+        state = self.memory.get("state")
+        if state is None:
+            state = features.new_zeros(slots, 2, self.hidden)
+        state = state.to(features)
+        _check_slots(slots, len(state))
+        _, output_and_cell = self.lstm(features.unsqueeze(1), _split_state(state))
+        next_state = torch.cat(output_and_cell).transpose(0, 1)  # [N, 2, hidden]
+        self.memory["state"] = next_state
+
+        # The action follows from the LSTM's output
+        step = self.choose(self.actor(next_state[:, 0]), action_mask, deterministic)
+        return step._replace(state=state)
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
         """Clear the state of these slots (bool ``[N]``), or of all."""
@@ -87,63 +98,74 @@ class LSTMPolicy(ControlPolicy):
         elif self.memory:
             state = self.memory["state"]
             _check_slots(len(rows), len(state))
-            self.memory["state"] = torch.where(torch.from_numpy(rows).to(state.device)[:, None, None], 0.0, state)
+            cleared = torch.from_numpy(rows).to(state.device)[:, None, None]
+            self.memory["state"] = torch.where(cleared, 0.0, state)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; rows ``[B, T]``. False entries (even NaN) are ignored and give 0."""
-        mask, hidden = rollout["mask"], self._remembered(rollout)
+        mask = rollout["mask"]
+        hidden = self._hidden(rollout)
         action_mask = rollout.get("action_mask", None)
-        log_prob, entropy = self.distribution.score(
-            self.actor(hidden), rollout["action"][mask], None if action_mask is None else action_mask[mask]
-        )
-        return Evaluation(*(_scatter(x, mask) for x in (log_prob, entropy, self.critic(hidden).squeeze(-1))))
+        if action_mask is not None:
+            action_mask = action_mask[mask]
+        log_prob, entropy = self.distribution.score(self.actor(hidden), rollout["action"][mask], action_mask)
+        value = self.critic(hidden).squeeze(-1)
+        return Evaluation(_scatter(log_prob, mask), _scatter(entropy, mask), _scatter(value, mask))
 
     def output(self, rollout: TensorDict) -> Tensor:
         """Network output that parameterizes a rollout's action distributions, ``[B, T, size]``; 0 at False entries."""
-        output, mask = self.actor(self._remembered(rollout)), rollout["mask"]
+        output = self.actor(self._hidden(rollout))
+        mask = rollout["mask"]
         return _scatter(output, mask[..., None].expand(*mask.shape, output.shape[-1]))
 
     def divergence(self, rollout: TensorDict, other: Self) -> Tensor:
         """See `Policy.divergence`; rows ``[B, T]``, 0 at False entries."""
         check_same_kind(self, other)
-        mask, action_mask = rollout["mask"], rollout.get("action_mask", None)
+        mask = rollout["mask"]
+        action_mask = rollout.get("action_mask", None)
+        if action_mask is not None:
+            action_mask = action_mask[mask]
         with torch.no_grad():
-            theirs = other.actor(other._remembered(rollout))
-        kl = self.distribution.divergence(
-            self.actor(self._remembered(rollout)),
-            theirs,
-            other=other.distribution,
-            action_mask=None if action_mask is None else action_mask[mask],
-        )
+            other_output = other.actor(other._hidden(rollout))
+        output = self.actor(self._hidden(rollout))
+        kl = self.distribution.divergence(output, other_output, other=other.distribution, action_mask=action_mask)
         return _scatter(kl, mask)
 
     @torch.no_grad()
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
         """See `Policy.values`; at the end of a segment the LSTM takes one more step, on the final observation."""
-        mask, stretches = rollout["mask"], _stretches(rollout)
+        mask = rollout["mask"]
+        segments = _segments(rollout)
         if not mask.any():
-            nothing = torch.zeros(mask.shape, device=mask.device)
-            return nothing, nothing.clone()
-        features = self._encode(rollout["observation"][mask]).split(stretches.lengths.tolist())
-        final = self._encode(rollout["next_observation"][mask][stretches.lengths.cumsum(0) - 1])
-        longer = [torch.cat([part, end[None]]) for part, end in zip(features, final, strict=True)]
-        value = self.critic(self._unroll(longer, stretches)).squeeze(-1)
-        entries = stretches.entries()
+            zeros = torch.zeros(mask.shape, device=mask.device)
+            return zeros, zeros.clone()
+
+        # Append the final observation to each segment
+        features = self._encode(rollout["observation"][mask]).split(segments.lengths.tolist())
+        last_entries = segments.lengths.cumsum(0) - 1
+        final_features = self._encode(rollout["next_observation"][mask][last_entries])
+        extended = [torch.cat([part, final[None]]) for part, final in zip(features, final_features, strict=True)]
+
+        # The value of a successor is the one at the next position
+        value = self.critic(self._unroll(extended, segments)).squeeze(-1)  # [S, L + 1]
+        entries = segments.entries()
         return _scatter(value[:, :-1][entries], mask), _scatter(value[:, 1:][entries], mask)
 
-    def _remembered(self, rollout: TensorDict) -> Tensor:
-        """LSTM outputs ``[m, hidden]`` at the True entries."""
-        stretches = _stretches(rollout)
-        observation = rollout["observation"][rollout["mask"]]
-        hidden = self._unroll(self._encode(observation).split(stretches.lengths.tolist()), stretches)
-        return hidden[stretches.entries()]
+    def _hidden(self, rollout: TensorDict) -> Tensor:
+        """LSTM outputs ``[m, hidden]`` at the m True entries."""
+        segments = _segments(rollout)
+        features = self._encode(rollout["observation"][rollout["mask"]])
+        hidden = self._unroll(features.split(segments.lengths.tolist()), segments)
+        return hidden[segments.entries()]
 
-    def _unroll(self, features: Sequence[Tensor], stretches: _Segments) -> Tensor:
-        """LSTM outputs ``[S, L, hidden]`` of a batch of S segments, padded on the right."""
-        return self.lstm(pad_sequence(list(features), batch_first=True), _pair(stretches.state))[0]
+    def _unroll(self, features: Sequence[Tensor], segments: _Segments) -> Tensor:
+        """LSTM outputs ``[S, L, hidden]`` of the features ``[length, hidden]`` of S segments, padded on the right."""
+        padded = pad_sequence(list(features), batch_first=True)
+        output, _ = self.lstm(padded, _split_state(segments.state))
+        return output
 
     def _encode(self, observation: Tensor) -> Tensor:
-        """LSTM input: flat, float32, normalized, encoded."""
+        """LSTM input ``[*, hidden]`` of observations: flat, float32, normalized, encoded."""
         return self.encoder(self.read(observation.to(self.critic.weight)))
 
 
@@ -156,18 +178,26 @@ def _check_slots(observed: int, remembered: int) -> None:
         )
 
 
-def _stretches(rollout: TensorDict) -> _Segments:
-    mask, is_init = rollout["mask"], rollout["is_init"]
+def _segments(rollout: TensorDict) -> _Segments:
+    """Split the rows of a rollout into segments."""
+    mask = rollout["mask"]
+    is_init = rollout["is_init"]
+    # A segment begins at an episode's start or at the first True entry of a row
     begins = mask & (is_init | (mask.cumsum(1) == 1))
-    lengths = begins[mask].nonzero()[:, 0].diff(append=mask.sum()[None])
-    return _Segments(lengths, torch.where(is_init[begins][:, None, None], 0.0, rollout["state"][begins]))
+    first_entries = begins[mask].nonzero()[:, 0]
+    lengths = first_entries.diff(append=mask.sum()[None])
+    starts_episode = is_init[begins][:, None, None]
+    state = torch.where(starts_episode, 0.0, rollout["state"][begins])
+    return _Segments(lengths, state)
 
 
-def _pair(state: Tensor) -> tuple[Tensor, Tensor]:
+def _split_state(state: Tensor) -> tuple[Tensor, Tensor]:
     """Split a state ``[N, 2, hidden]`` for `torch.nn.LSTM`: output and cell state, ``[1, N, hidden]`` each."""
-    return state[None, :, 0].contiguous(), state[None, :, 1].contiguous()
+    output = state[None, :, 0].contiguous()
+    cell = state[None, :, 1].contiguous()
+    return output, cell
 
 
 def _scatter(x: Tensor, mask: Tensor) -> Tensor:
-    """Scatter values of the True entries to their places in ``[B, T]``; 0 elsewhere."""
+    """Scatter values of the True entries to their positions in ``[B, T]``; 0 elsewhere."""
     return x.new_zeros(mask.shape).masked_scatter(mask, x)

@@ -44,10 +44,13 @@ class MLPPolicy(ControlPolicy):
         seed: int = 0,
     ) -> None:
         super().__init__(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
-        self.hidden, size = towers.widths(hidden), self.input_size
+        self.hidden = towers.widths(hidden)
         self.distribution = action_distribution(action_space)
-        self.actor = towers.tower(size, self.hidden, self.distribution.size, gain=0.01, generator=self.generator)
-        self.critic = towers.tower(size, self.hidden, 1, gain=1.0, generator=self.generator)
+
+        # The actor's weights are drawn first
+        num_outputs = self.distribution.size
+        self.actor = towers.tower(self.input_size, self.hidden, num_outputs, gain=0.01, generator=self.generator)
+        self.critic = towers.tower(self.input_size, self.hidden, 1, gain=1.0, generator=self.generator)
         if log_std_init != 0:
             if not isinstance(action_space, spaces.Box):
                 raise ValueError(f"action_space is {action_space}, but only a Box has a log_std: omit log_std_init")
@@ -55,15 +58,18 @@ class MLPPolicy(ControlPolicy):
 
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
-        seen = self._flatten(observation)
-        if seen.dtype != np.float32 or len(self._shape) != 1 or self.normalizer is not None:
-            seen = self.read(torch.from_numpy(seen)).cpu().numpy()
-        return self.choose(towers.act(seen, self.actor), action_mask, deterministic)
+        # `read` by torch is slower, and most observations need no conversion
+        network_input = self._flatten(observation)
+        if network_input.dtype != np.float32 or len(self._shape) != 1 or self.normalizer is not None:
+            network_input = self.read(torch.from_numpy(network_input)).cpu().numpy()
+        output = towers.act(network_input, self.actor)
+        return self.choose(output, action_mask, deterministic)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""
-        outputs = towers.both(self.read(rollout["observation"]), self.actor, self.critic)
-        return self.evaluation(rollout, *outputs)
+        observation = self.read(rollout["observation"])
+        output, value = towers.actor_and_critic(observation, self.actor, self.critic)
+        return self.evaluation(rollout, output, value)
 
     def output(self, rollout: TensorDict) -> Tensor:
         """Network output that parameterizes a rollout's action distributions, ``[*, size]``."""

@@ -42,10 +42,10 @@ class RunningMoments(nn.Module):
             return
         variance, mean = torch.var_mean(samples.to(self.mean), dim=0, correction=0)
         count = self.count + len(samples)
-        share = len(samples) / count
+        weight = len(samples) / count
         delta = mean - self.mean
-        self.variance = (1 - share) * self.variance + share * variance + share * (1 - share) * delta.square()
-        self.mean = self.mean + share * delta
+        self.variance = (1 - weight) * self.variance + weight * variance + weight * (1 - weight) * delta.square()
+        self.mean = self.mean + weight * delta
         self.count = count
 
 
@@ -62,10 +62,10 @@ class ObservationNormalizer(RunningMoments):
 class RewardNormalizer:
     """Divide rewards by the running standard deviation of the discounted return (Engstrom et al. 2020, §2).
 
-    The return of each slot accumulates from the start of an episode to its end, across rollouts:
+    The return of each slot accumulates from the start of an episode to the end, across rollouts:
     ``R_t = r_t + γ R_{t-1}``. No mean is subtracted. All rewards of a rollout are divided by one number, the standard
-    deviation including this rollout. Gymnasium's ``NormalizeReward`` and Stable-Baselines3's ``VecNormalize`` use the
-    same statistic, but divide each reward by the deviation at its step.
+    deviation after this rollout. Gymnasium's ``NormalizeReward`` and Stable-Baselines3's ``VecNormalize`` use the same
+    statistic, but divide each reward by the deviation at that step.
 
     Args:
         gamma: discount factor per step.
@@ -75,12 +75,16 @@ class RewardNormalizer:
         self.gamma = gamma
         self.moments = RunningMoments(1)
         self.running = torch.zeros(0, dtype=torch.float64, device="cpu")
-        """``[B]``: discounted return so far of each slot's current episode."""
+        """``[B]``: discounted return of each slot's current episode up to now."""
 
     def __call__(self, rollout: TensorDict) -> Tensor:
-        """Add a rollout to the statistics; returns its scaled rewards, float32 ``[B, T]``, in a new tensor."""
+        """Add a rollout to the statistics; return its scaled rewards, float32 ``[B, T]``, in a new tensor."""
         # On the CPU, where float64 exists and a loop over small tensors is fastest.
-        reward, mask, is_init = (rollout[name].cpu() for name in ("reward", "mask", "is_init"))
+        reward = rollout["reward"].cpu()
+        mask = rollout["mask"].cpu()
+        is_init = rollout["is_init"].cpu()
+
+        # Discounted return at each step; a slot begins anew if the number of slots changed
         running = self.running
         if len(running) != len(mask):
             running = torch.zeros(len(mask), dtype=torch.float64, device="cpu")
@@ -90,11 +94,14 @@ class RewardNormalizer:
             running = torch.where(mask[:, t], self.gamma * running + reward[:, t], running)
             returns.append(running)
         self.running = running
+
+        # Scale
         self.moments.add(torch.stack(returns, dim=1)[mask].unsqueeze(1))
-        return rollout["reward"] / (self.moments.variance + EPSILON).sqrt().to(rollout["reward"])
+        deviation = (self.moments.variance + EPSILON).sqrt()
+        return rollout["reward"] / deviation.to(rollout["reward"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Statistics and running returns, for JSON."""
+        """Return statistics and running returns, for JSON."""
         tensors = self.moments.state_dict() | {"running": self.running}
         return {name: x.tolist() for name, x in tensors.items()}
 

@@ -24,8 +24,11 @@ from textenv.names import check_names
 from textenv.rollout import Evaluation, Reference, is_episode_env
 
 Observation = np.ndarray | dict[str, np.ndarray]
-"""What `Policy.act` gets of all slots. For control one array ``[N, *]``: of a Box as the environment returns it, of
-other spaces flat, float32 ``[N, size]`` (`unflatten` gives the parts). For text the dictionary of a `TextVectorEnv`."""
+"""Observations of all slots, the input of `Policy.act`.
+
+Control: one array ``[N, *]``. Those of a Box are as the environment returns them; those of other spaces are flat,
+float32 ``[N, size]``, and `unflatten` gives their parts. Text: the dictionary of a `TextVectorEnv`.
+"""
 
 
 class Step(NamedTuple):
@@ -41,7 +44,7 @@ class Step(NamedTuple):
 
 @runtime_checkable
 class Policy(Protocol):
-    """Interface of policies: act in slots and score rollouts. A class that inherits it has the defaults given here.
+    """Interface of policies: act in slots and score rollouts. A class that inherits it gets these defaults.
 
     Update steps distinguish policies only by `sequential`.
     """
@@ -49,12 +52,12 @@ class Policy(Protocol):
     generator: torch.Generator
     """Random generator for action sampling."""
     memory: Mapping[str, Any] = MappingProxyType({})
-    """All other state that acting changes (recurrent state, held noise), by name: checkpoints save it, `reset` clears
-    it, a `fork` starts without it. A policy with memory makes its own dict."""
+    """All other state that acting changes, such as recurrent state or held noise, by name. Checkpoints save it, `reset`
+    clears it, and a `fork` starts without it. A policy with memory makes its own dict."""
     sequential: bool = False
     """Minibatch unit: True for whole rows, False for single steps."""
     trained_by_values: bool = False
-    """True if the actions follow from values (DQN), so that their probabilities have no gradient."""
+    """True if the actions follow from values (DQN). Their probabilities then have no gradient."""
     observation_space: spaces.Space | None = None
     """Observation space of one environment; None for text."""
     action_space: spaces.Space | None = None
@@ -72,7 +75,7 @@ class Policy(Protocol):
 
     @property
     def sampling_only(self) -> bool:
-        """True if actions are not drawn from the distribution that scores them: training is refused."""
+        """True if actions are drawn from another distribution than the one that scores them. Training is refused."""
         return False
 
     @property
@@ -84,8 +87,8 @@ class Policy(Protocol):
         """Choose an action for each slot, and keep the recurrent state for the next call.
 
         Args:
-            observation: of all slots; see `Observation`.
-            action_mask: bool ``[N, n]``, the available actions, at least one in a slot; None: all.
+            observation: observations of all slots; see `Observation`.
+            action_mask: bool ``[N, n]``, the available actions, at least one per slot; None means all.
             deterministic: take the most probable action instead of a sample.
 
         Returns:
@@ -108,57 +111,64 @@ class Policy(Protocol):
         The policy's own `memory` is neither read nor changed, so this may be called at any time, also in training.
 
         Args:
-            observation: what one environment shows, or a batch of it: numbers, arrays, tensors, or a dictionary or
-                tuple of these.
+            observation: observation of one environment, or a batch of them: numbers, arrays, tensors, or a dictionary
+                or tuple of these.
             state: recurrent state that the last call returned; None at the start.
-            episode_start: bool, or bool ``[N]``: where a new episode begins, so that its state is cleared.
+            episode_start: bool, or bool ``[N]``: True where a new episode begins, to clear the state there.
             deterministic: take the most probable action instead of a sample by `generator`.
             action_mask: bool or int8 ``[n]`` or ``[N, n]`` of the available actions, as in ``info["action_mask"]``.
 
         Returns:
-            The action, or for a batch the actions ``[N, *]``: NumPy, of the dtype and shape of the action space, and
-            within the bounds of a Box (agents saved before version 0.10 know none). And the state to pass to the next
-            call: arrays by name; None if the policy has no memory.
+            The action, or for a batch the actions ``[N, *]``, as NumPy with the dtype and shape of the action space,
+            within the bounds of a Box (agents saved before version 0.10 have no bounds). Second, the state to pass to
+            the next call, arrays by name; None if the policy has no memory.
 
         Raises:
-            TypeError: if the policy has no spaces, as a language model (see `LMPolicy.generate`).
+            TypeError: if the policy has no spaces, like a language model (see `LMPolicy.generate`).
             ValueError: if the observation or the mask does not fit the spaces.
         """
-        observed, chosen = self.observation_space, self.action_space
-        if observed is None or chosen is None:
+        observation_space = self.observation_space
+        action_space = self.action_space
+        if observation_space is None or action_space is None:
             raise TypeError(
                 f"a {type(self).__name__} has no observation_space and action_space, which predict needs: set both in "
                 "its constructor; a language model answers by generate(prompts)"
             )
-        batch, is_single = as_batch(observed, observation)
-        flat = flatten(observed, batch)
+        batch, is_single = as_batch(observation_space, observation)
+        flat = flatten(observation_space, batch)
         slots = len(flat)
 
-        # A copy with the memory of the last call
+        # A copy of the policy with the memory of the last call
         player = self.fork()
         if state is not None:
-            player.memory = {name: _tensor(value) for name, value in state.items()}
+            player.memory = {name: _array_to_tensor(value) for name, value in state.items()}
         if episode_start is not None:
-            player.reset(np.array(np.broadcast_to(np.asarray(episode_start, dtype=bool), slots)))
+            starts = np.broadcast_to(np.asarray(episode_start, dtype=bool), slots)
+            player.reset(np.array(starts))
 
-        mask = None if action_mask is None else _mask_of(action_mask, slots, chosen)
+        # Act
+        mask = None
+        if action_mask is not None:
+            mask = _mask_to_tensor(action_mask, slots, action_space)
         step = player.act(flat, action_mask=mask, deterministic=deterministic)
-        check_step(step, self, slots=slots, action_shape=chosen.shape)
+        check_step(step, self, slots=slots, action_shape=action_space.shape)
 
-        # NumPy
-        actions = fit_actions(chosen, step.action.cpu().numpy())
-        state_after = {name: _array(value) for name, value in player.memory.items()} or None
+        # Convert to NumPy; one observation gets one action
+        actions = fit_actions(action_space, step.action.cpu().numpy())
+        next_state = {name: _tensor_to_array(value) for name, value in player.memory.items()} or None
         if not is_single:
-            return actions, state_after
+            return actions, next_state
         action = actions[0]
-        if isinstance(chosen, spaces.Discrete):
-            return action, state_after  # a number, which can be a key of a dictionary
-        return np.asarray(action), state_after
+        if isinstance(action_space, spaces.Discrete):
+            return action, next_state  # a number, which can be a key of a dictionary
+        return np.asarray(action), next_state
 
     @property
     def device(self) -> torch.device:
         """Device of the weights."""
-        return next((p.device for p in self.parameters() or ()), torch.device("cpu"))
+        for parameter in self.parameters() or ():  # None unless a class defines them
+            return parameter.device
+        return torch.device("cpu")
 
     def to(self, device: Any) -> Any:
         """Move the weights to a device."""
@@ -169,11 +179,11 @@ class Policy(Protocol):
 
         Args:
             rows: slots, bool ``[N]``; None means all.
-            seeds: int64 ``[N]``, used for text: these slots then sample from one uniform stream per episode, so
-                samples do not depend on the other slots. None returns to ``generator``.
+            seeds: for text, int64 ``[N]``: each of these slots then samples from a uniform stream of its own, so its
+                samples do not depend on other slots. None returns to ``generator``.
 
         Raises:
-            ValueError: on seeds, if the policy has no such streams.
+            ValueError: if seeds are passed to a policy without such streams.
         """
         if seeds is not None:
             raise ValueError(
@@ -182,15 +192,23 @@ class Policy(Protocol):
             )
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
-        """Log-probability and entropy of the rollout's actions, and state values (never None here); differentiable."""
+        """Score a rollout's actions: log-probability, entropy and state value (never None); differentiable."""
         raise _missing(self, "evaluate")
 
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
-        """Value of each state and of its successor (`textenv.rollout`), ``[B, T]`` each; no gradient."""
+        """Values of each state and of its successor (`textenv.rollout`), ``[B, T]`` each; no gradient."""
         raise _missing(self, "values")
 
     def fit_values(self, rollout: TensorDict, returns: Tensor, earlier: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Like `values`, by heads fitted to returns ``[B, T]`` of other rows and earlier rollouts (sums, updated)."""
+        """Fit a linear value head to returns in closed form; return the two tensors of `values`.
+
+        The values of a row come from a fit to the other rows and to earlier rollouts.
+
+        Args:
+            rollout: ``[B, T]``.
+            returns: return from each entry on, ``[B, T]``.
+            earlier: sums over earlier rollouts, empty at first; updated in place.
+        """
         raise _missing(self, "fit_values")
 
     def reference(self) -> Reference:
@@ -199,17 +217,17 @@ class Policy(Protocol):
 
     def fork(self) -> Self:
         """Copy with the same weights and generator and an empty memory, to play other episodes meanwhile."""
-        other = copy.copy(self)
-        other.memory = {}
-        return other
+        player = copy.copy(self)
+        player.memory = {}
+        return player
 
     def divergence(self, rollout: TensorDict, other: Any) -> Tensor:
         """Exact KL(self‖other) at the rollout's True entries, nats, differentiable in self alone.
 
-        ``other`` is a reference of the same kind; masks and temperature apply as in `evaluate`.
+        ``other`` is a reference of the same kind. Masks and temperature apply as in `evaluate`.
 
         Raises:
-            ValueError: by default.
+            ValueError: unless the class defines this method.
         """
         raise ValueError(
             f"{type(self).__name__} has no divergence(rollout, other) -> [B, T], which the exact KL needs: "
@@ -219,7 +237,7 @@ class Policy(Protocol):
     def update_normalizer(self, rollout: TensorDict) -> None:
         """Add a rollout's observations (True entries) to the running statistics, if there are any.
 
-        Called once after every update, so that all epochs normalize as `act` did.
+        This is called once after every update, so that all epochs normalize as `act` did.
         """
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -232,13 +250,17 @@ class Policy(Protocol):
     def save(self, folder: Path) -> dict[str, Any]:
         """Write the weights into a folder; return the other data that `algos.load` needs, for JSON.
 
-        `algos.load` reads both by a classmethod ``load(folder, saved)`` of the class, if it is given that class.
+        `algos.load` reads both by the class's classmethod ``load(folder, saved)``, if the class is passed to it.
         """
         raise _missing(self, "save")
 
 
-def _mask_of(action_mask: Any, slots: int, space: spaces.Space) -> Tensor:
-    """Bool ``[N, n]`` of the available actions that `Policy.predict` was given, for one observation or many."""
+def _mask_to_tensor(action_mask: Any, slots: int, space: spaces.Space) -> Tensor:
+    """Convert the mask ``[n]`` or ``[N, n]`` of `Policy.predict` to bool ``[N, n]``.
+
+    Raises:
+        ValueError: if the mask has another shape, or the actions are not Discrete.
+    """
     mask = np.array(action_mask, dtype=bool)
     if mask.ndim == 1:
         mask = mask[None]
@@ -250,17 +272,22 @@ def _mask_of(action_mask: Any, slots: int, space: spaces.Space) -> Tensor:
     return torch.from_numpy(mask)
 
 
-def _tensor(value: Any) -> Any:
-    """Tensor of an array of a policy's memory; other values unchanged."""
-    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+def _array_to_tensor(value: Any) -> Any:
+    """Convert an array of a policy's memory to a tensor; other values stay."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    return value
 
 
-def _array(value: Any) -> Any:
-    """Array of a tensor of a policy's memory; other values unchanged."""
-    return value.cpu().numpy() if isinstance(value, Tensor) else value
+def _tensor_to_array(value: Any) -> Any:
+    """Convert a tensor of a policy's memory to an array; other values stay."""
+    if isinstance(value, Tensor):
+        return value.cpu().numpy()
+    return value
 
 
 def _missing(policy: object, method: str) -> NotImplementedError:
+    """Error for a method that a policy's class must define."""
     return NotImplementedError(f"{type(policy).__name__}.{method} is missing: define it as algos.Policy.{method} says")
 
 
@@ -274,7 +301,7 @@ def frozen_copy(policy: AnyPolicy) -> AnyPolicy:
     return copied
 
 
-def check_same_kind(policy: Any, other: Any) -> None:
+def check_same_kind(policy: object, other: object) -> None:
     """Raise a TypeError unless both policies are of one class, so that their exact KL can be computed."""
     if type(other) is not type(policy):
         raise TypeError(
@@ -283,7 +310,7 @@ def check_same_kind(policy: Any, other: Any) -> None:
         )
 
 
-def check_policy(policy: Any, *, call: str) -> None:
+def check_policy(policy: object, *, call: str) -> None:
     """Raise a TypeError unless an argument is a policy; the message shows the right call."""
     if isinstance(policy, type) or not isinstance(policy, Policy):
         raise TypeError(
@@ -293,29 +320,31 @@ def check_policy(policy: Any, *, call: str) -> None:
         )
 
 
-def check_step(step: Any, policy: Any, *, slots: int, action_shape: tuple[int, ...] | None = ()) -> None:
-    """Check what a policy's `act` returned, so that a mistake is found where it was made.
+def check_step(step: object, policy: object, *, slots: int, action_shape: tuple[int, ...] | None = ()) -> None:
+    """Check the result of a policy's `act`, so that a mistake is reported where it was made.
 
     Args:
-        step: what it returned.
+        step: the result.
         policy: the policy, for the message.
         slots: number of slots, N.
         action_shape: shape of one action; None for a Dict or Tuple, which have none.
 
     Raises:
-        TypeError: if it is no `Step` of tensors.
-        ValueError: if an action or log-probability has another shape, or the latter a gradient.
+        TypeError: if the result is no `Step` of tensors.
+        ValueError: if an action or a log-probability has another shape, or a log-probability has a gradient.
     """
-    # At every step of an environment, so that messages are made only for mistakes
+    # This runs at every step of an environment, so messages are formatted only for mistakes.
     name = type(policy).__name__
     if not isinstance(step, Step):
         raise TypeError(
             f"{name}.act returned {step!r:.100}, expected algos.policies.Step(action, log_prob): return one, no tuple"
         )
-    shapes: list[tuple[str, Tensor, tuple[int, ...]]] = [("log_prob", step.log_prob, (slots,))]
+
+    # Types and shapes
+    expected: list[tuple[str, Tensor, tuple[int, ...]]] = [("log_prob", step.log_prob, (slots,))]
     if action_shape is not None:
-        shapes.append(("action", step.action, (slots, *action_shape)))
-    for part, value, shape in shapes:
+        expected.append(("action", step.action, (slots, *action_shape)))
+    for part, value, shape in expected:
         if not isinstance(value, Tensor):
             raise TypeError(
                 f"{name}.act returned a Step whose {part} is a {type(value).__name__}, expected a torch.Tensor {shape}"
@@ -325,6 +354,8 @@ def check_step(step: Any, policy: Any, *, slots: int, action_shape: tuple[int, .
                 f"{name}.act returned a Step whose {part} has shape {tuple(value.shape)}, expected {shape}, one for "
                 f"each of {slots} slots"
             )
+
+    # Gradient
     if step.log_prob.requires_grad:
         raise ValueError(
             f"{name}.act returned a log_prob with a gradient, expected none: decorate it by @torch.no_grad()"
@@ -332,9 +363,10 @@ def check_step(step: Any, policy: Any, *, slots: int, action_shape: tuple[int, .
 
 
 def refuse_strings(env: VectorEnv) -> None:
-    """Raise a ValueError if an environment that is stepped reads or writes strings."""
-    strings = isinstance(env.single_observation_space, spaces.Text) or isinstance(env.single_action_space, spaces.Text)
-    if strings and not is_episode_env(env):
+    """Raise a ValueError if an environment reads or writes strings step by step."""
+    reads_strings = isinstance(env.single_action_space, spaces.Text)
+    writes_strings = isinstance(env.single_observation_space, spaces.Text)
+    if (reads_strings or writes_strings) and not is_episode_env(env):
         raise ValueError(
             f"{type(env).__name__} steps environments that read and write strings, which no policy plays step by step: "
             "give the function that makes one of them to textenv.TokenVectorEnv(make_env, "
@@ -351,29 +383,41 @@ def check_spaces(env: VectorEnv, policy: Policy) -> None:
             environment reads and writes strings.
     """
     refuse_strings(env)
-    read, chosen = policy.observation_space, policy.action_space
-    if read is None or chosen is None:
+    observation_space = policy.observation_space
+    action_space = policy.action_space
+    if observation_space is None or action_space is None:
         return
-    name, single = type(policy).__name__, env.single_observation_space
+    name = type(policy).__name__
     if is_episode_env(env):
         raise TypeError(f"a {name} cannot play a text environment: use an algos.LMPolicy")
-    batched = (read, env.observation_space, single), (chosen, env.action_space, env.single_action_space)
-    if any(own == of_all and own != of_one for own, of_all, of_one in batched):
+    env_observations = env.single_observation_space
+    env_actions = env.single_action_space
+
+    # A policy is for one slot
+    reads_all_slots = observation_space == env.observation_space and observation_space != env_observations
+    acts_in_all_slots = action_space == env.action_space and action_space != env_actions
+    if reads_all_slots or acts_in_all_slots:
         raise ValueError(
-            f"the {name} was made from the spaces of all {env.num_envs} slots ({read}, {chosen}): make it from "
-            "env.single_observation_space and env.single_action_space"
+            f"the {name} was made from the spaces of all {env.num_envs} slots ({observation_space}, {action_space}): "
+            "make it from env.single_observation_space and env.single_action_space"
         )
-    # Equal sizes suffice if a wrapper flattened the environment; else parts must have the same order too.
-    parts = type(read) is type(single) and isinstance(read, (spaces.Dict, spaces.Tuple))
-    same_parts = not parts or reads_alike(read, single)
-    if flat_shape(read, name) != flat_shape(single, name) or not same_parts:
-        order = ", whose parts are in the same order" if parts else ""
+
+    # Observations: equal sizes suffice if a wrapper flattened the environment; else parts must have the same order too.
+    have_parts = type(observation_space) is type(env_observations) and isinstance(
+        observation_space, (spaces.Dict, spaces.Tuple)
+    )
+    same_size = flat_shape(observation_space, name) == flat_shape(env_observations, name)
+    same_parts = not have_parts or reads_alike(observation_space, env_observations)
+    if not (same_size and same_parts):
+        advice = "make it from the same space"
+        if have_parts:
+            advice += ", whose parts are in the same order"
+        raise ValueError(f"the {name} reads {observation_space}, but the environment has {env_observations}: {advice}")
+
+    # Actions
+    if not acts_alike(action_space, env_actions):
         raise ValueError(
-            f"the {name} reads {read}, but the environment has {single}: make it from the same space{order}"
-        )
-    if not acts_alike(chosen, env.single_action_space):
-        raise ValueError(
-            f"the {name} chooses from {chosen}, but the environment takes {env.single_action_space}: make it from the "
+            f"the {name} chooses from {action_space}, but the environment takes {env_actions}: make it from the "
             "same space"
         )
 
@@ -385,14 +429,14 @@ WEIGHTS = "policy.safetensors"
 class ControlPolicy(nn.Module, Policy):
     """Base of policies for control; a subclass adds ``distribution`` and ``critic``, and the methods that raise here.
 
-    `act`, `evaluate`, `output` and `value` get flat observations (`algos.envs.flatten`), `act` also those of an
-    environment. `read` makes the network's input of both, and `algos.envs.flatten.unflatten` gives the parts of a Dict
-    back. `choose` and `evaluation` are the last lines of `act` and `evaluate`. `arguments` names what `load` hands to
-    the constructor besides the spaces. `algos.policies.registry` names the policies of ``--policy``.
+    `act`, `evaluate`, `output` and `value` get flat observations (`algos.envs.flatten`); `act` also accepts those of an
+    environment. `read` converts either to the network's input, and `algos.envs.flatten.unflatten` recovers the parts of
+    a Dict. `act` ends with `choose`, and `evaluate` ends with `evaluation`. `arguments` names the constructor arguments
+    that `load` needs besides the spaces. `algos.policies.registry` names the policies of ``--policy``.
 
     Args:
-        observation_space: that of one environment; spaces other than Box are flattened (`algos.envs.flatten`).
-        action_space: that of one environment; see `algos.policies.distributions`.
+        observation_space: space of one environment; spaces other than Box are flattened (`algos.envs.flatten`).
+        action_space: space of one environment; see `algos.policies.distributions`.
         normalize_observations: normalize them by their running mean and variance; see `update_normalizer`.
         seed: seed of the initial weights and of action sampling.
 
@@ -406,10 +450,10 @@ class ControlPolicy(nn.Module, Policy):
     """Action distribution, of `algos.policies.distributions` or with the same methods."""
     critic: nn.Module
     hidden: Any
-    """Width of the hidden layer, or of each; needed only by `arguments`."""
+    """Width of the hidden layer, or a tuple with the width of each layer; needed only by `arguments`."""
 
     def __init_subclass__(cls) -> None:
-        """Check the names of constructor arguments."""
+        """Let the subclass's constructor check the names of its arguments."""
         super().__init_subclass__()
         cls.__init__ = check_names(cls.__init__)  # type: ignore[method-assign]
 
@@ -420,15 +464,20 @@ class ControlPolicy(nn.Module, Policy):
         self._shape = flat_shape(observation_space, type(self).__name__)
         self.input_size = math.prod(self._shape)
         """Length of what `read` returns for one observation."""
-        self.observation_space, self.action_space = observation_space, action_space
+        self.observation_space = observation_space
+        self.action_space = action_space
         self.generator = torch.Generator().manual_seed(seed)
         self.memory: dict[str, Any] = {}
-        self.normalizer = ObservationNormalizer(self.input_size) if normalize_observations else None
+        self.normalizer: ObservationNormalizer | None = None
+        if normalize_observations:
+            self.normalizer = ObservationNormalizer(self.input_size)
 
     @property
     def num_actions(self) -> int | None:
         """Number of actions; None unless the action space is Discrete."""
-        return int(self.action_space.n) if isinstance(self.action_space, spaces.Discrete) else None
+        if not isinstance(self.action_space, spaces.Discrete):
+            return None
+        return int(self.action_space.n)
 
     @property
     def log_std(self) -> nn.Parameter:
@@ -449,9 +498,9 @@ class ControlPolicy(nn.Module, Policy):
         """See `Policy.divergence`; any batch shape."""
         check_same_kind(self, other)
         with torch.no_grad():
-            theirs = other.output(rollout)
+            other_output = other.output(rollout)
         return self.distribution.divergence(
-            self.output(rollout), theirs, other=other.distribution, action_mask=rollout.get("action_mask", None)
+            self.output(rollout), other_output, other=other.distribution, action_mask=rollout.get("action_mask", None)
         )
 
     @torch.no_grad()
@@ -470,78 +519,95 @@ class ControlPolicy(nn.Module, Policy):
 
     def arguments(self) -> dict[str, Any]:
         """Constructor arguments other than the spaces, for JSON, without those that only set the initial weights."""
-        return {"hidden": self.hidden} | ({} if self.normalizer is None else {"normalize_observations": True})
+        arguments = {"hidden": self.hidden}
+        if self.normalizer is not None:
+            arguments["normalize_observations"] = True
+        return arguments
 
     def save(self, folder: Path) -> dict[str, Any]:
         """See `Policy.save`."""
         from safetensors.torch import save_model
 
         save_model(self, str(folder / WEIGHTS))
-        observation, action = (describe_space(space) for space in (self.observation_space, self.action_space))
-        return {"observation": observation, "action": action} | self.arguments()
+        saved = {
+            "observation": describe_space(self.observation_space),
+            "action": describe_space(self.action_space),
+        }
+        return saved | self.arguments()
 
     @classmethod
     def load(cls, folder: Path, saved: dict[str, Any]) -> Self:
         """Load a policy written by `save`, without recurrent state."""
         from safetensors.torch import load_model
 
-        arguments = {name: x for name, x in saved.items() if name not in ("observation", "action")}
-        policy = cls(restore_space(saved["observation"]), restore_space(saved["action"]), **arguments)
+        arguments = dict(saved)
+        observation_space = restore_space(arguments.pop("observation"))
+        action_space = restore_space(arguments.pop("action"))
+        policy = cls(observation_space, action_space, **arguments)
         load_model(policy, str(folder / WEIGHTS))
         return policy
 
     def choose(self, output: Tensor, action_mask: Tensor | None, deterministic: bool) -> Step:
-        """Sample from the action distributions that a network's output ``[N, size]`` parameterizes: the end of `act`.
+        """Sample actions from the distributions that a network's output ``[N, size]`` parameterizes; ends `act`.
 
         Raises:
             ValueError: if the mask allows no action in a slot.
         """
-        if action_mask is not None and not action_mask.any(-1).all():
-            slot = int((~action_mask.any(-1)).nonzero()[0, 0])
-            raise ValueError(f"action_mask allows no action in slot {slot}: allow at least one")
-        mask = None if action_mask is None else action_mask.to(output.device)
-        return Step(
-            *self.distribution.sample(output, generator=self.generator, action_mask=mask, deterministic=deterministic)
+        if action_mask is not None:
+            has_action = action_mask.any(-1)
+            if not has_action.all():
+                slot = int((~has_action).nonzero()[0, 0])
+                raise ValueError(f"action_mask allows no action in slot {slot}: allow at least one")
+            action_mask = action_mask.to(output.device)
+        action, log_prob = self.distribution.sample(
+            output, generator=self.generator, action_mask=action_mask, deterministic=deterministic
         )
+        return Step(action, log_prob)
 
     def evaluation(self, rollout: TensorDict, output: Tensor, value: Tensor) -> Evaluation:
-        """Score a rollout's actions by a network's output ``[*, size]`` and values ``[*, 1]``; ends `evaluate`."""
+        """Score a rollout's actions from the network's output ``[*, size]`` and values ``[*, 1]``; ends `evaluate`."""
         log_prob, entropy = self.distribution.score(output, rollout["action"], rollout.get("action_mask", None))
         return Evaluation(log_prob, entropy, value.squeeze(-1))
 
     def read(self, observation: Observation | Tensor) -> Tensor:
-        """Network input of observations: flat, float32, normalized, on the policy's device, ``[*, input_size]``.
+        """Convert observations to the network's input: flat, float32, normalized, on the policy's device.
 
         Args:
-            observation: ``[*, *]`` of a rollout, or what `act` gets.
+            observation: the column ``[*, *]`` of a rollout, or the observations of `act`.
+
+        Returns:
+            ``[*, input_size]``.
         """
         if not isinstance(observation, Tensor):
             observation = torch.from_numpy(self._flatten(observation))
         flat = self._flat(observation)
-        return flat if self.normalizer is None else self.normalizer(flat)
+        if self.normalizer is None:
+            return flat
+        return self.normalizer(flat)
 
     def _flatten(self, observation: Observation) -> np.ndarray:
         """Observations of an environment as one array ``[N, *]`` (`algos.envs.flatten`)."""
         return np.asarray(flatten(self.observation_space, observation))
 
     def _flat(self, observation: Tensor) -> Tensor:
-        """Flatten the observation's own dimensions and keep the leading ones; float32, on the policy's device."""
+        """Flatten each observation and keep the batch dimensions; float32, on the policy's device."""
         if len(self._shape) != 1:
-            observation = observation.reshape(*observation.shape[: observation.ndim - len(self._shape)], -1)
+            batch_shape = observation.shape[: observation.ndim - len(self._shape)]
+            observation = observation.reshape(*batch_shape, -1)
         return observation.to(self.device, torch.float32)
 
 
 def step_values(value_of: Callable[[Tensor], Tensor], rollout: TensorDict) -> tuple[Tensor, Tensor]:
-    """Value of each observation and of its successor, ``[B, T]`` each; see `Policy.values`.
+    """Values of each observation and of its successor, ``[B, T]`` each; see `Policy.values`.
 
     Args:
         value_of: function from observations ``[*batch, *]`` to values ``[*batch]``.
         rollout: ``[B, T]``.
     """
     value = value_of(rollout["observation"])
-    following = torch.cat([value[:, 1:], value[:, -1:]], dim=1)
+    next_value = torch.cat([value[:, 1:], value[:, -1:]], dim=1)
     # The successor is the next step's observation, except where an episode or the rollout ends.
-    cut = rollout["truncated"] | rollout["terminated"]
-    cut[:, -1] = True
-    following[cut] = value_of(rollout["next_observation"][cut])
-    return value, following
+    last = rollout["truncated"] | rollout["terminated"]
+    last[:, -1] = True
+    next_value[last] = value_of(rollout["next_observation"][last])
+    return value, next_value

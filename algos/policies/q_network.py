@@ -15,11 +15,11 @@ from algos.policies.towers import tower, widths
 class QPolicy(ControlPolicy):
     """ReLU network for Q(s, a) of every action, trained by `algos.dqn.DQN`.
 
-    Its distribution is ε-greedy: 1 - ε on the best action, plus ε spread over all (Sutton and Barto 2018, §2.2).
-    Its value is the Q-value of the best action.
+    The action distribution is ε-greedy: 1 - ε on the best action, plus ε spread over all (Sutton and Barto 2018, §2.2).
+    The state value is the Q-value of the best action.
 
     Args:
-        action_space: that of one environment, ``Discrete(n)``.
+        action_space: space of one environment, ``Discrete(n)``.
         hidden: width of each hidden layer.
         others: see `ControlPolicy`.
 
@@ -46,13 +46,14 @@ class QPolicy(ControlPolicy):
         super().__init__(observation_space, action_space, normalize_observations=False, seed=seed)
         if not isinstance(action_space, spaces.Discrete):
             raise ValueError(f"action_space is {action_space}, but QPolicy needs a Discrete(n): use PPO")
-        self.distribution, self.hidden = Categorical(action_space), widths(hidden)
+        self.distribution = Categorical(action_space)
+        self.hidden = widths(hidden)
         self.network = tower(
             self.input_size, self.hidden, self.distribution.size, gain=1.0, generator=self.generator,
             activation=nn.ReLU,
         )  # fmt: skip
         self.exploration = 0.0
-        """ε, the probability of an action drawn uniformly from all."""
+        """ε, the probability of drawing the action uniformly from all."""
 
     def action_values(self, observation: Tensor) -> Tensor:
         """Q(s, a) of every action: ``[*batch, *]`` to float32 ``[*batch, n]``."""
@@ -61,42 +62,55 @@ class QPolicy(ControlPolicy):
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
-        seen = torch.from_numpy(self._flatten(observation))
-        log_probs = self._log_probs(self.action_values(seen), action_mask)
+        q_values = self.action_values(torch.from_numpy(self._flatten(observation)))
+        log_probs = self._log_probs(q_values, action_mask)
         return self.choose(log_probs, action_mask, deterministic)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""
         action_mask = rollout.get("action_mask", None)
-        worth = self.action_values(rollout["observation"])
-        log_prob, entropy = self.distribution.score(self._log_probs(worth, action_mask), rollout["action"], action_mask)
-        return Evaluation(log_prob, entropy, _best(worth, action_mask))
+        q_values = self.action_values(rollout["observation"])
+        log_probs = self._log_probs(q_values, action_mask)
+        log_prob, entropy = self.distribution.score(log_probs, rollout["action"], action_mask)
+        value = _best_value(q_values, action_mask)
+        return Evaluation(log_prob, entropy, value)
 
     def output(self, rollout: TensorDict) -> Tensor:
         """Log-probabilities of all actions, ``[*, n]``."""
-        return self._log_probs(self.action_values(rollout["observation"]), rollout.get("action_mask", None))
+        q_values = self.action_values(rollout["observation"])
+        return self._log_probs(q_values, rollout.get("action_mask", None))
 
     @torch.no_grad()
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
         """See `Policy.values`."""
-        masks = (rollout.get(name, None) for name in ("action_mask", "next_action_mask"))
-        worths = (self.action_values(rollout[name]) for name in ("observation", "next_observation"))
-        value, following = (_best(worth, mask) for worth, mask in zip(worths, masks, strict=True))
-        return value, following
+        q_values = self.action_values(rollout["observation"])
+        next_q_values = self.action_values(rollout["next_observation"])
+        value = _best_value(q_values, rollout.get("action_mask", None))
+        next_value = _best_value(next_q_values, rollout.get("next_action_mask", None))
+        return value, next_value
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
         """See `Policy.value_parameters`; empty, because the Q-values also determine the actions."""
         return iter(())
 
-    def _log_probs(self, worth: Tensor, action_mask: Tensor | None) -> Tensor:
-        """Log-probabilities of the ε-greedy distribution over the allowed actions."""
-        open_actions = torch.ones_like(worth, dtype=torch.bool) if action_mask is None else action_mask.to(worth.device)
-        lowest = torch.finfo(worth.dtype).min
-        best = worth.masked_fill(~open_actions, lowest).argmax(-1, keepdim=True)
-        spread = self.exploration * open_actions / open_actions.sum(-1, keepdim=True)
-        return spread.scatter_add(-1, best, torch.full_like(spread, 1 - self.exploration)).log().clamp(min=lowest)
+    def _log_probs(self, q_values: Tensor, action_mask: Tensor | None) -> Tensor:
+        """Log-probabilities ``[*, n]`` of the ε-greedy distribution over the allowed actions."""
+        if action_mask is None:
+            allowed = torch.ones_like(q_values, dtype=torch.bool)
+        else:
+            allowed = action_mask.to(q_values.device)
+        lowest = torch.finfo(q_values.dtype).min
+        best_action = q_values.masked_fill(~allowed, lowest).argmax(-1, keepdim=True)
+
+        # ε is spread over the allowed actions; the best one gets 1 - ε besides
+        uniform = self.exploration * allowed / allowed.sum(-1, keepdim=True)
+        greedy = torch.full_like(uniform, 1 - self.exploration)
+        probability = uniform.scatter_add(-1, best_action, greedy)
+        return probability.log().clamp(min=lowest)
 
 
-def _best(worth: Tensor, action_mask: Tensor | None) -> Tensor:
+def _best_value(q_values: Tensor, action_mask: Tensor | None) -> Tensor:
     """Q-value of the best allowed action, ``[*, n]`` to ``[*]``."""
-    return (worth if action_mask is None else worth.masked_fill(~action_mask, -torch.inf)).max(-1).values
+    if action_mask is not None:
+        q_values = q_values.masked_fill(~action_mask, -torch.inf)
+    return q_values.max(-1).values

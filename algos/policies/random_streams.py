@@ -9,7 +9,7 @@ NUMBERS_AT_ONCE = 64
 
 
 class UniformStreams:
-    """One independent uniform stream per slot, so samples do not depend on the rest of the batch.
+    """One independent uniform stream per slot, so that a slot's samples do not depend on the other slots.
 
     Args:
         seeds: seed of each stream, int64 ``[N]``, not negative.
@@ -24,6 +24,7 @@ class UniformStreams:
 
     def __init__(self, seeds: np.ndarray) -> None:
         self._generators = [np.random.default_rng(int(seed)) for seed in seeds]
+        # The next numbers of each stream, and how many of them were used
         self._numbers = np.zeros((len(seeds), NUMBERS_AT_ONCE), dtype=np.float32)
         self._used = np.full(len(seeds), NUMBERS_AT_ONCE)
         self._slots = np.arange(len(seeds))
@@ -46,5 +47,6 @@ class UniformStreams:
 
 def episode_seeds(count: int, generator: torch.Generator) -> np.ndarray:
     """Draw int64 seeds for ``count`` episodes from a policy's generator."""
-    drawn = torch.randint(2**62, (1,), generator=generator, device=generator.device)
-    return np.random.SeedSequence(int(drawn.item())).generate_state(count, np.uint64).astype(np.int64) & (2**63 - 1)
+    entropy = torch.randint(2**62, (1,), generator=generator, device=generator.device)
+    seeds = np.random.SeedSequence(int(entropy.item())).generate_state(count, np.uint64)
+    return seeds.astype(np.int64) & (2**63 - 1)  # not negative

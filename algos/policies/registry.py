@@ -21,7 +21,7 @@ CONTROL_POLICIES = {
     "lstm": "algos.policies.lstm:LSTMPolicy", "gsde": "algos.policies.gsde:GSDEPolicy",
     "q": "algos.policies.q_network:QPolicy",
 }  # fmt: skip
-"""Module and class, by name, of all policies that are saved as one weights file and JSON arguments."""
+"""Module and class of each policy that is saved as one weights file and JSON arguments, by name."""
 if TYPE_CHECKING:
     PolicyName = str
 else:
@@ -30,10 +30,11 @@ else:
 
 
 def find_policy(name: str) -> Any:
-    """Class of a control policy, by key in `CONTROL_POLICIES` or class name; ValueError if unknown."""
-    for short, home in CONTROL_POLICIES.items():
-        if name in (short, home.partition(":")[2]):
-            return resolve_name(home)
+    """Import a control policy's class, by key in `CONTROL_POLICIES` or class name; raise a ValueError if unknown."""
+    for short_name, path in CONTROL_POLICIES.items():
+        _, _, class_name = path.partition(":")
+        if name in (short_name, class_name):
+            return resolve_name(path)
     raise ValueError(f"policy is {name!r}, expected one of auto, {', '.join(CONTROL_POLICIES)}")
 
 
@@ -49,7 +50,7 @@ def make_policy(
     """Make a policy for an environment.
 
     Args:
-        env: environment whose spaces the policy takes.
+        env: the environment; the policy gets its spaces.
         policy: name of the policy; ``auto`` means a language model for text, a CNN for images, else an MLP.
         model: for text only: the model, as in `LMPolicy.load`.
         seed: seed of the initial weights and of action sampling.
@@ -59,44 +60,54 @@ def make_policy(
     Raises:
         ValueError: if the choices do not fit the environment, or there is no such device.
     """
-    place = find_device(device)
-    from textenv.rollout import is_episode_env
+    from textenv.rollout import is_episode_env  # loads torch
 
+    target_device = find_device(device)
+
+    # Text
     if is_episode_env(env):
         if policy != "auto":
             raise ValueError(f"policy is {policy!r}, but a text environment needs a language model: leave it out")
         from algos.policies.lm import LMPolicy
 
-        return _construct(LMPolicy.load, model, seed=seed, **_dtypes(options)).to(place)
+        return _construct(LMPolicy.load, model, seed=seed, **_with_dtypes(options)).to(target_device)
+
+    # Control
     if model != "embedded":
         raise ValueError(
             f"model is {model!r}, a language model, but {type(env).__name__} is no text environment: leave it out"
         )
-    observation_space, action_space = env.single_observation_space, env.single_action_space
+    observation_space = env.single_observation_space
+    action_space = env.single_action_space
     if policy == "auto":
         from algos.policies.cnn import is_image
 
         policy = "cnn" if is_image(observation_space) else "mlp"
-    return _construct(find_policy(policy), observation_space, action_space, seed=seed, **options).to(place)
+    policy_class = find_policy(policy)
+    return _construct(policy_class, observation_space, action_space, seed=seed, **options).to(target_device)
 
 
-def _dtypes(options: dict[str, Any]) -> dict[str, Any]:
-    """Replace dtype names, as on a command line, by torch dtypes in a language model's options."""
+def _with_dtypes(options: dict[str, Any]) -> dict[str, Any]:
+    """Replace dtype names, as on a command line, by torch dtypes in a copy of a language model's options."""
     import torch
 
-    known = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    named = {name: options[name] for name in ("dtype", "autocast") if isinstance(options.get(name), str)}
-    for name, value in named.items():
-        if value not in known:
-            raise ValueError(f"{name} is {value!r}, expected one of {', '.join(known)}")
-    return options | {name: known[value] for name, value in named.items()}
+    dtypes = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    options = dict(options)
+    for name in ("dtype", "autocast"):
+        dtype_name = options.get(name)
+        if isinstance(dtype_name, str):
+            if dtype_name not in dtypes:
+                raise ValueError(f"{name} is {dtype_name!r}, expected one of {', '.join(dtypes)}")
+            options[name] = dtypes[dtype_name]
+    return options
 
 
-def _construct(make: Callable[..., Policy], *given: Any, **options: Any) -> Policy:
-    """Call a policy's constructor; raises a ValueError if the options do not match its signature."""
+def _construct(make: Callable[..., Policy], *arguments: Any, **options: Any) -> Policy:
+    """Call a policy's constructor; raise a ValueError if the arguments do not match its signature."""
+    signature = inspect.signature(make)
     try:
-        inspect.signature(make).bind(*given, **options)
+        signature.bind(*arguments, **options)
     except TypeError as error:
-        known = ", ".join(inspect.signature(make).parameters)
-        raise ValueError(f"{make.__qualname__}: {error}; its arguments are {known}") from error
-    return make(*given, **options)
+        expected = ", ".join(signature.parameters)
+        raise ValueError(f"{make.__qualname__}: {error}; its arguments are {expected}") from error
+    return make(*arguments, **options)

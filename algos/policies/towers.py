@@ -1,4 +1,4 @@
-"""Towers: multilayer perceptrons that read the same observations."""
+"""Towers: multilayer perceptrons, such as actor and critic, that read the same observations."""
 
 from collections.abc import Sequence
 
@@ -19,16 +19,22 @@ def tower(
     generator: torch.Generator,
     activation: type[nn.Module] = nn.Tanh,
 ) -> nn.Sequential:
-    """MLP: linear layers with an activation between them; ``gain`` is that of the last layer."""
-    widths = [size, *hidden]
+    """Make an MLP: linear layers with an activation between them, ``[*, size]`` to ``[*, outputs]``.
+
+    The weights of the hidden layers have gain √2, those of the last layer ``gain``.
+    """
     layers: list[nn.Module] = []
-    for before, after in zip(widths[:-1], widths[1:], strict=True):
-        layers += [linear(before, after, SQRT_2, generator), activation()]
-    return nn.Sequential(*layers, linear(widths[-1], outputs, gain, generator))
+    in_features = size
+    for out_features in hidden:
+        layers.append(linear(in_features, out_features, SQRT_2, generator))
+        layers.append(activation())
+        in_features = out_features
+    layers.append(linear(in_features, outputs, gain, generator))
+    return nn.Sequential(*layers)
 
 
 def widths(hidden: Sequence[int]) -> tuple[int, ...]:
-    """Convert the widths of hidden layers to a tuple; raises a ValueError unless they are a sequence."""
+    """Convert the widths of hidden layers to a tuple; raise a ValueError unless they are a sequence."""
     if not isinstance(hidden, Sequence):
         raise ValueError(f"hidden is {hidden!r}, expected the width of each hidden layer, such as (64, 64)")
     return tuple(hidden)
@@ -49,7 +55,7 @@ def value(observation: Tensor, tower: nn.Module) -> Tensor:
     return tower(observation)
 
 
-@accelerated("algos.fast.towers:both", "408a3789ee40")
-def both(observation: Tensor, first: nn.Module, second: nn.Module) -> tuple[Tensor, Tensor]:
+@accelerated("algos.fast.towers:actor_and_critic", "faa3aaf65897")
+def actor_and_critic(observation: Tensor, actor: nn.Module, critic: nn.Module) -> tuple[Tensor, Tensor]:
     """Outputs of two towers: ``[*, size]`` to ``[*, outputs]`` each, differentiable any number of times."""
-    return first(observation), second(observation)
+    return actor(observation), critic(observation)

@@ -38,10 +38,9 @@ def draws(*shape, dtype=torch.float64, seed=1):
 # Towers
 
 
-act, value, both = (
-    partial(function, inspect.unwrap(plain))
-    for function, plain in ((fast.act, towers.act), (fast.value, towers.value), (fast.both, towers.both))
-)
+act = partial(fast.act, inspect.unwrap(towers.act))
+value = partial(fast.value, inspect.unwrap(towers.value))
+actor_and_critic = partial(fast.actor_and_critic, inspect.unwrap(towers.actor_and_critic))
 
 
 @pytest.mark.parametrize("rows", [3, 100], ids=["few", "many"])
@@ -51,7 +50,7 @@ def test_twin_towers_equal_two_towers_in_value_and_gradient(hidden, rows):
     first, second = make_towers(hidden)
     x = draws(rows, 2, 5).requires_grad_()
     inputs = [x, *first.parameters(), *second.parameters()]
-    found, expected = both(x, first, second), (first(x), second(x))
+    found, expected = actor_and_critic(x, first, second), (first(x), second(x))
     weights = draws(rows, 2, 3, seed=2), draws(rows, 2, 1, seed=3)
     assert [y.shape for y in found] == [y.shape for y in expected]
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
@@ -65,7 +64,7 @@ def test_twin_towers_in_the_precision_that_they_train_in():
     first, second = make_towers((64, 64), dtype=torch.float32)
     x = draws(512, 5, dtype=torch.float32)
     inputs = [*first.parameters(), *second.parameters()]
-    found, expected = both(x, first, second), (first(x), second(x))
+    found, expected = actor_and_critic(x, first, second), (first(x), second(x))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     gradients = [torch.autograd.grad([y.mean() for y in outputs], inputs) for outputs in (found, expected)]
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=0)
@@ -75,7 +74,7 @@ def test_twin_towers_in_the_precision_that_they_train_in():
 def test_a_tower_that_is_not_asked_for_has_no_gradient(asked):
     pair = make_towers((8, 8))
     x = draws(4, 5)
-    output = both(x, *pair)[asked]
+    output = actor_and_critic(x, *pair)[asked]
     found = [torch.autograd.grad(output.sum(), [*one.parameters()], retain_graph=True, allow_unused=True)
              for one in pair]  # fmt: skip
     expected = torch.autograd.grad(pair[asked](x).sum(), [*pair[asked].parameters()])
@@ -89,7 +88,7 @@ def test_twin_towers_are_differentiable_twice():
     weights = [p for pair in zip(first, second, strict=True) if isinstance(pair[0], nn.Linear)
                for p in (pair[0].weight, pair[1].weight, pair[0].bias, pair[1].bias)]  # fmt: skip
     outcomes = []
-    for outputs in (both(x, first, second), (first(x), second(x))):
+    for outputs in (actor_and_critic(x, first, second), (first(x), second(x))):
         slopes = torch.autograd.grad([y.square().sum() for y in outputs], [x, *weights], create_graph=True)
         outcomes.append(torch.autograd.grad(sum(slope.square().sum() for slope in slopes), [x, *weights]))
     assert outcomes[0][0].abs().max() > 1e-3
@@ -108,8 +107,8 @@ def test_modules_of_other_kinds_and_widths_are_called():
         nn.Sequential(nn.Linear(5, 8, bias=False), nn.Tanh(), nn.Linear(8, 1)).double(),
     ]
     for other in others:
-        torch.testing.assert_close(both(x, first, other), (first(x), other(x)), atol=1e-10, rtol=0)
-        torch.testing.assert_close(both(x, other, first), (other(x), first(x)), atol=1e-10, rtol=0)
+        torch.testing.assert_close(actor_and_critic(x, first, other), (first(x), other(x)), atol=1e-10, rtol=0)
+        torch.testing.assert_close(actor_and_critic(x, other, first), (other(x), first(x)), atol=1e-10, rtol=0)
         with torch.no_grad():
             torch.testing.assert_close(value(x, other), other(x), atol=1e-10, rtol=0)
 
