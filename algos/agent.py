@@ -193,7 +193,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
                 f"query {int(alone.int().argmax())} has a single response, but {type(self).__name__} compares the "
                 "responses of one query: give each query at least twice, each time with another response"
             )
-        add_log_probs(rollout, policy=self.policy, given=log_probs)
+        add_log_probs(rollout, policy=self.policy, log_probs=log_probs)
         return iterate(self, (EpisodeMeter(), EpisodeMeter()), rollout=collectives.gather_rows(rollout))
 
     def update(self, rollout: TensorDict) -> Metrics:
