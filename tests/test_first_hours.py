@@ -143,8 +143,8 @@ def test_a_run_of_control_leaves_no_files_of_texts(here):
 def test_a_first_signal_says_when_it_will_be_heard():
     program = """
 import time
-from algos.training.signals import noted_signals
-with noted_signals():
+from algos.training.signals import deferred_signals
+with deferred_signals():
     print("ready", flush=True)
     time.sleep(60)
 """
