@@ -110,7 +110,7 @@ class Collector:
 
         Args:
             num_steps: steps per slot; the rollout is ``[num_envs, num_steps]``.
-            num_episodes: exact number of whole episodes. In control each slot plays an equal share from a fresh reset,
+            num_episodes: exact number of whole episodes. In control each slot plays its share, from a fresh reset,
                 so that short episodes are not favoured. Steps of a slot after its share are False in the mask. An
                 aborted episode (`algos.envs.subprocess_env`) is masked out too; it is replayed, except in a group.
             group_size: number of neighbouring episodes that share a prompt or, in control, a reset seed. Above 1, every
