@@ -1,6 +1,6 @@
 """Advantages and their normalization: pure functions over True entries (``mask`` is True).
 
-`add_advantages` at the end writes those of an actor-critic into a rollout.
+`add_advantages`, at the end, writes the advantages of an actor-critic into a rollout.
 """
 
 import numpy as np
@@ -145,16 +145,23 @@ def standardize_each_reward(*, parts: Tensor, charged: Tensor, group: Tensor, co
     Args:
         parts: float32 ``[B, K, 2]``: each reward before its weight, and its weight, 0 where it does not apply.
         charged: float32 ``[B]``: further reward (a KL penalty), centred in its group and added as it is.
-        group, counts: as of `standardize_in_group`, as is the result.
+        group, counts: see `standardize_in_group`.
+
+    Returns:
+        float32 ``[B]``, as of `standardize_in_group`.
     """
     total = standardize_in_group(score=charged, group=group, counts=counts, scale=False)
-    for score, weight in (part.unbind(1) for part in parts.unbind(1)):
+    for part in parts.unbind(1):
+        score, weight = part.unbind(1)
         total += weight * standardize_in_group(score=score, group=group, counts=counts & (weight != 0))
     return standardize_in_group(score=total, group=torch.zeros_like(group), counts=counts)
 
 
 def _group_figures(x: Tensor, *, group: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Per row ``[B]``: sum and number of its group's counted values; True if the row counts and they differ."""
+    """For each row ``[B]``: sum and number of the values that count in its group, and whether the row has a signal.
+
+    A row has a signal if it counts and the values of its group differ.
+    """
     groups, index = group.unique(return_inverse=True)
     total = x.new_zeros(len(groups)).index_add_(0, index, torch.where(counts, x, 0.0))
     size = x.new_zeros(len(groups)).index_add_(0, index, counts.to(x.dtype))

@@ -60,10 +60,10 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         fields: config fields to replace, such as ``learning_rate=3e-4``.
 
     Raises:
-        TypeError: on a config of another algorithm, a policy that this algorithm cannot train, or a ``kl_coef`` that is
-            none.
+        TypeError: on a config of another algorithm, a policy that this algorithm cannot train, or a ``kl_coef`` of
+            another type.
         ValueError: if the config does not fit the environment, the KL would be charged twice, there is no such device,
-            or the policy's weights are on several.
+            or the policy's weights are on several devices.
     """
 
     config_type: type[ConfigT] = Config  # type: ignore[assignment]  # for algorithms without further fields
@@ -73,8 +73,8 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
     """Policy to make if none is given."""
 
     several_processes = False
-    """Whether several processes can train together (`algos.ranks`): if `update` takes its steps by `optimizer`, on
-    minibatches of `algos.minibatches`, inside `sharded_weights`."""
+    """Whether several processes can train together (`algos.ranks`). They can if `update` takes its steps by
+    `optimizer`, on minibatches of `algos.minibatches`, inside `sharded_weights`."""
 
     def __init__(
         self,
@@ -137,13 +137,18 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
             raise no_attribute(self, name)
 
     def _checked_config(self, config: ConfigT | None) -> ConfigT:
+        """Return the config, or the default one; raise a TypeError if it is of another algorithm."""
         if config is None:
             return self.config_type()
         if isinstance(config, self.config_type):
             return config
-        advice = "" if isinstance(config, Config) else ": of a recipe, give its .config, or call its .build(seed)"
-        names = (type(config).__name__, type(self).__name__, self.config_type.__name__)
-        raise TypeError("config is a {}, but {} needs a {}".format(*names) + advice)
+        advice = ""
+        if not isinstance(config, Config):
+            advice = ": of a recipe, give its .config, or call its .build(seed)"
+        raise TypeError(
+            f"config is a {type(config).__name__}, but {type(self).__name__} needs a "
+            f"{self.config_type.__name__}{advice}"
+        )
 
     @property
     def optimizer(self) -> Optimizer:
@@ -177,23 +182,26 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         """Run one iteration of `learn` on texts generated and scored elsewhere (TRL 0.7); return its metrics.
 
         Args:
-            queries, responses, scores: prompts, completions and scores of `TextVectorEnv.given_episodes`.
-            log_probs: per token of each response, nats, of the policy that generated it (if not this one, set
-                ``max_importance_weight``, or raise ``ratio_tolerance``). None: this policy's, as it is now.
+            queries, responses, scores: prompts, completions and scores, as for `TextVectorEnv.given_episodes`.
+            log_probs: for each response the log-probability of each token, nats, by the policy that generated it. If
+                that was another policy, set ``max_importance_weight``, or raise ``ratio_tolerance``. None: this policy
+                scores the responses, as it is now.
 
         Raises:
-            TypeError: if the environment is no `TextVectorEnv`; or a ValueError if something does not fit the rest.
+            TypeError: if the environment is no `TextVectorEnv`.
+            ValueError: if queries, responses, scores and log_probs do not fit together.
         """
         if not isinstance(self.env, TextVectorEnv):
             raise TypeError(f"step is for text, not for a {type(self.env).__name__}: use a TextVectorEnv")
         rollout = self.env.given_episodes(queries, responses, scores)
         group = rollout["group"][:, 0]
-        if self.config.episodes_per_group > 1 and (alone := (group.bincount() == 1)[group]).any():
+        is_alone = (group.bincount() == 1)[group]
+        if self.config.episodes_per_group > 1 and is_alone.any():
             raise ValueError(
-                f"query {int(alone.int().argmax())} has a single response, but {type(self).__name__} compares the "
+                f"query {int(is_alone.int().argmax())} has a single response, but {type(self).__name__} compares the "
                 "responses of one query: give each query at least twice, each time with another response"
             )
-        add_log_probs(rollout, policy=self.policy, given=log_probs)
+        add_log_probs(rollout, policy=self.policy, log_probs=log_probs)
         return iterate(self, (EpisodeMeter(), EpisodeMeter()), rollout=collectives.gather_rows(rollout))
 
     def update(self, rollout: TensorDict) -> Metrics:
@@ -307,16 +315,16 @@ def place(policy: Policy, env: VectorEnv, device: str | torch.device | None) -> 
         policy.to(target)
         if is_episode_env(env):
             env.to(target)
-    places = sorted({str(p.device) for p in policy.parameters()})
-    if len(places) > 1:
+    devices = sorted({str(p.device) for p in policy.parameters()})
+    if len(devices) > 1:
         raise ValueError(
-            f"the policy has weights on {' and '.join(places)}, expected one device: give device={places[-1]!r}, which "
-            "moves all of them"
+            f"the policy has weights on {' and '.join(devices)}, expected one device: give device={devices[-1]!r}, "
+            "which moves all of them"
         )
 
 
 def remember_stops(env: VectorEnv, policy: Policy) -> None:
-    """Let a language model that is trained keep the environment's stop texts and ids; log all that ends its turns."""
+    """Add the environment's stop texts and ids to those of the language model; log all that ends its turns."""
     lm = language_model_of(policy)
     if lm is None or not isinstance(env, TextVectorEnv):
         return
@@ -327,22 +335,22 @@ def remember_stops(env: VectorEnv, policy: Policy) -> None:
 def choose_penalty(
     env: Any, policy: Policy, *, penalty: KLPenalty | None = None, kl_coef: CoefficientLike | None = None
 ) -> KLPenalty | None:
-    """Return the given penalty, else one with ``kl_coef``, else the environment's own, else None.
+    """Return ``penalty``, or a penalty with ``kl_coef``, or that of the environment, or None if there is none.
 
     Raises:
         TypeError: if one of them is of another type.
         ValueError: if ``kl_coef`` is given together with another penalty.
     """
-    carried = env.penalty if is_episode_env(env) else None
+    env_penalty = env.penalty if is_episode_env(env) else None
     if penalty is not None and not (callable(penalty) and hasattr(penalty, "coef") and hasattr(penalty, "update")):
         raise TypeError(
             f"penalty is {penalty!r:.99}, expected a textenv.KLPenalty; for a number (reward per nat) there is kl_coef="
         )
     if kl_coef is None:
-        return carried if penalty is None else penalty
-    if penalty is not None or carried is not None:
-        other = "the environment carries a KL penalty" if penalty is None else "penalty= is given"
-        raise ValueError(f"kl_coef is {kl_coef}, but {other}: give one of them, or the KL would be charged twice")
+        return env_penalty if penalty is None else penalty
+    if penalty is not None or env_penalty is not None:
+        conflict = "the environment carries a KL penalty" if penalty is None else "penalty= is given"
+        raise ValueError(f"kl_coef is {kl_coef}, but {conflict}: give one of them, or the KL would be charged twice")
     return KLPenalty(policy.reference(), copy(kl_coef))  # another agent may get it too
 
 

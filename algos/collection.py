@@ -4,7 +4,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 from weakref import WeakKeyDictionary
 
 import gymnasium
@@ -27,10 +27,16 @@ from textenv.lm.model import language_model_of
 from textenv.names import check_names
 from textenv.rollout import EpisodeEnv, is_episode_env, masked_mean
 
-Columns = dict[str, list[Any]]
+if TYPE_CHECKING:
+    from algos.policies.lm import LMPolicy
+
 logger = logging.getLogger(__name__)
-ENDLESS = 10_000
-"""Steps of every slot without the end of any episode, after which a warning is logged."""
+
+Columns = dict[str, list[Any]]
+"""One entry for each step, by the column's name: an array or a tensor ``[N, ...]``, or None."""
+
+STEPS_WITHOUT_AN_END = 10_000
+"""Steps per slot in which no episode has ended, after which a warning is logged."""
 
 
 @check_names
@@ -66,8 +72,8 @@ class Collector:
         torch.Size([2, 8])
     """
 
-    _last: ClassVar[WeakKeyDictionary[VectorEnv, "Collector"]] = WeakKeyDictionary()
-    """Last collector of each environment: a collector continues only its own episodes."""
+    _last_collector: ClassVar[WeakKeyDictionary[VectorEnv, "Collector"]] = WeakKeyDictionary()
+    """Collector that used each environment last: a collector continues only episodes that it began."""
 
     def __init__(
         self, env: VectorEnv, policy: Policy, *, seed: int | None = None, generator: Generator | None = None
@@ -75,7 +81,9 @@ class Collector:
         check_policy(policy, call="Collector(env, policy), in this order")
         refuse_strings(env)
         agree_on_ends(env, policy)
-        self.env, self.policy, self.generator = env, policy, generator
+        self.env = env
+        self.policy = policy
+        self.generator = generator
         self.seed = seed
         """Seed of the next reset; None once used."""
         self.observation: Any = None
@@ -102,10 +110,10 @@ class Collector:
 
         Args:
             num_steps: steps per slot; the rollout is ``[num_envs, num_steps]``.
-            num_episodes: exact number of whole episodes. In control each slot plays its share from a fresh reset, so
-                that short episodes are not favoured; a slot's later steps are False in the mask. An aborted episode
-                (`algos.envs.subprocess_env`) is masked out too, and replayed except in a group.
-            group_size: number of neighbouring episodes that share a prompt or, in control, a reset seed; above 1, every
+            num_episodes: exact number of whole episodes. In control each slot plays its share, from a fresh reset,
+                so that short episodes are not favoured. Steps of a slot after its share are False in the mask. An
+                aborted episode (`algos.envs.subprocess_env`) is masked out too; it is replayed, except in a group.
+            group_size: number of neighbouring episodes that share a prompt or, in control, a reset seed. Above 1, every
                 row is one episode, in control too.
             deterministic: take the most probable action instead of a sample.
 
@@ -123,31 +131,28 @@ class Collector:
             raise ValueError(
                 f"group_size is {group_size}, num_episodes {num_episodes}: give a size of at least 1 that divides them"
             )
+
+        # Text
         if is_episode_env(self.env):
             if num_episodes is None:
                 raise ValueError("a text environment is collected in whole episodes: give num_episodes, not num_steps")
-            if self.generator is not None and not deterministic:
-                found = collect_turns(self.generator, self.env, self.policy, num_episodes, group_size, self.seed)
-                self.seed = None
-                return found
-            seeds = None if deterministic else episode_seeds(num_episodes, self.policy.generator)
-            return self.play_episodes(self.env, num_episodes, group_size=group_size, seeds=seeds)
+            return self._collect_texts(self.env, num_episodes, group_size, deterministic)
+
+        # Control
         if num_episodes is None:
             assert num_steps is not None
-            self._begin()
-            columns: Columns = defaultdict(list)
-            for _ in range(num_steps):
-                self._step(columns, deterministic)
-            return _rollout(columns)
+            return self._collect_steps(num_steps, deterministic)
         if group_size > 1:
             return self._collect_groups(num_episodes, group_size, deterministic)
         self.observation = None  # whole episodes start from a reset
-        slots = self.env.num_envs
-        return self._collect_episodes(np.bincount(np.arange(num_episodes) % slots, minlength=slots), deterministic)
+        num_slots = self.env.num_envs
+        slot_of_episode = np.arange(num_episodes) % num_slots
+        counts = np.bincount(slot_of_episode, minlength=num_slots)
+        return self._collect_episodes(counts, deterministic)
 
     def resume(self) -> None:
         """Continue mid-episode, after the environment's state was restored to match this collector's."""
-        self._last[self.env] = self
+        self._last_collector[self.env] = self
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which the next rollout starts; the environment's own state is saved separately."""
@@ -162,83 +167,154 @@ class Collector:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.seed, self.observation, self.ended = state["seed"], state["observation"], state["ended"]
-        self.action_mask, self.is_init = state["action_mask"], state["is_init"]
+        self.seed = state["seed"]
+        self.observation = state["observation"]
+        self.ended = state["ended"]
+        self.action_mask = state["action_mask"]
+        self.is_init = state["is_init"]
         self.group_seeds = state["group_seeds"]
 
     @torch.no_grad()
     def play_episodes(
         self, env: EpisodeEnv, episodes: int, *, group_size: int = 1, seeds: np.ndarray | None
     ) -> TensorDict:
-        """Collect whole episodes of text; each samples from its own of the seeds (None: the most probable tokens)."""
-        policy, deterministic = self.policy, seeds is None
+        """Collect whole episodes of text.
+
+        Args:
+            env: the environment.
+            episodes: number of episodes.
+            group_size: number of neighbouring episodes that share a prompt.
+            seeds: int64 ``[episodes]``, seed of the tokens of each episode; None takes the most probable tokens.
+
+        Returns:
+            The rollout, one episode per row, with ``log_prob`` of the policy as it acted.
+        """
+        policy = self.policy
         observation = env.start_episodes(episodes, seed=self.seed, group_size=group_size)
         self.seed = None
-        policy.reset(seeds=_in_slots(seeds, env))
+        policy.reset(seeds=_seeds_by_slot(seeds, env))
         log_prob = np.zeros((episodes, observation["tokens"].shape[1]), dtype=np.float32)
-        while (running := env.running).any():
-            step = policy.act(observation, action_mask=env.action_mask, deterministic=deterministic)
-            check_step(step, policy, slots=len(env.running))
+
+        # A token in every running slot, until all episodes have ended
+        running = env.running
+        while running.any():
+            step = policy.act(observation, action_mask=env.action_mask, deterministic=seeds is None)
+            check_step(step, policy, slots=len(running))
             log_prob[env.cursor] = step.log_prob.cpu().numpy()[running]
             observation, changed = env.advance(step.action.cpu().numpy())
             if changed.any():
-                policy.reset(changed, seeds=_in_slots(seeds, env))
+                policy.reset(changed, seeds=_seeds_by_slot(seeds, env))
+            running = env.running
         policy.reset()
+
         rollout = env.take_episodes()
         rollout["log_prob"] = torch.from_numpy(log_prob[:, : rollout.shape[1]].copy())
         return rollout
 
+    def _collect_texts(self, env: EpisodeEnv, num_episodes: int, group_size: int, deterministic: bool) -> TensorDict:
+        """Collect whole episodes of text, generated by the engine if there is one, else by the policy."""
+        if self.generator is not None and not deterministic:
+            # An engine comes with these types only, see `algos.generator.check_generator`.
+            assert isinstance(env, TextVectorEnv)
+            policy = cast("LMPolicy", self.policy)
+            rollout = collect_turns(self.generator, env, policy, num_episodes, group_size, self.seed)
+            self.seed = None
+            return rollout
+        seeds = None
+        if not deterministic:
+            seeds = episode_seeds(num_episodes, self.policy.generator)
+        return self.play_episodes(env, num_episodes, group_size=group_size, seeds=seeds)
+
+    def _collect_steps(self, num_steps: int, deterministic: bool) -> TensorDict:
+        """Collect a number of steps in every slot: ``[num_envs, num_steps]``."""
+        self._begin()
+        columns: Columns = defaultdict(list)
+        for _ in range(num_steps):
+            self._step(columns, deterministic)
+        return _rollout(columns)
+
     def _collect_groups(self, num_episodes: int, group_size: int, deterministic: bool) -> TensorDict:
         """Collect one episode per row, in as many rounds of all slots as needed."""
+        num_slots = self.env.num_envs
+        num_groups = num_episodes // group_size
+
+        # A reset seed for each episode, the same in a group
         if self.group_seeds is None:
-            self.group_seeds, self.seed = np.random.default_rng(self.seed), None
-        slots, groups = self.env.num_envs, num_episodes // group_size
-        seeds = self.group_seeds.integers(2**31, size=groups).repeat(group_size)
-        turns = []
-        for start in range(0, num_episodes, slots):
-            own = seeds[start : start + slots]
-            self._begin(seed=np.resize(own, slots).tolist())
-            counts = (np.arange(slots) < len(own)).astype(int)
-            turns.append(self._collect_episodes(counts, deterministic, replay=False))
-        longest = max(turn.shape[1] for turn in turns)
+            self.group_seeds = np.random.default_rng(self.seed)
+            self.seed = None
+        seeds = self.group_seeds.integers(2**31, size=num_groups).repeat(group_size)
+
+        # One episode per slot in each round; in the last round some slots may have none
+        rounds = []
+        for start in range(0, num_episodes, num_slots):
+            round_seeds = seeds[start : start + num_slots]
+            self._begin(seed=np.resize(round_seeds, num_slots).tolist())
+            counts = (np.arange(num_slots) < len(round_seeds)).astype(int)
+            rounds.append(self._collect_episodes(counts, deterministic, replay=False))
+
         # Padding after an episode is False in every mask.
-        rollout = TensorDict.cat([pad(turn, [0, 0, 0, longest - turn.shape[1]]) for turn in turns])
-        group = torch.arange(groups, device="cpu").repeat_interleave(group_size)
+        longest = max(part.shape[1] for part in rounds)
+        padded = [pad(part, [0, 0, 0, longest - part.shape[1]]) for part in rounds]
+        rollout = TensorDict.cat(padded)
+        group = torch.arange(num_groups, device="cpu").repeat_interleave(group_size)
         rollout["group"] = group[:, None].expand(rollout.shape)
         return rollout
 
     def _collect_episodes(self, counts: np.ndarray, deterministic: bool, *, replay: bool = True) -> TensorDict:
-        """Collect a number of whole episodes per slot; an aborted one is masked out, and replayed or given up."""
+        """Collect whole episodes from a reset; those that an environment aborts are masked out.
+
+        Args:
+            counts: int ``[N]``, number of episodes of each slot.
+            deterministic: take the most probable action instead of a sample.
+            replay: whether another episode is played for an aborted one.
+
+        Returns:
+            The rollout, one row for each slot with episodes; an episode that was given up keeps its row.
+        """
         self._begin()
-        dealt, left = counts > 0, counts.copy()
-        first = np.zeros(len(left), dtype=int)  # column where the current episode began
+        episodes_left = counts.copy()
+        episode_start = np.zeros(len(counts), dtype=int)  # column in which a slot's present episode began
         columns: Columns = defaultdict(list)
-        while (left > 0).any():
+        while (episodes_left > 0).any():
             self._step(columns, deterministic)
-            if len(columns["mask"]) == ENDLESS and (left == counts).all():
+            num_columns = len(columns["mask"])
+            if num_columns == STEPS_WITHOUT_AN_END and (episodes_left == counts).all():
                 logger.warning(
                     "no episode has ended in %d steps: an environment without an end needs a limit, such as "
-                    "max_episode_steps=1000 where it is registered or made", ENDLESS,
-                )  # fmt: skip
-            playing = left > 0
+                    "max_episode_steps=1000 where it is registered or made",
+                    STEPS_WITHOUT_AN_END,
+                )
+
             # Slots that have played their share keep stepping until the last is done, with mask, ends and starts False.
+            playing = episodes_left > 0
             for name in ("mask", "is_init", "terminated", "truncated"):
                 columns[name][-1] = columns[name][-1] & playing
             columns["reward"][-1] = np.where(playing, columns["reward"][-1], 0)
+
+            # Mask out episodes that were aborted in this step
             done = columns["terminated"][-1] | columns["truncated"][-1]
-            failed = done & ~columns["mask"][-1]
-            for slot in np.flatnonzero(failed):
-                _wipe(columns, int(slot), since=int(first[slot]))
-            left -= done & ~failed if replay else done
-            first[done] = len(columns["mask"])
+            aborted = done & ~columns["mask"][-1]
+            for slot in np.flatnonzero(aborted):
+                _wipe(columns, int(slot), since=int(episode_start[slot]))
+
+            # Count those that have ended
+            if replay:
+                episodes_left -= done & ~aborted
+            else:
+                episodes_left -= done
+            episode_start[done] = num_columns
         self.observation = None  # the slots are mid-episode: the next call resets them
-        # In a group, an episode that was given up keeps its row.
-        return _rollout(columns)[torch.from_numpy(dealt)]
+        has_episodes = torch.from_numpy(counts > 0)
+        return _rollout(columns)[has_episodes]
 
     def _begin(self, *, seed: list[int] | None = None) -> None:
-        """Reset the environment unless its episodes are this collector's; given seeds, reset each slot with one."""
+        """Reset the environment, unless its present episodes were begun by this collector.
+
+        With ``seed``, reset always, each slot with its own seed.
+        """
         env = self.env
-        if seed is None and self.observation is not None and self._last.get(env) is self:
+        has_begun = self.observation is not None and self._last_collector.get(env) is self
+        if seed is None and has_begun:
             return
         self.resume()
         if seed is None:
@@ -263,18 +339,21 @@ class Collector:
         slots = len(self.is_init)
         space = env.single_action_space
         check_step(step, self.policy, slots=slots, action_shape=space.shape)
-        # For the environment; the rollout keeps the sampled action
-        action = fit_actions(space, step.action.cpu().numpy())
+        # The environment may need another dtype, or bounds; the rollout keeps the sampled action.
+        env_action = fit_actions(space, step.action.cpu().numpy())
         with _environment_advice():
-            observation, reward, terminated, truncated, info = env.step(action)
-        # Copied, because an environment may reuse the arrays it returned.
+            observation, reward, terminated, truncated, info = env.step(env_action)
+
+        # Copied, because an environment may reuse the arrays that it returned.
         observation = flatten(env.single_observation_space, observation).copy()
         reward = _by_slot("reward", reward, env, slots=slots)
         terminated = _by_slot("terminated", terminated, env, slots=slots, dtype=bool)
         truncated = _by_slot("truncated", truncated, env, slots=slots, dtype=bool)
         done = terminated | truncated
-        # In SAME_STEP mode a slot that is done shows the next episode already, in which an action must be available.
-        ended = None if mode is AutoresetMode.SAME_STEP else done
+        if mode is AutoresetMode.SAME_STEP:
+            ended = None  # a slot that is done shows the next episode already, in which an action must be available
+        else:
+            ended = done
         action_mask = _action_mask(info, env, ended=ended)
 
         # Slots in which this was no step: the environment only reset itself, or it failed
@@ -285,7 +364,7 @@ class Collector:
             no_step = no_step | failed
             is_init = is_init | failed
 
-        # What followed the action, where `observation` is the next episode's first already
+        # The end of an episode is what followed its last action, although SAME_STEP shows the next episode already.
         next_observation = observation
         next_action_mask = action_mask
         if mode is AutoresetMode.SAME_STEP and done.any():
@@ -309,7 +388,7 @@ class Collector:
         self._prepare_next(observation, action_mask, done)
 
     def _prepare_next(self, observation: np.ndarray, action_mask: torch.Tensor | None, done: np.ndarray) -> None:
-        """Keep what the next step begins with; reset the slots that are done if the environment does not."""
+        """Keep what the next step begins with. Reset slots that are done, if the environment does not (DISABLED)."""
         env = self.env
         mode = autoreset_mode(env)
         if mode is AutoresetMode.DISABLED and done.any():
@@ -332,7 +411,7 @@ class Collector:
             self.policy.reset(begun)
 
     def _with_final(self, observation: np.ndarray, info: Mapping[str, Any], done: np.ndarray) -> np.ndarray:
-        """Observations of a step, in done slots the last ones of the episodes, which SAME_STEP has in ``info``."""
+        """Copy the observations of a step, with the episodes' final ones in done slots (SAME_STEP, from ``info``)."""
         with_final = observation.copy()
         for slot in np.flatnonzero(done):
             final = flatten_one(self.env.single_observation_space, info["final_obs"][slot])
@@ -341,7 +420,7 @@ class Collector:
 
 
 def agree_on_ends(env: VectorEnv, policy: Policy) -> None:
-    """Let a text environment end turns where the policy's language model ends its own; others are left alone."""
+    """Let a text environment end turns as the policy's language model does; other environments are left alone."""
     lm = language_model_of(policy)
     if lm is not None and isinstance(env, TextVectorEnv):
         env.end_turns_like(lm.turn_ends)
@@ -360,35 +439,61 @@ def _environment_advice() -> Iterator[None]:
         raise
 
 
-def add_log_probs(rollout: TensorDict, *, policy: Policy, given: Sequence[Any] | None = None) -> None:
-    """Write ``log_prob`` into a text rollout: the policy's own, or given lists of one number for each chosen token."""
-    mask, found = rollout["mask"], torch.zeros(rollout.shape)
-    if given is None:
+def add_log_probs(rollout: TensorDict, *, policy: Policy, log_probs: Sequence[Any] | None = None) -> None:
+    """Write the column ``log_prob`` into a text rollout.
+
+    Args:
+        rollout: is changed.
+        policy: scores the rollout if there are no ``log_probs``.
+        log_probs: for each row a list, one number for each token that was chosen, nats.
+
+    Raises:
+        ValueError: if ``log_probs`` are not such lists.
+    """
+    mask = rollout["mask"]
+    if log_probs is None:
         with torch.no_grad():
-            found = policy.evaluate(rollout.to(policy.device)).log_prob.cpu()
-    elif not isinstance(given, Sized) or len(given) != len(mask):
-        said = f"has {len(given)} rows" if isinstance(given, Sized) else f"is {given!r:.200}, not a list,"
-        raise ValueError(f"log_probs {said} for {len(mask)} responses: give a list of numbers for each")
-    for row, numbers in enumerate(() if given is None else given):
-        own, count = torch.empty(0, device="cpu"), int(mask[row].sum())
-        with suppress(TypeError, ValueError, RuntimeError):
-            own = torch.as_tensor(numbers, dtype=torch.float32, device="cpu").detach()
-        if count and (own.shape != (count,) or not ((own <= 0) & own.isfinite()).all()):
+            column = policy.evaluate(rollout.to(policy.device)).log_prob.cpu()
+    else:
+        column = _log_prob_column(log_probs, mask)
+    rollout["log_prob"] = torch.where(mask, column, 0.0)
+
+
+def _log_prob_column(log_probs: Sequence[Any], mask: torch.Tensor) -> torch.Tensor:
+    """Check lists of log-probabilities and put them where the mask ``[B, T]`` is True: float32 ``[B, T]``."""
+    if not isinstance(log_probs, Sized):
+        raise ValueError(
+            f"log_probs is {log_probs!r:.200}, not a list, for {len(mask)} responses: give a list of numbers for each"
+        )
+    if len(log_probs) != len(mask):
+        raise ValueError(
+            f"log_probs has {len(log_probs)} rows for {len(mask)} responses: give a list of numbers for each"
+        )
+
+    # Row by row, as their lengths differ
+    column = torch.zeros(mask.shape)
+    for row, numbers in enumerate(log_probs):
+        count = int(mask[row].sum())
+        row_log_probs = torch.empty(0, device="cpu")
+        with suppress(TypeError, ValueError, RuntimeError):  # what is no number is reported below
+            row_log_probs = torch.as_tensor(numbers, dtype=torch.float32, device="cpu").detach()
+        possible = (row_log_probs <= 0) & row_log_probs.isfinite()
+        if count and (row_log_probs.shape != (count,) or not possible.all()):
             raise ValueError(
                 f"log_probs[{row}] is {numbers!r:.200}, expected {count} numbers of at most 0 and finite: the "
                 "logarithm of the probability of each token (a text gets its EOS here, so give ids)"
             )
-        found[row, mask[row]] = own.flatten()[:count]
-    rollout["log_prob"] = torch.where(mask, found, 0.0)
+        column[row, mask[row]] = row_log_probs.flatten()[:count]
+    return column
 
 
 @torch.no_grad()
 def with_importance_weights(
     rollout: TensorDict, *, policy: Policy, limit: float
 ) -> tuple[TensorDict, dict[str, float]]:
-    """Score a rollout again by the policy, and weight its steps by what another engine sampled them with.
+    """Score a rollout again by the policy, and weight steps that another engine sampled.
 
-    Truncated importance sampling (Yao et al. 2025).
+    This is truncated importance sampling (Yao et al. 2025).
 
     Args:
         rollout: with ``log_prob`` of the engine that sampled.
@@ -398,8 +503,12 @@ def with_importance_weights(
     Returns:
         A copy with ``log_prob`` of π_old and ``importance_weight`` min(π_old / π_sampler, limit); metrics.
     """
+
+    def score(rows: TensorDict) -> list[torch.Tensor]:
+        return [policy.evaluate(rows).log_prob]
+
     mask = rollout["mask"]
-    (log_prob,) = collectives.map_rows(lambda rows: [policy.evaluate(rows).log_prob], rollout)
+    (log_prob,) = collectives.map_rows(score, rollout)
     log_ratio = losses.log_ratio(log_prob=log_prob, old_log_prob=rollout["log_prob"], mask=mask)
     weight = torch.where(mask, log_ratio.exp().clamp(max=limit), 0.0)
     metrics = {
@@ -410,20 +519,22 @@ def with_importance_weights(
     return rollout.copy().update(columns), metrics
 
 
-def _in_slots(seeds: np.ndarray | None, env: EpisodeEnv) -> np.ndarray | None:
+def _seeds_by_slot(seeds: np.ndarray | None, env: EpisodeEnv) -> np.ndarray | None:
     """Seed of the episode in each slot, int64 ``[num_envs]``; 0 in idle slots, where it is not read."""
     if seeds is None:
         return None
-    found = np.zeros(len(env.running), dtype=np.int64)
-    found[env.running] = seeds[env.cursor[0]]
-    return found
+    running = env.running
+    episode_of_slot, _ = env.cursor
+    by_slot = np.zeros(len(running), dtype=np.int64)
+    by_slot[running] = seeds[episode_of_slot]
+    return by_slot
 
 
 def _wipe(columns: Columns, slot: int, *, since: int) -> None:
-    """Clear a slot's columns from ``since`` on."""
+    """Mask out a slot's steps from the column ``since`` on, without starts, ends and rewards."""
     for name in ("mask", "is_init", "terminated", "truncated", "reward"):
-        for column in columns[name][since:]:
-            column[slot] = 0
+        for values in columns[name][since:]:
+            values[slot] = 0
 
 
 def _reset_each(env: VectorEnv, seeds: list[int]) -> tuple[Any, dict[str, Any]]:
@@ -440,10 +551,14 @@ def _reset_each(env: VectorEnv, seeds: list[int]) -> tuple[Any, dict[str, Any]]:
         observation, info = env.reset(seed=seeds)  # type: ignore[arg-type]  # SyncVectorEnv and AsyncVectorEnv do
     except (TypeError, gymnasium.error.Error) as error:
         raise ValueError(f"{type(env.unwrapped).__name__} accepts no list of seeds ({error}): {advice}") from error
-    seen = flatten(env.single_observation_space, observation)
-    first = {seed: slot for slot, seed in reversed(list(enumerate(seeds)))}
-    if not all(np.array_equal(seen[slot], seen[first[seed]]) for slot, seed in enumerate(seeds)):
-        raise ValueError(f"{type(env.unwrapped).__name__} starts differently with equal seeds: {advice}")
+
+    # Each slot starts as the first one with the same seed
+    rows = flatten(env.single_observation_space, observation)
+    first_slots: dict[int, int] = {}
+    for slot, seed in enumerate(seeds):
+        first_slot = first_slots.setdefault(seed, slot)
+        if not np.array_equal(rows[slot], rows[first_slot]):
+            raise ValueError(f"{type(env.unwrapped).__name__} starts differently with equal seeds: {advice}")
     return observation, info
 
 
@@ -474,11 +589,11 @@ def _final_observation(env: VectorEnv, final: Any, shape: tuple[int, ...]) -> An
     return final
 
 
-def _by_slot(name: str, values: Any, env: VectorEnv, *, slots: int, dtype: Any = None) -> np.ndarray:
-    """Copy what a step returned for each slot into an array ``[N]`` of a dtype; None keeps its own.
+def _by_slot(name: str, values: Any, env: VectorEnv, *, slots: int, dtype: type | None = None) -> np.ndarray:
+    """Copy a value per slot that a step returned: ``[N]``, of ``dtype``, or of the same dtype if that is None.
 
     Raises:
-        ValueError: if it has another shape, which would be broadcast.
+        ValueError: if the values have another shape, which would be broadcast.
     """
     array = np.asarray(values)
     if array.shape != (slots,):
@@ -486,7 +601,9 @@ def _by_slot(name: str, values: Any, env: VectorEnv, *, slots: int, dtype: Any =
             f"{type(env.unwrapped).__name__}.step returned {name} of shape {array.shape}, expected one number for each "
             f"of {slots} slots, ({slots},)"
         )
-    return array.astype(array.dtype if dtype is None else dtype)
+    if dtype is None:
+        return array.copy()
+    return array.astype(dtype)
 
 
 def _action_mask(info: dict[str, Any], env: VectorEnv, *, ended: np.ndarray | None = None) -> torch.Tensor | None:
@@ -503,21 +620,28 @@ def _action_mask(info: dict[str, Any], env: VectorEnv, *, ended: np.ndarray | No
     """
     if "action_mask" not in info:
         return None
-    here = np.asarray(info.get("_action_mask", np.ones(env.num_envs, dtype=bool)))
-    # Gymnasium fills slots without a mask with zeros or None; all their actions are available.
     space = env.single_action_space
-    open_everywhere = np.ones(space.n if isinstance(space, spaces.Discrete) else 1, dtype=bool)
-    rows = [np.asarray(row) if said else open_everywhere for row, said in zip(info["action_mask"], here, strict=True)]
-    if any(row.shape != open_everywhere.shape for row in rows):
+    num_actions = space.n if isinstance(space, spaces.Discrete) else 1
+    all_available = np.ones(num_actions, dtype=bool)
+
+    # Gymnasium fills slots without a mask with zeros or None; all their actions are available.
+    has_mask = np.asarray(info.get("_action_mask", np.ones(env.num_envs, dtype=bool)))
+    rows = []
+    for slot_mask, is_mask in zip(info["action_mask"], has_mask, strict=True):
+        row = np.asarray(slot_mask) if is_mask else all_available
+        rows.append(row)
+    if any(row.shape != all_available.shape for row in rows):
         raise ValueError(
-            f"info['action_mask'] has shape {rows[int(here.argmax())].shape} in a slot, expected one entry for each "
-            f"action of {space}"
+            f"info['action_mask'] has shape {rows[int(has_mask.argmax())].shape} in a slot, expected one entry for "
+            f"each action of {space}"
         )
     mask = np.stack(rows).astype(bool)
 
     # Slots in which no action is available
     closed = ~mask.any(axis=1)
-    stuck = closed if ended is None else closed & ~ended
+    stuck = closed
+    if ended is not None:
+        stuck = closed & ~ended
     if stuck.any():
         raise ValueError(
             f"info['action_mask'] allows no action in slot {int(stuck.argmax())}, whose episode goes on: allow at "
@@ -527,29 +651,39 @@ def _action_mask(info: dict[str, Any], env: VectorEnv, *, ended: np.ndarray | No
     return torch.from_numpy(mask)
 
 
-def _merge(before: torch.Tensor | None, after: torch.Tensor | None, done: np.ndarray) -> torch.Tensor | None:
-    """Take action masks of done slots from ``after`` and of the others from ``before``; None allows all actions."""
-    if before is None and after is None:
-        return None
-    some = before if before is not None else after
-    assert some is not None
-    before, after = (torch.ones_like(some) if x is None else x for x in (before, after))
-    return torch.where(torch.from_numpy(done)[:, None], after, before)
+def _merge(masks: torch.Tensor | None, done_masks: torch.Tensor | None, done: np.ndarray) -> torch.Tensor | None:
+    """Take the action masks of done slots from ``done_masks``, the others from ``masks``; None allows all actions."""
+    if masks is None:
+        if done_masks is None:
+            return None
+        masks = torch.ones_like(done_masks)
+    elif done_masks is None:
+        done_masks = torch.ones_like(masks)
+    return torch.where(torch.from_numpy(done)[:, None], done_masks, masks)
 
 
 def _rollout(columns: Columns) -> TensorDict:
     """Stack the steps along time, once, at the end: ``[N, T]``."""
-    steps, slots = len(columns["mask"]), len(columns["mask"][0])
+    _fill_action_masks(columns)
+    num_steps = len(columns["mask"])
+    num_slots = len(columns["mask"][0])
     data = {}
-    names = "action_mask", "next_action_mask"
-    said = next((mask for name in names for mask in columns[name] if mask is not None), None)
-    if said is not None:
-        columns |= {name: [torch.ones_like(said) if x is None else x for x in columns[name]] for name in names}
     for name, column in columns.items():
         if isinstance(column[0], torch.Tensor):
             data[name] = torch.stack(column, dim=1).cpu()
         elif column[0] is not None:
             data[name] = torch.from_numpy(np.stack(column, axis=1))
     data["reward"] = data["reward"].to(torch.float32)
-    data["group"] = torch.arange(slots, device="cpu")[:, None].expand(slots, steps)
-    return TensorDict(data, batch_size=[slots, steps])
+    data["group"] = torch.arange(num_slots, device="cpu")[:, None].expand(num_slots, num_steps)
+    return TensorDict(data, batch_size=[num_slots, num_steps])
+
+
+def _fill_action_masks(columns: Columns) -> None:
+    """If some steps have an action mask, let the others allow all actions."""
+    names = ("action_mask", "next_action_mask")
+    masks = [mask for name in names for mask in columns[name] if mask is not None]
+    if not masks:
+        return
+    all_available = torch.ones_like(masks[0])
+    for name in names:
+        columns[name] = [all_available if mask is None else mask for mask in columns[name]]

@@ -1,13 +1,13 @@
 """Hyper-parameters of every algorithm; imports no torch, so that a command line can show them at once.
 
-A field that depends on environment and policy is None by default and filled in by the agent (`algos.agent.resolve`);
-a given value stays.
+Fields that depend on the environment and the policy are None by default; the agent fills them in
+(`algos.agent.resolve`). Any other value stays.
 """
 
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from inspect import signature
+from inspect import Parameter, signature
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -21,16 +21,28 @@ class FieldRule(NamedTuple):
     """Rule for the values of a field, attached to its type by `Annotated`."""
 
     allows: Callable[[Any], bool]
+    """Whether the field may have a value."""
     expected: str
+    """Allowed values in words, for the error."""
 
 
-def _number(allows: Callable[[Any], bool], expected: str, kind: Any = (int, float)) -> FieldRule:
-    return FieldRule(lambda x: isinstance(x, kind) and abs(x) <= sys.float_info.max and allows(x), expected)
+def _number(in_range: Callable[[Any], bool], expected: str, kind: Any = (int, float)) -> FieldRule:
+    """Rule of a finite number of some kind in a range."""
+
+    def allows(value: Any) -> bool:
+        return isinstance(value, kind) and abs(value) <= sys.float_info.max and in_range(value)
+
+    return FieldRule(allows, expected)
 
 
-def _function(names: Any) -> FieldRule:
-    known = get_args(names)
-    return FieldRule(lambda x: callable(x) or x in known, f"a function, or one of {', '.join(map(repr, known))}")
+def _function(literal: Any) -> FieldRule:
+    """Rule of a function, or the name of one; the names are those of a `Literal`."""
+    names = get_args(literal)
+
+    def allows(value: Any) -> bool:
+        return callable(value) or value in names
+
+    return FieldRule(allows, f"a function, or one of {', '.join(map(repr, names))}")
 
 
 Count = Annotated[int, _number(lambda x: x >= 1, "an integer of at least 1", int)]
@@ -38,20 +50,21 @@ Natural = Annotated[int, _number(lambda x: x >= 0, "a number of at least 0")]
 NotNegative = Annotated[float, _number(lambda x: x >= 0, "a number of at least 0")]
 Positive = Annotated[float, _number(lambda x: x > 0, "a number above 0")]
 UnitInterval = Annotated[float, _number(lambda x: 0 <= x <= 1, "a number from 0 to 1")]
-_DECAY = _number(lambda x: 0 <= x < 1, "a number from 0 to below 1")
-Decays = Annotated[
-    tuple[float, float],
-    FieldRule(
-        lambda x: isinstance(x, (tuple, list)) and list(map(_DECAY.allows, x)) == [True] * 2,
-        "two numbers from 0 to below 1",
-    ),
-]
+
+_DECAY_RULE = _number(lambda x: 0 <= x < 1, "a number from 0 to below 1")
+
+
+def _are_two_decays(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2 and all(_DECAY_RULE.allows(x) for x in value)
+
+
+Decays = Annotated[tuple[float, float], FieldRule(_are_two_decays, "two numbers from 0 to below 1")]
 Normalization = Annotated[
     Literal["rollout", "minibatch"] | bool,
     FieldRule(lambda x: x in (True, False, "rollout", "minibatch"), "'rollout', 'minibatch', True, False"),
 ]
 TrueOrFalse = Annotated[bool, FieldRule(lambda x: isinstance(x, bool), "bool"), FlagConversionOff]
-"""A truth value whose flag takes it, as the flag of the same name of other algorithms does."""
+"""A bool whose flag takes a value, like the flag of the same name of other algorithms."""
 _Function = Callable[..., Any]
 PolicyLossName = Literal[
     "clipped_policy_loss", "dual_clipped_policy_loss", "gspo_policy_loss", "thresholded_policy_loss"
@@ -62,7 +75,7 @@ AggregationChoice = Annotated[AggregationName | _Function, _function(Aggregation
 ValueLossName = Literal["mse_loss", "huber_loss", "smooth_l1_loss"]
 ValueLossChoice = Annotated[ValueLossName | _Function, _function(ValueLossName), arg(constructor=ValueLossName)]
 CONTROL_RATE = 2.5e-4
-"""Learning rate of control, where a config has none."""
+"""Learning rate of Adam in control, where a config has none."""
 
 
 def field_values(config: Any) -> dict[str, Any]:
@@ -79,22 +92,34 @@ def check_fields(config: Any) -> None:
         object.__setattr__(config, name, plain(value))
     types = get_type_hints(type(config), include_extras=True)
     for name, value in field_values(config).items():
-        parts = get_args(types[name]) if get_origin(types[name]) in (Union, UnionType) else (types[name],)
-        rules = [part.__metadata__[0] for part in parts if get_origin(part) is Annotated]
-        rules += [FieldRule(lambda x: isinstance(x, bool), "bool")] if bool in parts else []
-        optional = NoneType in parts
-        if rules and not (rules[0].allows(value) or (optional and value is None)):
-            expected = rules[0].expected + (" or None" if optional else "")
-            advice = ""
-            if callable(value) and f"final_{name}" in types:
-                advice = f": a schedule is linear, from {name} to final_{name}"
-            elif callable(value):
-                advice = ": it has no schedule"
-            raise ValueError(f"{type(config).__name__}.{name} is {value!r}, expected {expected}{advice}")
+        rule, optional = _rule_of(types[name])
+        if rule is None or rule.allows(value) or (optional and value is None):
+            continue
+        expected = rule.expected
+        if optional:
+            expected += " or None"
+        advice = ""
+        if callable(value) and f"final_{name}" in types:
+            advice = f": a schedule is linear, from {name} to final_{name}"
+        elif callable(value):
+            advice = ": it has no schedule"
+        raise ValueError(f"{type(config).__name__}.{name} is {value!r}, expected {expected}{advice}")
+
+
+def _rule_of(field_type: Any) -> tuple[FieldRule | None, bool]:
+    """Rule of a field's type, None if every value is allowed; and whether the type allows None."""
+    parts: tuple[Any, ...] = (field_type,)
+    if get_origin(field_type) in (Union, UnionType):
+        parts = get_args(field_type)
+    rules = [part.__metadata__[0] for part in parts if get_origin(part) is Annotated]
+    if bool in parts:
+        rules.append(FieldRule(lambda x: isinstance(x, bool), "bool"))
+    first_rule = rules[0] if rules else None
+    return first_rule, NoneType in parts
 
 
 def scheduled(start: float, end: float | None, progress: float) -> float:
-    """Interpolate linearly from start to end over the training; constant without an end."""
+    """Interpolate linearly from start to end, as progress goes from 0 to 1; constant if there is no end."""
     return start if end is None else start + progress * (end - start)
 
 
@@ -107,19 +132,19 @@ class Config(NamedFields):
     num_episodes: Count | None = None
     """Whole episodes per rollout (text); None with num_steps."""
     learning_rate: Positive | None = None
-    """Initial learning rate of Adam. None: by what is trained: control 2.5e-4 (Huang et al. 2022), language models of
-    less than 10 million parameters 5e-4, larger ones 1.41e-5 (TRL's gpt2-sentiment), with LoRA 1.4e-4 (ten times as
-    much: "LoRA Without Regret", Schulman et al. 2025)."""
+    """Initial learning rate of Adam. None: 2.5e-4 in control (Huang et al. 2022); 5e-4 for language models of less than
+    10 million parameters; 1.41e-5 for larger ones (TRL's gpt2-sentiment), and 1.4e-4 with LoRA, ten times as much
+    ("LoRA Without Regret", Schulman et al. 2025)."""
     final_learning_rate: NotNegative | None = None
-    """Final learning rate, reached linearly. None: the rate is constant, or falls to a fifth on text without
-    ``learning_rate``."""
+    """Final learning rate, reached linearly. None: the rate is constant; on text it falls to a fifth if
+    ``learning_rate`` is None, too."""
     warmup_ratio: UnitInterval = 0.0
     """Fraction of the training in which the learning rate rises linearly from near 0 to its initial value."""
     adam_eps: Positive | None = None
-    """Added to the denominator of Adam's step. None: 1e-5 in control (Huang et al. 2022), 1e-8 for text, where the
-    gradient of a single weight is far below 1e-5."""
+    """Number added to the denominator of Adam's step. None: 1e-5 in control (Huang et al. 2022); 1e-8 for text, where
+    the gradient of a single weight is far below 1e-5."""
     adam_betas: Decays = (0.9, 0.999)
-    """Adam's decay rates per step, for the means of the gradient and of its square."""
+    """Adam's decay rates per step: of the mean of the gradient, and of the mean of its square."""
     weight_decay: NotNegative = 0.0
     """Decoupled weight decay (AdamW, Loshchilov and Hutter 2019), multiplied by the learning rate at each step."""
     max_grad_norm: Positive = 0.5
@@ -127,7 +152,7 @@ class Config(NamedFields):
     skip_nonfinite: bool = False
     """Skip a step whose loss or gradient is not finite, and count it in the log; False raises an error instead."""
     seed: Annotated[Natural, arg(name="seed", prefix_name=False)] = 1
-    """Seed of environment resets, sampled actions and minibatch order, and of the weights of a policy made by name."""
+    """Seed of environment resets, sampled actions, minibatch order, and the weights of a policy made by name."""
 
     @property
     def episodes_per_group(self) -> int:
@@ -136,8 +161,10 @@ class Config(NamedFields):
 
     def __post_init__(self) -> None:
         if (self.num_steps is None) == (self.num_episodes is None):
-            given = f"num_steps is {self.num_steps} and num_episodes is {self.num_episodes}"
-            raise ValueError(f"{given}: give one of them, and set the other to None")
+            raise ValueError(
+                f"num_steps is {self.num_steps} and num_episodes is {self.num_episodes}: give one of them, and set the "
+                "other to None"
+            )
         check_fields(self)
 
 
@@ -151,9 +178,10 @@ class PolicyGradientConfig(Config):
     ent_coef: NotNegative = 0.0
     """Weight of the entropy bonus, per nat."""
     ratio_tolerance: Positive | None = None
-    """Maximum difference, in nats, between log-probabilities when acting and when scoring, before the first step of an
-    update, and maximum KL to a reference of equal weights. None: 1e-3 in float32 and float64, .5 in shorter dtypes. Low
-    temperatures amplify rounding and need more. Of mixtures of experts it bounds the median; None: at least .1."""
+    """Maximum difference, in nats, between the log-probability of an action when acting and when scoring, before the
+    first step of an update; also the maximum KL to a reference of equal weights. None: 1e-3 in float32 and float64, .5
+    in shorter dtypes. Low temperatures amplify rounding and need more. In mixtures of experts the median difference is
+    bounded, and None is at least .1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,22 +193,26 @@ class ActorCriticConfig(PolicyGradientConfig):
     gae_lambda: UnitInterval = 0.95
     """Trace decay λ of generalized advantage estimation."""
     whiten_rewards: bool = False
-    """Scale each rollout's rewards, penalty included, to variance 1; their mean stays (Ziegler et al. 2019)."""
+    """Scale the rewards of each rollout, KL penalty included, to variance 1 and keep their mean (Ziegler et al.
+    2019)."""
     normalize_advantage: Normalization | None = None
     """Normalize advantages to mean 0 and variance 1: over the whole rollout (TRL), or in each minibatch
-    (Stable-Baselines3, CleanRL). None and True: the minibatch in PPO with num_steps, else the rollout."""
+    (Stable-Baselines3, CleanRL). None and True: in each minibatch in PPO with num_steps, else over the rollout."""
     normalize_rewards: bool = False
-    """Divide rewards by the running standard deviation of the discounted return; rollout and log keep the raw ones."""
+    """Divide rewards by the running standard deviation of the discounted return. Rollout and log keep the rewards as
+    they were."""
     bootstrap_truncated: bool | None = None
-    """Add the value of the last state when a time or length limit truncates an episode. None: yes in control, no for
-    text, where the limit is part of the task and no entry trains that state's value."""
+    """Add the value of the last state when a time or length limit truncates an episode. None: True in control; False
+    for text, where the limit is part of the task, and the value of that state is never trained."""
     value_learning_rate: Positive | None = None
-    """Learning rate of parameters that only the value uses (head or critic), same schedule; None: ``learning_rate``."""
+    """Learning rate of the parameters that only the value uses (head or critic), with the same schedule. None:
+    ``learning_rate``."""
     value_max_grad_norm: Positive | None = None
-    """Maximum gradient norm of the value's own parameters, clipped separately; None clips all together."""
+    """Maximum gradient norm of the parameters that only the value uses, clipped separately. None: all parameters are
+    clipped together."""
     fit_value_head: bool = False
-    """Fit the value's linear head to each rollout's returns in closed form, before its advantages; values come from
-    heads fitted to other episodes and earlier rollouts (docs/results/critic.md). Language models only."""
+    """Fit the linear value head to the returns of each rollout, in closed form, before advantages are computed. Values
+    come from heads fitted to other episodes and earlier rollouts (docs/results/critic.md). Language models only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,9 +228,9 @@ class ClippedConfig(PolicyGradientConfig):
     clip_higher: Positive | None = None
     """ε of the upper bound of the ratio, such as .28 (Yu et al. 2025, DAPO); None: ``clip_range``."""
     max_importance_weight: Positive | None = None
-    """Score each rollout again before its update, take ratios to these probabilities, and weigh the policy loss of a
-    step by their ratio to those when sampled, at most this (TIS, Yao et al. 2025; 2 or 3 is usual). For samples of
-    another engine or precision. None: take ratios to the probabilities when sampled."""
+    """Truncated importance sampling (TIS, Yao et al. 2025), for samples of another engine or precision: score each
+    rollout again before its update, take ratios to these probabilities π_old, and multiply the policy loss of each
+    step by min(π_old / π_sampler, this); 2 or 3 is usual. None: take ratios to the probabilities when sampled."""
     policy_loss: PolicyLossChoice = "clipped_policy_loss"
     """Loss of `algos.losses`, by name or with arguments: `functools.partial(dual_clipped_policy_loss, limit=3.0)`."""
     aggregation: AggregationChoice = "token_mean"
@@ -207,10 +239,13 @@ class ClippedConfig(PolicyGradientConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.clip_higher is not None and callable(self.policy_loss):
-            taken = signature(self.policy_loss).parameters.values()
-            if not any(each.name == "clip_higher" or each.kind is each.VAR_KEYWORD for each in taken):
-                said = f"clip_higher is {self.clip_higher}, but {self.policy_loss!r:.100} has no such argument"
-                raise ValueError(f"{said}: leave it at None, or add the argument")
+            parameters = signature(self.policy_loss).parameters.values()
+            takes_all = any(x.kind is Parameter.VAR_KEYWORD for x in parameters)
+            if not takes_all and not any(x.name == "clip_higher" for x in parameters):
+                raise ValueError(
+                    f"clip_higher is {self.clip_higher}, but {self.policy_loss!r:.100} has no such argument: leave it "
+                    "at None, or add the argument"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +259,7 @@ class PPOConfig(ActorCriticConfig, ClippedConfig):
     clip_range_vf: Positive | None = None
     """Maximum change of a value in an update, in units of the return; None does not clip."""
     target_kl: Positive | None = None
-    """End an update as soon as a minibatch's approximate KL to the old policy exceeds this; None: no limit."""
+    """End an update as soon as the approximate KL of a minibatch to the old policy exceeds this. None: no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +290,7 @@ class TRPOConfig(ActorCriticConfig):
     damping: NotNegative = 0.1
     """Added to the diagonal of the KL's Hessian."""
     line_search_steps: Count = 10
-    """Maximum number of step sizes to try; if none improves the policy inside the trust region, no step is taken."""
+    """Maximum number of step sizes to try. If none improves the policy inside the trust region, no step is taken."""
     line_search_factor: Positive = 0.8
     """Ratio of each step size in the line search to the previous one."""
     critic_epochs: Count = 10
@@ -350,8 +385,8 @@ class GRPOConfig(GroupsConfig, ClippedConfig):
     scale_by_std: bool = True
     """Divide by the group's standard deviation; False only subtracts its mean."""
     normalize_each_reward: bool = False
-    """Standardize each of several rewards in its group, add them by weight, and standardize the sum over the
-    rollout (Liu et al. 2026, GDPO), so that a reward of little spread counts. Needs `Rewards` of several functions."""
+    """Standardize each of several rewards in its group, add them by weight, and standardize the sum over the rollout
+    (Liu et al. 2026, GDPO). A reward of little spread then counts, too. Needs `Rewards` of several functions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -412,28 +447,29 @@ def find_config(algorithm: Any) -> type[Config]:
         TypeError: if it is neither a text nor such a class.
         ValueError: if the name is unknown.
     """
-    known = ", ".join(CONFIGS)
+    names = ", ".join(CONFIGS)
     if isinstance(algorithm, str):
         if algorithm not in CONFIGS:
-            raise ValueError(f"algorithm is {algorithm!r}, expected one of {known}")
+            raise ValueError(f"algorithm is {algorithm!r}, expected one of {names}")
         return CONFIGS[algorithm]
-    config = getattr(algorithm, "config_type", None)
-    if not isinstance(algorithm, type) or not isinstance(config, type) or not issubclass(config, Config):
+    config_type = getattr(algorithm, "config_type", None)
+    if not isinstance(algorithm, type) or not isinstance(config_type, type) or not issubclass(config_type, Config):
         raise TypeError(
-            f"algorithm is {algorithm!r:.200}, expected one of {known}, or a class that inherits algos.Agent"
+            f"algorithm is {algorithm!r:.200}, expected one of {names}, or a class that inherits algos.Agent"
         )
-    return config
+    return config_type
 
 
 def compares_groups(algorithm: Any) -> bool:
     """Return True for algorithms that compare episodes with the same start; raises as `find_config`.
 
-    A control environment is then reset with one seed per slot.
+    They reset a control environment with one seed per slot.
     """
     return issubclass(find_config(algorithm), GroupsConfig)
 
 
 def _refuse_minibatches(config: ActorCriticConfig) -> None:
+    """Raise a ValueError if advantages would be normalized in minibatches, of which there are none."""
     if config.normalize_advantage == "minibatch":
         raise ValueError(
             f"{type(config).__name__}.normalize_advantage is 'minibatch', but the policy takes one step on the whole "

@@ -61,9 +61,11 @@ class DQN(Agent[DQNConfig]):
 
     def collect(self) -> TensorDict:
         """Collect the next rollout with ε-greedy actions."""
-        share = self.config.exploration_fraction
-        done = min(self.progress / share, 1.0) if share else 1.0
-        self.policy.exploration = scheduled(1.0, self.config.final_exploration, done)
+        fraction = self.config.exploration_fraction
+        progress = 1.0
+        if fraction:
+            progress = min(self.progress / fraction, 1.0)
+        self.policy.exploration = scheduled(1.0, self.config.final_exploration, progress)
         return super().collect()
 
     def update(self, rollout: TensorDict) -> Metrics:
@@ -148,8 +150,8 @@ def q_target(
     Args:
         reward: float32 ``[b]``.
         terminated: bool ``[b]``.
-        next_target: Q' from the target network, ``[b, n]``.
-        next_online: Q from the network that chooses the action, ``[b, n]``; from the target network for plain DQN.
+        next_target: Q' of the target network, ``[b, n]``.
+        next_online: Q of the network that chooses the action, ``[b, n]``; in plain DQN the target network.
         gamma: discount.
         open_actions: bool ``[b, n]``, actions available in the next state; None for all.
 

@@ -2,7 +2,7 @@
 
 import time
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -22,30 +22,41 @@ from textenv.names import check_names
 from textenv.rendering import rollout_html
 from textenv.rollout import is_episode_env
 
-SHOWN = 8
-"""Episodes that a notebook shows."""
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+NUM_SLOTS = 16
+"""Most slots of an environment that is evaluated by its id."""
+EPISODES_IN_NOTEBOOK = 8
+"""Most episodes whose texts a notebook shows."""
 
 
-class _Played(NamedTuple):
+class _ReturnsAndRollout(NamedTuple):
     returns: list[float]
     """Return of each episode, as paid by the environment."""
     rollout: TensorDict
 
 
-class EvaluationResult(_Played):
-    """Result of `evaluate`: ``returns`` of the episodes, and the ``rollout``. A notebook shows texts, shaded."""
+class EvaluationResult(_ReturnsAndRollout):
+    """Result of `evaluate`: ``returns`` of the episodes, and the ``rollout``.
 
-    tokenizer: Any = None
-    """Of a policy that writes text."""
+    A notebook shows the first texts, each token shaded by its log-probability.
+    """
+
+    tokenizer: "PreTrainedTokenizerBase | None" = None
+    """Tokenizer of a policy that writes text; None in control."""
 
     def __repr__(self) -> str:
         return f"Played(mean_return={self.mean_return:.4g}, std_return={self.std_return:.4g}, n={len(self.returns)})"
 
     def _repr_html_(self) -> str:
-        """Return, and the first episodes of text, each token shaded by its log-probability."""
-        head = f"<p>mean return {self.mean_return:.4g} over {len(self.returns)} episodes</p>"
-        rows = range(min(SHOWN, len(self.rollout)) if self.tokenizer is not None else 0)
-        return head + "".join(rollout_html(self.rollout, row, self.tokenizer) for row in rows)
+        """Mean return, and the first episodes of text, each token shaded by its log-probability."""
+        page = f"<p>mean return {self.mean_return:.4g} over {len(self.returns)} episodes</p>"
+        if self.tokenizer is None:
+            return page
+        for row in range(min(EPISODES_IN_NOTEBOOK, len(self.rollout))):
+            page += rollout_html(self.rollout, row, self.tokenizer)
+        return page
 
     @property
     def mean_return(self) -> float:
@@ -69,11 +80,11 @@ def evaluate(
 ) -> EvaluationResult:
     """Play whole episodes.
 
-    Rewards with a state, such as `Normalize`, use the one that they have, and keep it.
+    Rewards with a state, such as `Normalize`, use their present state and do not change it.
 
     Args:
-        env: is reset with ``seed`` first. An id (see `algos.make.make_vector_environment`) gives up to 16 slots (text:
-            prompts of the test split); a single environment is one slot.
+        env: vector environment, which is reset with ``seed`` first. A single environment becomes one slot. An id (see
+            `algos.make.make_vector_environment`) becomes up to 16 slots, for text with prompts of the test split.
         policy: the policy to evaluate; its generator and memory are unchanged afterwards.
         num_episodes: exact number of episodes.
         deterministic: take the most probable action instead of a sample.
@@ -90,40 +101,52 @@ def evaluate(
         raise ValueError(f"num_episodes is {num_episodes}, expected at least 1")
     env = _vector_env(env, policy, num_episodes)
     check_spaces(env, policy)
-    player, state = policy.fork(), policy.generator.get_state()
+
+    # Evaluating during training changes neither what is trained nor which prompts come next.
+    player = policy.fork()
+    generator_state = policy.generator.get_state()
     policy.generator.manual_seed(seed)
     try:
-        # Evaluating during training changes neither what is trained nor which prompts come next.
-        with env.fork() if is_episode_env(env) else nullcontext():
+        env_fork = env.fork() if is_episode_env(env) else nullcontext()
+        with env_fork:
             rollout = collect(env, player, num_episodes=num_episodes, seed=seed, deterministic=deterministic)
     finally:
-        policy.generator.set_state(state)
-    played = EvaluationResult(EpisodeMeter().finished(rollout)[0], rollout)
-    played.tokenizer = getattr(policy, "tokenizer", None)
-    return played
+        policy.generator.set_state(generator_state)
+
+    returns, _ = EpisodeMeter().finished(rollout)
+    result = EvaluationResult(returns, rollout)
+    result.tokenizer = getattr(policy, "tokenizer", None)
+    return result
 
 
 def _vector_env(env: Any, policy: Any, num_episodes: int) -> VectorEnv:
-    """Return the environment given, or a vector environment of it."""
+    """Return a vector environment as it is; make one of a single environment or of an id."""
     check_policy(policy, call="evaluate(env, policy), in this order")
     if isinstance(env, str):
-        split: dict[str, Any] = {"split": "test"} if is_ours(env) else {}
-        return make_vector_environment(env, min(num_episodes, 16), **split)
+        options: dict[str, Any] = {}
+        if is_ours(env):
+            options["split"] = "test"
+        return make_vector_environment(env, min(num_episodes, NUM_SLOTS), **options)
     if isinstance(env, gymnasium.Env):
-        inner, layer = env.unwrapped, env
-        if not isinstance(inner, TextEnv):
-            return SyncVectorEnv([lambda: env])
-        while isinstance(layer, gymnasium.Wrapper):
-            if not isinstance(layer, (OrderEnforcing, PassiveEnvChecker)):  # those of `gymnasium.make`
-                raise ValueError(
-                    f"{type(layer).__name__} wraps a text environment, which is played in whole episodes, so that the "
-                    "wrapper would see none of its steps: pass the unwrapped one"
-                )
-            layer = layer.env
-        return inner.vector
+        if isinstance(env.unwrapped, TextEnv):
+            return _text_vector_env(env, env.unwrapped)
+        return SyncVectorEnv([lambda: env])
     if not isinstance(env, VectorEnv):
         raise TypeError(f"env is {env!r:.100}, expected an environment, a vector environment or a Gymnasium id")
     return env
+
+
+def _text_vector_env(env: gymnasium.Env, text_env: TextEnv) -> VectorEnv:
+    """Return the vector environment inside a text environment, or raise if a wrapper would have no effect."""
+    layer = env
+    while isinstance(layer, gymnasium.Wrapper):
+        if not isinstance(layer, (OrderEnforcing, PassiveEnvChecker)):  # those of `gymnasium.make`
+            raise ValueError(
+                f"{type(layer).__name__} wraps a text environment, which is played in whole episodes, so that the "
+                "wrapper would see none of its steps: pass the unwrapped one"
+            )
+        layer = layer.env
+    return text_env.vector
 
 
 def summarise(env: Any, policy: Policy, *, penalty: KLPenalty | None = None, **options: Any) -> dict[str, float]:
@@ -140,32 +163,36 @@ def summarise(env: Any, policy: Policy, *, penalty: KLPenalty | None = None, **o
         penalty also ``score`` (equal to ``mean_return``, without KL), ``kl`` in nats per episode, ``penalised_return``.
     """
     start = time.perf_counter()
-    played = evaluate(env, policy, **options)
-    rollout = played.rollout
-    result = {
-        "mean_return": played.mean_return,
-        "std_return": played.std_return,
-        "episodes": len(played.returns),
+    result = evaluate(env, policy, **options)
+    rollout = result.rollout
+    numbers = {
+        "mean_return": result.mean_return,
+        "std_return": result.std_return,
+        "episodes": len(result.returns),
         "steps": int(rollout["mask"].sum()),
         "seconds": time.perf_counter() - start,
     }
+
+    # KL to the reference, measured after the clock has stopped
     if penalty is None and is_episode_env(env):
         penalty = env.penalty
     if penalty is None:
-        return result
+        return numbers
     rollout = rollout.to(policy.device)
     penalty(rollout, policy)
     kl = reference_metrics(rollout, coefficient=penalty.coef)["reference/kl"]
-    penalised = result["mean_return"] - penalty.coef * kl
-    return result | {"score": result["mean_return"], "kl": kl, "penalised_return": penalised}
+    numbers["score"] = result.mean_return
+    numbers["kl"] = kl
+    numbers["penalised_return"] = result.mean_return - penalty.coef * kl
+    return numbers
 
 
 class EvaluateEvery(Callback):
     """Evaluates the policy during the training, keeps the best agent, and may end the training.
 
-    Rewards with a state, such as `textenv.rewards.Normalize`, use that of the training, and do not change it. The
-    results of `summarise` are logged as ``eval/mean_return`` and so on. The agent with the best ``mean_return`` is
-    saved in the folder ``best`` of the run. Training is the same as without it, to the last bit on a CPU.
+    The results of `summarise` are logged as ``eval/mean_return`` and so on. The agent with the best ``mean_return`` is
+    saved in the folder ``best`` of the run. Rewards with a state, such as `textenv.rewards.Normalize`, use the state of
+    the training and do not change it. On a CPU, the training has the same bits as without this callback.
 
     Args:
         env: a fresh environment, or held-out prompts: as in `evaluate`.
@@ -190,8 +217,12 @@ class EvaluateEvery(Callback):
         for name, count in (("every", every), ("num_episodes", num_episodes), ("patience", patience)):
             if count is not None and not count >= 1:
                 raise ValueError(f"{name} is {count}, expected at least 1")
-        self.env, self.every, self.num_episodes, self.seed = env, every, num_episodes, seed
-        self.stop_at, self.patience = stop_at, patience
+        self.env = env
+        self.every = every
+        self.num_episodes = num_episodes
+        self.seed = seed
+        self.stop_at = stop_at
+        self.patience = patience
         self.best: float | None = None
         """Best ``mean_return`` so far."""
         self.waited = 0
@@ -206,21 +237,33 @@ class EvaluateEvery(Callback):
 
     def on_iteration(self, run: Run, metrics: Metrics) -> bool:
         """See `Callback.on_iteration`."""
-        if run.steps // self.every == self.evaluated // self.every and run.steps < run.total_steps:
+        is_due = run.steps // self.every != self.evaluated // self.every
+        if not is_due and run.steps < run.total_steps:
             return False
-        agent, self.evaluated = run.agent, run.steps
+        agent = run.agent
+        self.evaluated = run.steps
+
+        # Evaluate and log
         share_objects(agent.env, self.env)
         penalty = agent.penalty if is_episode_env(self.env) else None
-        found = summarise(self.env, agent.policy, penalty=penalty, num_episodes=self.num_episodes, seed=self.seed)
-        metrics |= {f"eval/{name}": value for name, value in found.items() if name != "seconds"}
-        score = found["mean_return"]
+        results = summarise(self.env, agent.policy, penalty=penalty, num_episodes=self.num_episodes, seed=self.seed)
+        for name, value in results.items():
+            if name != "seconds":
+                metrics[f"eval/{name}"] = value
+
+        # Save the best agent
+        mean_return = results["mean_return"]
         self.waited += 1
-        if self.best is None or score > self.best:
-            self.best, self.waited = score, 0
+        if self.best is None or mean_return > self.best:
+            self.best = mean_return
+            self.waited = 0
             if run.run_dir is not None:
                 agent.save(run.run_dir / "best")
-        reached = self.stop_at is not None and score >= self.stop_at
-        return reached or (self.patience is not None and self.waited >= self.patience)
+
+        # End the training
+        if self.stop_at is not None and mean_return >= self.stop_at:
+            return True
+        return self.patience is not None and self.waited >= self.patience
 
     def state_dict(self) -> dict[str, Any]:
         """See `Callback.state_dict`."""
@@ -228,4 +271,6 @@ class EvaluateEvery(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Callback.load_state_dict`."""
-        self.best, self.waited, self.evaluated = state["best"], state["waited"], state["evaluated"]
+        self.best = state["best"]
+        self.waited = state["waited"]
+        self.evaluated = state["evaluated"]

@@ -1,16 +1,18 @@
-"""`Generator`: the interface of engines that generate text for a policy, and rollouts of whole turns by one."""
+"""`Generator`: the interface of engines that generate text for a policy, and rollouts that an engine generates."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
+from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
-from algos.config import ClippedConfig
+from algos.config import ClippedConfig, Config
+from algos.policies.policy import Policy
 from algos.policies.random_streams import episode_seeds
 from algos.ranks import collectives
 from textenv.envs.episode_batch import OpenTurn
@@ -19,6 +21,11 @@ from textenv.envs.vector_env import TextVectorEnv
 
 if TYPE_CHECKING:
     from algos.policies.lm import LMPolicy
+
+ConfigT = TypeVar("ConfigT", bound=Config)
+
+DEFAULT_MAX_IMPORTANCE_WEIGHT = 2.0
+"""``max_importance_weight`` of a config without one, if an engine samples (Yao et al. 2025)."""
 
 
 class Sampling(NamedTuple):
@@ -41,22 +48,35 @@ class Generator(Protocol):
     """Engine that generates text with a policy's weights."""
 
     def update_weights(self, policy: LMPolicy) -> None:
-        """Take the policy's current weights, adapters merged; called before each rollout."""
+        """Take the policy's current weights, with adapters merged; called before each rollout."""
 
     def generate(self, turns: Sequence[OpenTurn], *, seeds: Sequence[int], sampling: Sampling) -> Sequence[Generated]:
-        """Continue every turn, in any order and batches; the same seed (0 to 2^63) gives it the same sample."""
+        """Continue every turn, in any order and batches. The same seed (0 to 2^63) gives a turn the same sample."""
 
 
-def check_generator(env: Any, policy: Any, config: Any) -> Any:
-    """Return the config of an agent with a generator: ``max_importance_weight`` is 2 instead of None (Yao et al. 2025).
+def check_generator(env: VectorEnv, policy: Policy, config: ConfigT) -> ConfigT:
+    """Check that an engine can generate for an agent; return its config with importance weights.
 
-    A TypeError without importance weights, language model or text environment; a ValueError in several processes.
+    Args:
+        env: the agent's environment.
+        policy: the agent's policy.
+        config: the agent's config.
+
+    Returns:
+        The config; a ``max_importance_weight`` of None is replaced by `DEFAULT_MAX_IMPORTANCE_WEIGHT`.
+
+    Raises:
+        TypeError: if the policy is no language model, the environment is not of text, or the config has no
+            importance weights.
+        ValueError: in several processes.
     """
     from algos.policies.lm import LMPolicy  # loads transformers
 
     if not isinstance(env, TextVectorEnv) or not isinstance(policy, LMPolicy):
-        names = f"a {type(policy).__name__} in a {type(env).__name__}"
-        raise TypeError(f"generator is given for {names}: it generates text, for an LMPolicy in a TextVectorEnv")
+        raise TypeError(
+            f"generator is given for a {type(policy).__name__} in a {type(env).__name__}: it generates text, for an "
+            "LMPolicy in a TextVectorEnv"
+        )
     if not isinstance(config, ClippedConfig):
         raise TypeError(
             f"generator is given with {type(config).__name__}, which has no max_importance_weight to correct what an "
@@ -64,34 +84,66 @@ def check_generator(env: Any, policy: Any, config: Any) -> Any:
         )
     if collectives.world_size() > 1:
         raise ValueError(f"generator is given to {collectives.world_size()} processes, expected one: omit torchrun")
-    return config if config.max_importance_weight else replace(config, max_importance_weight=2.0)
+    if config.max_importance_weight:
+        return config
+    return replace(config, max_importance_weight=DEFAULT_MAX_IMPORTANCE_WEIGHT)
 
 
 def collect_turns(
-    generator: Generator, env: Any, policy: Any, num_episodes: int, group_size: int, seed: int | None
+    generator: Generator,
+    env: TextVectorEnv,
+    policy: LMPolicy,
+    num_episodes: int,
+    group_size: int,
+    seed: int | None,
 ) -> TensorDict:
-    """Collect a rollout as `Collector` does, with whole turns from an engine; a ValueError if it breaks its contract.
+    """Collect a rollout as `Collector` does, with whole turns from an engine.
 
-    Environment and policy are those that `check_generator` has checked. Without replies, all episodes run at once.
+    Args:
+        generator: the engine; it takes the policy's weights first.
+        env: text environment. Without replies, all episodes run at once.
+        policy: the policy; its random generator draws the seeds of the turns.
+        num_episodes: exact number of episodes.
+        group_size: number of neighbouring episodes that share a prompt.
+        seed: seed of the environment's reset, or None.
+
+    Raises:
+        ValueError: if the engine returns no tokens or too many, or a log-probability is missing or not finite.
     """
     generator.update_weights(policy)
-    slots = env.num_envs if isinstance(env.task, Conversation) else num_episodes  # a game may hold a process
-    env.start_episodes(num_episodes, seed=seed, group_size=group_size, slots=slots)
+    num_slots = num_episodes
+    if isinstance(env.task, Conversation):
+        num_slots = env.num_envs  # a game may hold a process
+    env.start_episodes(num_episodes, seed=seed, group_size=group_size, slots=num_slots)
     sampling = Sampling(policy.temperature, policy.num_actions, env.ends.ids, env.ends.texts)
     log_prob = np.zeros((num_episodes, env.max_length), dtype=np.float32)
-    while turns := env.open_turns:
+
+    # A turn of every running episode, until all have ended
+    turns = env.open_turns
+    while turns:
         seeds = episode_seeds(num_episodes, policy.generator)
-        found = generator.generate(turns, seeds=[int(seeds[turn.row]) for turn in turns], sampling=sampling)
-        for turn, (ids, log_probs) in zip(turns, found, strict=True):
-            if not (0 < len(ids) == len(log_probs) <= turn.max_new_tokens) or not np.isfinite(log_probs).all():
-                raise ValueError(
-                    f"{type(generator).__name__}.generate returned {ids!r:.100} with {log_probs!r:.100}, expected 1 to "
-                    f"{turn.max_new_tokens} token ids and the finite log-probability of each"
-                )
-        taken = env.play_turns([ids for ids, _ in found])
-        for turn, (_, log_probs), count in zip(turns, found, taken.tolist(), strict=True):
-            start = len(turn.prefix) - 1
+        turn_seeds = [int(seeds[turn.row]) for turn in turns]
+        generated = generator.generate(turns, seeds=turn_seeds, sampling=sampling)
+        for turn, (ids, log_probs) in zip(turns, generated, strict=True):
+            _check_generated(generator, turn, ids, log_probs)
+        counts = env.play_turns([ids for ids, _ in generated])
+
+        # Log-probabilities of the tokens that the environment took, which may be fewer (a stop text)
+        for turn, (_, log_probs), count in zip(turns, generated, counts.tolist(), strict=True):
+            start = len(turn.prefix) - 1  # column of the turn's first action
             log_prob[turn.row, start : start + count] = log_probs[:count]
+        turns = env.open_turns
+
     rollout = env.take_episodes()
     rollout["log_prob"] = torch.from_numpy(log_prob[:, : rollout.shape[1]].copy())
     return rollout
+
+
+def _check_generated(generator: Generator, turn: OpenTurn, ids: Sequence[int], log_probs: Sequence[float]) -> None:
+    """Raise a ValueError unless an engine has continued a turn as `Generator` says."""
+    fits = 0 < len(ids) == len(log_probs) <= turn.max_new_tokens
+    if not fits or not np.isfinite(log_probs).all():
+        raise ValueError(
+            f"{type(generator).__name__}.generate returned {ids!r:.100} with {log_probs!r:.100}, expected 1 to "
+            f"{turn.max_new_tokens} token ids and the finite log-probability of each"
+        )

@@ -29,36 +29,43 @@ PROMPTS = "textenv/Prompts-v0"
 """Environment of one's own prompts and rewards."""
 READY_MODELS = ("embedded", "smollm2")
 """Names of models that are no paths."""
-PATHS = ("model", "prompts", "eval_prompts", "reward", "wrappers")
+PATH_ARGUMENTS = ("model", "prompts", "eval_prompts", "reward", "wrappers")
 """Arguments of an environment that may name a file or folder, or several."""
 
 
 def make_vector_environment(
-    env_id: str, num_envs: int, *, seed_each: bool = False, process_timeout: float | None = None,
-    wrappers: Sequence[Wrapper] = (), **arguments: Any,
-) -> VectorEnv:  # fmt: skip
-    """Make the native vector environment, if any, else one that steps single environments in this process.
+    env_id: str,
+    num_envs: int,
+    *,
+    seed_each: bool = False,
+    process_timeout: float | None = None,
+    wrappers: Sequence[Wrapper] = (),
+    **arguments: Any,
+) -> VectorEnv:
+    """Make a vector environment: the native one if there is one, else one that steps single environments.
 
     Args:
         env_id: Gymnasium id; ``module:id`` first imports the module that registers it.
         num_envs: slots.
         seed_each: True if each slot needs its own reset seed (control); native environments do not support it.
-        process_timeout: seconds after which a step counts as failed, in control; each environment then runs in its own
+        process_timeout: seconds after which a step counts as failed (control). Each environment then runs in its own
             process (`SubprocessVectorEnv`). None: all run in this process.
-        wrappers: functions that wrap each environment, the innermost first, or names of them,
-            ``package.module:function`` or ``file.py:function``; for control.
+        wrappers: functions that wrap each environment, the innermost first, or their names,
+            ``package.module:function`` or ``file.py:function`` (control).
         arguments: further arguments of the environment.
 
     Raises:
         ValueError: if the module or environment is unknown, an argument is not accepted, or the observations have no
             fixed size; if process_timeout or wrappers are given for a text environment; or if a wrapper fails.
     """
+    # Import what may register the environment: its module, and packages of wrappers
     module, _, env_id = env_id.rpartition(":")
     if module:
         read_module(module)
-    for name in wrappers:
-        if isinstance(name, str):
-            load_function(name)  # its package may register the environment
+    for wrapper in wrappers:
+        if isinstance(wrapper, str):
+            load_function(wrapper)
+
     arguments = absolute_paths(arguments)
     wrappers = absolute_paths({"wrappers": wrappers})["wrappers"]
     limit = arguments.get("max_episode_steps")
@@ -68,84 +75,108 @@ def make_vector_environment(
         raise ValueError(f"process_timeout is {process_timeout}, expected None for a text environment ({env_id})")
     if wrappers and is_text(env_id):
         raise ValueError(f"wrappers are for control, but {env_id} is text: its episodes are not played step by step")
+
     try:
         spec = gymnasium.spec(env_id)
-        single = partial(make_wrapped, spec, wrappers, **arguments)
+        make_single = partial(make_wrapped, spec, wrappers, **arguments)
+        env: VectorEnv
         if process_timeout is not None:
             from algos.envs.subprocess_env import SubprocessVectorEnv
 
-            env: VectorEnv = SubprocessVectorEnv([single] * num_envs, timeout=process_timeout)
+            env = SubprocessVectorEnv([make_single] * num_envs, timeout=process_timeout)
         elif wrappers or not spec.vector_entry_point or (seed_each and not is_text(env_id)):
             # SAME_STEP spends no step on a reset.
-            env = SyncVectorEnv([single] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+            env = SyncVectorEnv([make_single] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
         else:
             env = gymnasium.make_vec(env_id, num_envs=num_envs, **arguments)
         if not is_text(env_id):
             flat_shape(env.single_observation_space)  # raises now if no policy can read the observations
-        env.spec = dataclasses.replace(spec, kwargs=spec.kwargs | arguments | {"wrappers": wrappers})  # for saving
-        vars(env.spec)["module"] = module or None
-        return env
     except gymnasium.error.Error as error:
-        known = ", ".join(sorted(name for name in gymnasium.registry if name.startswith("textenv/")))
+        text_env_ids = ", ".join(sorted(name for name in gymnasium.registry if name.startswith("textenv/")))
         raise ValueError(
-            f"cannot make environment {env_id!r}: {error} Text environments are {known}; "
+            f"cannot make environment {env_id!r}: {error} Text environments are {text_env_ids}; "
             "gymnasium.pprint_registry() lists the others. Give your own, or a package's, as module:id, such as "
             "minigrid:MiniGrid-Empty-5x5-v0, or evaluate a saved agent with algos.evaluate(env, algos.load(folder))."
         ) from error
 
+    # What a saved agent tells of its environment
+    env.spec = dataclasses.replace(spec, kwargs=spec.kwargs | arguments | {"wrappers": wrappers})
+    vars(env.spec)["module"] = module or None
+    return env
+
 
 def absolute_paths(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of an environment with absolute paths, as a reward may change the working folder.
+    """Return arguments of an environment with absolute paths, because a reward may change the working folder.
 
     Example:
         >>> absolute_paths({"reward": ["missing.py:f", len], "model": "embedded", "split": "test"})
         {'reward': ['missing.py:f', <built-in function len>], 'model': 'embedded', 'split': 'test'}
     """
-    located = dict(arguments)
-    for name in PATHS:
+    absolute = dict(arguments)
+    for name in PATH_ARGUMENTS:
         value = arguments.get(name)
         if isinstance(value, (list, tuple)):
-            located[name] = type(value)(absolute_name(x) if isinstance(x, str) else x for x in value)
+            absolute[name] = type(value)(absolute_name(x) if isinstance(x, str) else x for x in value)
         elif isinstance(value, (str, Path)) and value not in READY_MODELS:
-            located[name] = absolute_name(str(value))
-    return located
+            absolute[name] = absolute_name(str(value))
+    return absolute
 
 
 def is_ours(env_id: str) -> bool:
-    """True if the id is a text environment of this kit, which takes a model, a KL coefficient and a split."""
-    return env_id.rpartition(":")[2].startswith("textenv/")
+    """True for ids of this kit's text environments, which take a model, a KL coefficient and a split."""
+    return _without_module(env_id).startswith("textenv/")
 
 
 def is_text(env_id: str) -> bool:
-    """True for our text environments, and if the vector entry point is an EpisodeEnv or returns one."""
-    spec = gymnasium.registry.get(env_id.rpartition(":")[2])
-    entry: Any = None if spec is None else spec.vector_entry_point
-    if callable(entry) and not isinstance(entry, type):
-        kind = entry.__annotations__.get("return") if inspect.isfunction(entry) else None
-        entry = entry.__globals__.get(kind) if isinstance(kind, str) else kind
-    if is_ours(env_id) or not isinstance(entry, type):
-        return is_ours(env_id)
-    from textenv.rollout import EpisodeEnv
+    """True for ids of text: this kit's, and those whose vector entry point is an EpisodeEnv or returns one."""
+    if is_ours(env_id):
+        return True
+    spec = gymnasium.registry.get(_without_module(env_id))
+    entry_point: Any = None if spec is None else spec.vector_entry_point
 
-    return issubclass(entry, EpisodeEnv)
+    # A class, or that of a function's return annotation, which may be a text
+    env_type = entry_point
+    if callable(entry_point) and not isinstance(entry_point, type):
+        env_type = None
+        if inspect.isfunction(entry_point):
+            env_type = entry_point.__annotations__.get("return")
+        if isinstance(env_type, str):
+            env_type = entry_point.__globals__.get(env_type)
+    if not isinstance(env_type, type):
+        return False
+    from textenv.rollout import EpisodeEnv  # loads torch
+
+    return issubclass(env_type, EpisodeEnv)
+
+
+def _without_module(env_id: str) -> str:
+    """``id`` of ``module:id``."""
+    return env_id.rpartition(":")[2]
 
 
 def find_algorithm(algorithm: Any) -> type[Agent]:
-    """Find the class of an algorithm by its name; a class is its own. Raises as `find_config` does."""
-    config = find_config(algorithm)
+    """Find the class of an algorithm by its name; a class is returned as it is. Raises as `find_config` does."""
+    config_type = find_config(algorithm)
     if isinstance(algorithm, type):
         return algorithm
-    return resolve_name(f"algos.{algorithm}:{config.__name__.removesuffix('Config')}")
+    class_name = config_type.__name__.removesuffix("Config")
+    return resolve_name(f"algos.{algorithm}:{class_name}")
 
 
 def remake_environment(
-    description: AgentRecord, *, num_envs: int, env_id: str | None = None, reward: Sequence[str] = (),
-    prompts: str | Path | None = None, wrappers: Sequence[str] = (), env_kwargs: Mapping[str, Any] | None = None,
-) -> VectorEnv:  # fmt: skip
+    description: AgentRecord,
+    *,
+    num_envs: int,
+    env_id: str | None = None,
+    reward: Sequence[str] = (),
+    prompts: str | Path | None = None,
+    wrappers: Sequence[str] = (),
+    env_kwargs: Mapping[str, Any] | None = None,
+) -> VectorEnv:
     """Make the environment of a saved agent; our text environments use the test split and measure the KL.
 
     Args:
-        description: the agent's, from `algos.training.save.read_description`.
+        description: what `algos.training.save.read_description` returned.
         num_envs: slots.
         env_id: another environment, or the same one with the module that registers it.
         reward: reward functions of textenv/Prompts-v0, named as for ``make_vec``.
@@ -155,39 +186,47 @@ def remake_environment(
 
     Raises:
         DamagedRunError: if a saved argument is of another type than it must be.
-        ValueError: if the saved environment has no id, or a module would be imported for it, its arguments, its reward
-            or its wrappers: a saved file must not cause imports.
+        ValueError: if the saved environment has no id; or if a module would be imported for it, its arguments, its
+            reward or its wrappers, because a saved file must not cause imports.
     """
     saved = description["environment"]
     if saved is None and env_id is None:
-        hint = "give one with --env, or call algos.evaluate(env, policy)"
-        raise ValueError(f"this agent was trained in an environment without an id: {hint}")
-    given = dict(env_kwargs or {})
-    if env_id is not None and (saved is None or env_id.rpartition(":")[2] != saved["id"]):
-        wanted, arguments = env_id, given
-    else:
-        assert saved is not None
-        wanted = saved["id"] if env_id is None else env_id
+        raise ValueError(
+            "this agent was trained in an environment without an id: give one with --env, or call "
+            "algos.evaluate(env, policy)"
+        )
+
+    # Id and arguments: the saved ones, if no other environment is named
+    arguments = dict(env_kwargs or {})
+    if saved is not None and (env_id is None or _without_module(env_id) == saved["id"]):
         if env_id is None:
-            _check_named(saved)
+            _check_imports_nothing(saved)
+            env_id = saved["id"]
         if not wrappers and saved.get("wrappers"):
             flags = _flags_for("--wrapper", saved["wrappers"])
             raise ValueError(f"what wraps this agent's environment is run only if you name it: {flags:.300}")
-        arguments = saved_arguments(saved, renamed={"reward", *given}) | given
-    if is_ours(wanted):
+        arguments = saved_arguments(saved, renamed={"reward", *arguments}) | arguments
+    assert env_id is not None
+    if is_ours(env_id):
         arguments |= {"split": "test", "kl_coef": arguments.get("kl_coef") or 0.0}
-    if wanted.rpartition(":")[2] == PROMPTS:
+
+    # Rewards and prompts
+    if _without_module(env_id) == PROMPTS:
         if not reward:
-            names = "rewards.py:function" if saved is None else saved["kwargs"].get("reward", "rewards.py:function")
+            names: Any = "rewards.py:function"
+            if saved is not None:
+                names = saved["kwargs"].get("reward", names)
             flags = _flags_for("--reward", names)
             raise ValueError(f"the file of this agent's reward is run only if you name it: {flags:.300}")
-        arguments |= {"reward": reward} | ({"prompts": prompts, "eval_prompts": prompts} if prompts else {})
+        arguments["reward"] = reward
+        if prompts:
+            arguments |= {"prompts": prompts, "eval_prompts": prompts}
     elif reward or prompts:
-        raise ValueError(f"--reward and --prompts are for agents of {PROMPTS}, not of {wanted}: omit them")
-    return make_vector_environment(wanted, num_envs, **{**arguments, "wrappers": wrappers})
+        raise ValueError(f"--reward and --prompts are for agents of {PROMPTS}, not of {env_id}: omit them")
+    return make_vector_environment(env_id, num_envs, **{**arguments, "wrappers": wrappers})
 
 
-def _check_named(saved: EnvironmentRecord) -> None:
+def _check_imports_nothing(saved: EnvironmentRecord) -> None:
     """Raise a ValueError if a module would be imported for a saved agent's environment."""
     module = saved.get("module")
     if module:
@@ -197,5 +236,7 @@ def _check_named(saved: EnvironmentRecord) -> None:
 
 
 def _flags_for(flag: str, names: Any) -> str:
-    each = names if isinstance(names, list) else [names]
-    return " ".join(f"{flag} {shlex.quote(str(name))}" for name in each)
+    """Write ``flag name`` for each of the names, or for a single one."""
+    if not isinstance(names, list):
+        names = [names]
+    return " ".join(f"{flag} {shlex.quote(str(name))}" for name in names)

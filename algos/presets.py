@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from algos.policies.policy import Policy
 
 GENERATORS = {"vllm": "algos.extras.vllm:VLLM"}
-"""Engines that generate text, by the name in a `Recipe`: classes that are called with a policy and an environment."""
+"""Classes of engines that generate text, by their name in a `Recipe`; they take a policy and an environment."""
 
 CARTPOLE = PPOConfig(
     num_steps=64, num_epochs=8, minibatch_size=256, learning_rate=3e-3, final_learning_rate=1.5e-4, gamma=0.98,
@@ -43,8 +43,8 @@ CARTPOLE_LSTM = PPOConfig(
 )  # fmt: skip
 """CartPole-v1 with hidden velocities, in 150,000 steps with 32 environments; tuned here.
 
-For `LSTMPolicy` with normalized observations; a minibatch is 8 rows. Without normalized rewards, the gradient
-of the value dominates the policy's in the shared layers, and nothing is learnt.
+For `LSTMPolicy` with normalized observations; a minibatch is 8 rows. Without normalized rewards, the gradient of the
+value dominates that of the policy in the shared layers, and nothing is learnt.
 """
 
 CARTPOLE_ZOO = PPOConfig(
@@ -99,8 +99,8 @@ TOY_TEXT = PPOConfig(
 )  # fmt: skip
 """Taxi-v4, CliffWalking-v1 and FrozenLake8x8-v1 (without slipping) with 16 environments; tuned here.
 
-Advantages are not normalized: until the first goal they are noise, which, scaled up, ends the exploration (one seed in
-five on FrozenLake, and a detour on CliffWalking).
+Advantages are not normalized: until the first goal they are noise, and noise that is scaled up ends the exploration
+(one seed in five on FrozenLake, and a detour on CliffWalking).
 """
 
 LUNAR_LANDER = PPOConfig(
@@ -150,7 +150,7 @@ CARTPOLE_DQN = DQNConfig(
     learning_rate=2.3e-3, final_learning_rate=0.0, gradient_steps=128, target_update_gradient_steps=128,
     exploration_fraction=0.16, final_exploration=0.04,
 )  # fmt: skip
-"""CartPole-v1 with 16 environments; rl-baselines3-zoo's, but with squared error and a falling learning rate."""
+"""CartPole-v1 with 16 environments; as in rl-baselines3-zoo, but with squared error and a falling learning rate."""
 
 TEXT_A2C = A2CConfig(
     num_steps=None, num_episodes=32, gamma=1.0, gae_lambda=0.95, normalize_advantage=True, max_grad_norm=1.0
@@ -190,15 +190,16 @@ class Recipe:
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the environment, if it is given by id."""
     model: str = "embedded"
-    """Text only: model name or folder, see `LMPolicy.load`."""
+    """Name or folder of the language model (text only), see `LMPolicy.load`."""
     kl_coef: CoefficientLike | None = None
-    """Reward charged per nat of KL, see `Agent`; an agent gets a copy of a changing coefficient."""
+    """Reward charged per nat of KL, see `Agent`. Each agent gets a copy of a coefficient that changes."""
     device: str | None = None
-    """Device of the policy and the environment's models, see `textenv.device.find_device`; None leaves them."""
+    """Device of the policy and the environment's models, see `textenv.device.find_device`. None: they stay where they
+    are."""
     shard: bool = False
     """Share the weights among the processes of torchrun, see `algos.agent.Agent`."""
     generator: Literal["vllm"] | None = None
-    """Text only: engine that generates the rollouts (`algos.generator`); None: the policy itself."""
+    """Engine that generates the rollouts (text only, `algos.generator`). None: the policy itself."""
 
     def environment(self, num_envs: int | None = None, *, split: str = "train") -> VectorEnv:
         """Make the environment.
@@ -212,17 +213,25 @@ class Recipe:
         slots = self.num_envs if num_envs is None else num_envs
         if callable(self.env):
             return self.env(slots)
-        ours: dict[str, Any] = {}
+
+        # Text environments of this kit take further arguments
+        arguments: dict[str, Any] = {}
         if is_ours(self.env):
-            coef = None if self.kl_coef is None else as_coefficient(self.kl_coef).value
-            ours = {"model": self.model, "kl_coef": coef} | ({} if split == "train" else {"split": split})
-        env = make_vector_environment(
-            self.env, slots, seed_each=compares_groups(self.algorithm), **(ours | dict(self.env_kwargs))
-        )
-        from textenv.device import find_device  # after a wrong id is answered, as it loads torch
+            arguments["model"] = self.model
+            arguments["kl_coef"] = None
+            if self.kl_coef is not None:
+                arguments["kl_coef"] = as_coefficient(self.kl_coef).value
+            if split != "train":
+                arguments["split"] = split
+        arguments.update(self.env_kwargs)
+        env = make_vector_environment(self.env, slots, seed_each=compares_groups(self.algorithm), **arguments)
+
+        # Imported here, because they load torch: a wrong id is answered at once.
+        from textenv.device import find_device
         from textenv.rollout import is_episode_env
 
-        if (device := find_device(self.device)) is not None and is_episode_env(env):
+        device = find_device(self.device)
+        if device is not None and is_episode_env(env):
             env.to(device)
         return env
 
@@ -231,39 +240,56 @@ class Recipe:
 
         Args:
             seed: seed of environment, weights, sampled actions and minibatch order.
-            env: the result of `environment`; None makes it.
+            env: an environment that `environment` has made; None makes one.
         """
-        from algos.make import find_algorithm, is_ours
+        from algos.make import find_algorithm
         from algos.policies.registry import make_policy
         from textenv.rollout import is_episode_env
 
-        made: Any = self.environment() if env is None else env
+        vector_env: Any = env
+        if env is None:
+            vector_env = self.environment()
+
+        # Policy
         if callable(self.policy):
-            policy = self.policy(made, seed)
+            policy = self.policy(vector_env, seed)
         else:
             name: Any = self.policy
-            policy = make_policy(made, policy=name, model=self.model, seed=seed, **self.policy_kwargs)
-            own = callable(self.env) or not is_ours(self.env) or not {"kl_coef", "penalty"}.isdisjoint(self.env_kwargs)
-            if not own:
-                made.penalty = None  # the agent's has the policy's dtype, and shares its frozen weights (LoRA)
-        options: dict[str, Any] = {}
-        charges_itself = is_episode_env(made) and made.penalty is not None
-        if self.kl_coef is not None and not charges_itself:
-            options["kl_coef"] = self.kl_coef
+            policy = make_policy(vector_env, policy=name, model=self.model, seed=seed, **self.policy_kwargs)
+            if self._made_penalty():
+                # The agent makes it again, in the policy's dtype and with its frozen weights (LoRA).
+                vector_env.penalty = None
+
+        # Options of the agent
         config = replace(self.config, seed=seed)
-        options |= {"shard": True} if self.shard else {}
+        options: dict[str, Any] = {}
+        env_charges = is_episode_env(vector_env) and vector_env.penalty is not None
+        if self.kl_coef is not None and not env_charges:
+            options["kl_coef"] = self.kl_coef
+        if self.shard:
+            options["shard"] = True
         if self.generator is not None:
             from algos.generator import check_generator
 
-            check_generator(made, policy, config)  # before a start of half a minute
-            options["generator"] = resolve_name(GENERATORS[self.generator])(policy, made)
-        return find_algorithm(self.algorithm)(made, policy, config, device=self.device, **options)
+            check_generator(vector_env, policy, config)  # first, because an engine takes half a minute to start
+            engine_type = resolve_name(GENERATORS[self.generator])
+            options["generator"] = engine_type(policy, vector_env)
+        agent_type = find_algorithm(self.algorithm)
+        return agent_type(vector_env, policy, config, device=self.device, **options)
+
+    def _made_penalty(self) -> bool:
+        """Whether the KL penalty of the environment is made from this recipe's ``kl_coef``."""
+        from algos.make import is_ours
+
+        if callable(self.env) or not is_ours(self.env):
+            return False
+        return "kl_coef" not in self.env_kwargs and "penalty" not in self.env_kwargs
 
 
 _NORMALIZED = {"normalize_observations": True}
 RECIPES = {
-    (env, algorithm): Recipe(config=config, num_envs=num_envs, total_steps=total_steps, **others)
-    for env, algorithm, config, num_envs, total_steps, others in (
+    (env, algorithm): Recipe(config=config, num_envs=num_envs, total_steps=total_steps, **options)
+    for env, algorithm, config, num_envs, total_steps, options in (
         ("CartPole-v1", "ppo", CARTPOLE, 16, 35_000, {}),
         ("CartPole-v1", "a2c", CARTPOLE_A2C, 16, 500_000, {}),
         ("CartPole-v1", "reinforce", CARTPOLE_REINFORCE, 16, 300_000, {}),
@@ -305,7 +331,7 @@ TRL_0_7 = Recipe(
     num_envs=64,
     kl_coef=AdaptiveCoefficient(0.2, target=6.0, gain=128 / 10_000),  # batch_size / horizon
 )
-"""Defaults of TRL 0.7's PPO (docs/from-trl.md): add ``model`` and ``env_kwargs``, or take the config for `PPO.step`."""
+"""Defaults of PPO in TRL 0.7 (docs/from-trl.md): add ``model`` and ``env_kwargs``, or use its config for `PPO.step`."""
 
 TRL_0_17 = Recipe(
     env="textenv/Prompts-v0",
@@ -318,18 +344,27 @@ TRL_0_17 = Recipe(
     env_kwargs={"max_new_tokens": 53},
     kl_coef=0.05,
 )  # fmt: skip
-"""Defaults of TRL 0.17's PPO, likewise, whose critic begins as the reward model (``critic="FOLDER"``)."""
+"""Defaults of PPO in TRL 0.17; its critic begins as the reward model (``critic="FOLDER"``)."""
 
-_TEXT = {"ppo": TEXT, "a2c": TEXT_A2C, "reinforce": TEXT_REINFORCE, "rloo": TEXT_RLOO, "grpo": TEXT_GRPO,
-         "trpo": TEXT_TRPO}  # fmt: skip
+_TEXT_CONFIGS: dict[str, Config] = {
+    "ppo": TEXT,
+    "a2c": TEXT_A2C,
+    "reinforce": TEXT_REINFORCE,
+    "rloo": TEXT_RLOO,
+    "grpo": TEXT_GRPO,
+    "trpo": TEXT_TRPO,
+}
 
 
 def recipe(env_id: str, algorithm: str | type[Agent[Any]] = "ppo", model: str = "embedded") -> Recipe:
     """Find the recipe of an environment and an algorithm, and for text of a model.
 
-    Without an entry in `RECIPES`: the algorithm's defaults or, for text, its text preset with the steps and the KL
-    coefficient of PPO's recipe. Models other than the embedded one get the learning rate of their size. A class with
-    the config of an algorithm of ours has that algorithm's recipe; one with a config of its own, its defaults.
+    Without an entry in `RECIPES`, a control environment gets the algorithm's defaults. Text gets the algorithm's text
+    preset, with the steps and the KL coefficient of PPO's recipe. Models other than the embedded one get the learning
+    rate of their size.
+
+    A class of your own with the config of one of our algorithms gets the recipe of that algorithm; with another config
+    it gets the defaults of that config.
 
     Raises:
         ValueError: if the algorithm is unknown or not for text.
@@ -337,21 +372,43 @@ def recipe(env_id: str, algorithm: str | type[Agent[Any]] = "ppo", model: str = 
     from algos.make import is_text
 
     if not isinstance(algorithm, str):
-        names = {kind: name for name, kind in CONFIGS.items()}
-        config = find_config(algorithm)
-        if config in names:
-            return replace(recipe(env_id, names[config], model), algorithm=algorithm)
-        policy: Any = algorithm.policy_name
-        num_envs = 64 if is_text(env_id.rpartition(":")[2]) else 8
-        return Recipe(env=env_id, algorithm=algorithm, model=model, config=config(), policy=policy, num_envs=num_envs)
-    named: dict[str, Any] = {"env": env_id, "algorithm": algorithm, "model": model}
+        return _recipe_of_class(env_id, algorithm, model)
+    fields: dict[str, Any] = {"env": env_id, "algorithm": algorithm, "model": model}
     env_id = env_id.rpartition(":")[2]
+
+    # An entry of the table; PPO's for text are for the embedded model
     if (env_id, algorithm) in RECIPES and (algorithm != "ppo" or model == "embedded"):
-        return replace(RECIPES[env_id, algorithm], **named)
-    defaults = find_config(algorithm)
+        return replace(RECIPES[env_id, algorithm], **fields)
+
+    # Control
+    config_type = find_config(algorithm)
     if not is_text(env_id):
-        return Recipe(config=defaults(), policy="q" if algorithm == "dqn" else "auto", **named)
-    if algorithm not in _TEXT:
-        raise ValueError(f"{algorithm} is not for text: expected one of {', '.join(_TEXT)}")
-    other = Recipe(num_envs=64, total_steps=100_000, kl_coef=0.01)
-    return replace(RECIPES.get((env_id, "ppo"), other), config=_TEXT[algorithm], **named)
+        policy = "q" if algorithm == "dqn" else "auto"
+        return Recipe(config=config_type(), policy=policy, **fields)
+
+    # Text
+    if algorithm not in _TEXT_CONFIGS:
+        raise ValueError(f"{algorithm} is not for text: expected one of {', '.join(_TEXT_CONFIGS)}")
+    default_recipe = Recipe(num_envs=64, total_steps=100_000, kl_coef=0.01)
+    ppo_recipe = RECIPES.get((env_id, "ppo"), default_recipe)
+    return replace(ppo_recipe, config=_TEXT_CONFIGS[algorithm], **fields)
+
+
+def _recipe_of_class(env_id: str, algorithm: type[Agent[Any]], model: str) -> Recipe:
+    """Recipe of an algorithm that is given as a class, see `recipe`."""
+    from algos.make import is_text
+
+    config_type = find_config(algorithm)
+    for name, known_type in CONFIGS.items():
+        if config_type is known_type:
+            return replace(recipe(env_id, name, model), algorithm=algorithm)
+    num_envs = 64 if is_text(env_id.rpartition(":")[2]) else 8
+    policy: Any = algorithm.policy_name
+    return Recipe(
+        env=env_id,
+        algorithm=algorithm,
+        model=model,
+        config=config_type(),
+        policy=policy,
+        num_envs=num_envs,
+    )

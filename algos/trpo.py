@@ -25,8 +25,8 @@ from textenv.errors import PLACE
 class TRPO(Agent[TRPOConfig]):
     """Natural gradient with GAE and a line search; the critic is trained separately.
 
-    The critic step changes only parameters that the action probabilities do not depend on (for a language model the
-    value head or a separate critic), since a step of a shared trunk could leave the trust region.
+    The critic's steps change only parameters that the action probabilities do not depend on (for a language model the
+    value head or a separate critic), because a step of a shared trunk could leave the trust region.
 
     Arguments: see `algos.agent.Agent`. The policy's `divergence` must be twice differentiable.
 
@@ -56,7 +56,7 @@ class TRPO(Agent[TRPOConfig]):
         if not mask.any():
             return rollout_metrics(rollout)
 
-        # Units as those of minibatches: rows, or single steps without those outside the mask
+        # Rows of a sequential policy, else single steps, as in minibatches; without those outside the mask
         units = rollout.copy().set(PLACE, places(rollout))
         if self.config.normalize_advantage:
             whiten_advantage(units)
@@ -118,7 +118,7 @@ class TRPO(Agent[TRPOConfig]):
         curvature = self._curvature(rollout, old)
         direction = conjugate_gradient(curvature, gradient, steps=config.conjugate_gradient_steps)
         length = (2 * config.max_kl / (direction @ curvature(direction))).sqrt()
-        return self._line_search(rollout, old, step=length * direction, before=gain.item())
+        return self._line_search(rollout, old, step=length * direction, old_gain=gain.item())
 
     def _gain(self, rollout: TensorDict, *, first: bool = False) -> Tensor:
         """The surrogate objective, mean of ratio times advantage (eq. 14)."""
@@ -136,6 +136,7 @@ class TRPO(Agent[TRPOConfig]):
         return (log_ratio.exp() * rollout["advantage"] * losses.token_mean(mask=mask)).sum()
 
     def _kl(self, rollout: TensorDict, old: object) -> Tensor:
+        """Mean KL of the policy to the old one, nats per step."""
         mask = rollout["mask"]
         kl = torch.where(mask, self.policy.divergence(rollout, old), 0.0)
         return (kl * losses.token_mean(mask=mask)).sum()
@@ -145,22 +146,22 @@ class TRPO(Agent[TRPOConfig]):
         slope = _flat(torch.autograd.grad(self._kl(rollout, old), self._actor, create_graph=True))
 
         def product(vector: Tensor) -> Tensor:
-            second = torch.autograd.grad(slope @ vector, self._actor, retain_graph=True)
-            return _flat(second) + self.config.damping * vector
+            hessian_product = torch.autograd.grad(slope @ vector, self._actor, retain_graph=True)
+            return _flat(hessian_product) + self.config.damping * vector
 
         return product
 
     @torch.no_grad()
-    def _line_search(self, rollout: TensorDict, old: object, *, step: Tensor, before: float) -> Metrics:
+    def _line_search(self, rollout: TensorDict, old: object, *, step: Tensor, old_gain: float) -> Metrics:
         """Shorten the step until the policy improves inside the trust region; otherwise restore the old policy."""
         config = self.config
         start = _flat(self._actor)
-        for tried in range(config.line_search_steps):
-            _write(start + config.line_search_factor**tried * step, self._actor)
-            gain = self._gain(rollout).item() - before
+        for attempt in range(config.line_search_steps):
+            _write(start + config.line_search_factor**attempt * step, self._actor)
+            gain = self._gain(rollout).item() - old_gain
             kl = self._kl(rollout, old).item()
             if gain > 0 and kl <= config.max_kl:
-                return {"policy/approx_kl": kl, "policy/gain": gain, "update/line_search_steps": tried + 1}
+                return {"policy/approx_kl": kl, "policy/gain": gain, "update/line_search_steps": attempt + 1}
         _write(start, self._actor)
         return {"policy/approx_kl": 0.0, "policy/gain": 0.0, "update/line_search_steps": config.line_search_steps}
 
@@ -185,6 +186,7 @@ class TRPO(Agent[TRPOConfig]):
         return means.result()
 
     def _value_loss(self, batch: TensorDict) -> tuple[Tensor, StepMetrics]:
+        """Value loss of a minibatch, or of a part of it, and its metrics."""
         mask = batch["mask"]
         evaluation = self.policy.evaluate(batch)
         assert evaluation.value is not None, "a policy's evaluation has a value; only a reference's has none"
@@ -195,17 +197,18 @@ class TRPO(Agent[TRPOConfig]):
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    """Write tensors one after the other into a vector."""
     return torch.cat([x.reshape(-1) for x in tensors])
 
 
 def _write(vector: Tensor, parameters: Sequence[nn.Parameter]) -> None:
-    """Copy a vector from `_flat` into the parameters; views of one vector could not be saved separately."""
+    """Copy a vector from `_flat` into the parameters; as views of one vector they could not be saved separately."""
     for parameter, part in zip(parameters, vector.split([p.numel() for p in parameters]), strict=True):
         parameter.copy_(part.view_as(parameter))
 
 
 def conjugate_gradient(product: Callable[[Tensor], Tensor], target: Tensor, *, steps: int) -> Tensor:
-    """Solve A x = b for a positive definite A given by its matrix-vector products (Hestenes and Stiefel 1952).
+    """Solve A x = b for a positive definite A, from its products with vectors (Hestenes and Stiefel 1952).
 
     Args:
         product: maps a vector ``[n]`` to A times it.

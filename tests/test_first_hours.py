@@ -82,10 +82,10 @@ def test_another_case_joins_a_comparison_and_what_was_there_stays(here):
 
 def test_an_environment_without_an_end_is_said(here, caplog, monkeypatch):
     """An evaluation waits for an end; the environment here gets one after the warning, so that the test has one too."""
-    from algos.collection import ENDLESS
+    from algos.collection import STEPS_WITHOUT_AN_END
 
     monkeypatch.syspath_prepend(here)
-    make = lambda: gymnasium.make("own_line:Line-v0", max_episode_steps=ENDLESS + 10)  # noqa: E731
+    make = lambda: gymnasium.make("own_line:Line-v0", max_episode_steps=STEPS_WITHOUT_AN_END + 10)  # noqa: E731
     env = gymnasium.vector.SyncVectorEnv([make])
     with caplog.at_level(logging.WARNING):
         evaluate(env, PPO(env, seed=1).policy, num_episodes=1)
@@ -143,8 +143,8 @@ def test_a_run_of_control_leaves_no_files_of_texts(here):
 def test_a_first_signal_says_when_it_will_be_heard():
     program = """
 import time
-from algos.training.signals import noted_signals
-with noted_signals():
+from algos.training.signals import deferred_signals
+with deferred_signals():
     print("ready", flush=True)
     time.sleep(60)
 """

@@ -216,6 +216,20 @@ UNFOLDED = """
     algos/fast/towers.py
     algos/fast/sampling.py
     algos/fast/adam.py
+    algos/collection.py
+    algos/config.py
+    algos/evaluation.py
+    algos/make.py
+    algos/presets.py
+    algos/generator.py
+    algos/envs/subprocess_env.py
+    algos/envs/env_worker.py
+    algos/envs/wrapping.py
+    algos/finetuning/sft.py
+    algos/finetuning/packing.py
+    algos/finetuning/reward_model.py
+    algos/finetuning/optimizer.py
+    algos/finetuning/text_loss.py
 """
 """Files to be read once: one idea a line. New files belong here; the others are unfolded one by one."""
 VAGUE = {"found", "said", "own", "given", "place", "whole", "known", "each"}

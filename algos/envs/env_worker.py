@@ -1,4 +1,4 @@
-"""Worker process of one environment; only its `SubprocessVectorEnv` communicates with it.
+"""Worker process of one environment; only a `SubprocessVectorEnv` communicates with it.
 
 It imports neither torch nor the caller's script. It ends with its parent, even after a crash: a thread polls for the
 parent and kills this process and all its children. If a call blocks all Python threads, a watchdog outside the
@@ -39,13 +39,15 @@ def serve(descriptor: int, parent: int, timeout: float) -> None:
     threading.Thread(target=_watch, args=(parent, timeout), daemon=True).start()
     # Ending a job sends SIGTERM to every process; only the parent should handle it.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
+
+    # Answer one request at a time
     worker = Worker()
     methods: dict[str, Callable[..., Any]] = {"make": worker.make, "reset": worker.reset, "step": worker.step}
     with Connection(descriptor) as pipe, contextlib.suppress(EOFError, ConnectionError):
         while True:
             number, method, arguments = pipe.recv()
-            works, content = _call(methods[method], arguments)
-            _send(pipe, number, works, content)  # within the time limit: the parent waits for the whole message
+            succeeded, content = _call(methods[method], arguments)
+            _send(pipe, number, succeeded, content)  # within the time limit: the parent waits for the whole message
     worker.close()
 
 
@@ -57,7 +59,8 @@ class Worker:
 
     def make(self, env_fn: Callable[[], gymnasium.Env]) -> dict[str, Any]:
         """Make the environment; returns the spaces and metadata for the vector environment."""
-        self.env = env = env_fn()
+        env = env_fn()
+        self.env = env
         return {
             "observation_space": env.observation_space,
             "action_space": env.action_space,
@@ -74,7 +77,11 @@ class Worker:
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, ...]:
-        """Step; returns the five values of ``env.step``, and the next episode's observation and info, or None."""
+        """Step the environment, and reset it at the end of an episode.
+
+        Returns:
+            The five values of ``env.step``, then the next episode's observation and info, or None if none begins.
+        """
         assert self.env is not None
         observation, reward, terminated, truncated, info = _check_tuple(self.env.step(action), 5, "step()")
         check_observation(self.env.observation_space, observation)
@@ -83,8 +90,10 @@ class Worker:
             if not isinstance(flag, (bool, np.bool_)):
                 raise ValueError(f"{name} is {flag!r}, expected True or False")
         _check_info(info)
-        following = self.reset(None, None) if terminated or truncated else None
-        return observation, float(reward), bool(terminated), bool(truncated), info, following
+        next_episode = None
+        if terminated or truncated:
+            next_episode = self.reset(None, None)
+        return observation, float(reward), bool(terminated), bool(truncated), info, next_episode
 
     def close(self) -> None:
         """Close the environment, if there is one."""
@@ -95,8 +104,9 @@ class Worker:
 def check_observation(space: spaces.Space, observation: Any) -> None:
     """Raise a ValueError unless an observation has the space's shape and dtype kind and is finite.
 
-    Bounds are not checked: many environments exceed theirs by a rounding error.
+    Bounds are not checked, because many environments exceed them by a rounding error.
     """
+    # Numbers
     if isinstance(space, spaces.Box):
         array = np.asarray(observation)
         if array.shape != space.shape:
@@ -105,14 +115,18 @@ def check_observation(space: spaces.Space, observation: Any) -> None:
             raise ValueError(f"the observation has dtype {array.dtype}, expected {space.dtype}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ValueError(f"the observation is not finite: {array}")
+
+    # Several observations, checked one by one
     elif isinstance(space, spaces.Dict):
         if not isinstance(observation, dict) or observation.keys() != space.keys():
             raise ValueError(f"the observation is {observation!r}, expected a dictionary of {', '.join(space)}")
-        for name, part in space.items():
-            check_observation(part, observation[name])
+        for name, inner_space in space.items():
+            check_observation(inner_space, observation[name])
     elif isinstance(space, spaces.Tuple):
-        for part, own in zip(space, _check_tuple(observation, len(space.spaces), "the observation"), strict=True):
-            check_observation(part, own)
+        parts = _check_tuple(observation, len(space.spaces), "the observation")
+        for inner_space, part in zip(space, parts, strict=True):
+            check_observation(inner_space, part)
+
     elif not space.contains(observation):
         raise ValueError(f"the observation is {observation!r}, expected one of {space}")
 
@@ -125,31 +139,34 @@ def check_paid_reward(reward: Any) -> None:
 
 
 def _check_info(info: Any) -> None:
+    """Raise a ValueError unless an info is a dictionary."""
     if not isinstance(info, dict):
         raise ValueError(f"info is {info!r}, expected a dictionary")
 
 
 def _check_tuple(returned: Any, count: int, what: str) -> Any:
+    """Return what an environment returned, or raise a ValueError unless it is a tuple or list of ``count`` values."""
     if not isinstance(returned, (tuple, list)) or len(returned) != count:
         raise ValueError(f"{what} is {returned!r}, expected a tuple of {count}")
     return returned
 
 
 def _call(method: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, Any]:
-    """Call a method; returns success, and the result or an error message. The traceback goes to stderr."""
-    process = os.getpid()
+    """Call a method; returns whether it succeeded, and its result or an error message. A traceback goes to stderr."""
+    process_id = os.getpid()
     try:
         return True, method(*arguments)
     except BaseException as error:  # an environment may raise anything, even SystemExit; the parent handles it
         print(printable(traceback.format_exc()), file=sys.stderr, flush=True)
         return False, f"{type(error).__name__}: {error}"
     finally:
-        end_if_forked(process, "an environment")
+        end_if_forked(process_id, "an environment")
 
 
-def _send(pipe: Connection, number: int, works: bool, content: Any) -> None:
+def _send(pipe: Connection, number: int, succeeded: bool, content: Any) -> None:
+    """Send the answer to a request; if its content cannot be pickled, send an error message."""
     try:
-        pipe.send((number, works, content))
+        pipe.send((number, succeeded, content))
     except (EOFError, ConnectionError):  # the parent is gone
         raise
     except Exception as error:  # for example, an info that cannot be pickled
@@ -157,7 +174,7 @@ def _send(pipe: Connection, number: int, works: bool, content: Any) -> None:
 
 
 def _watch(parent: int, timeout: float) -> None:
-    """Put the watchdog off for as long as Python's threads run; kill this process and its children with the parent."""
+    """Put the watchdog off while Python's threads run; when the parent is gone, kill this process and its children."""
     while os.getppid() == parent:
         faulthandler.dump_traceback_later(2 * timeout, exit=True)
         time.sleep(min(0.5, timeout / 4))

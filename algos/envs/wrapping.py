@@ -20,9 +20,12 @@ def make_wrapped(spec: EnvSpec | str, wrappers: Sequence[Wrapper], **arguments: 
     for wrapper in wrappers:
         from textenv.importing import load_function  # a worker without wrappers does not load textenv
 
-        function = load_function(wrapper) if isinstance(wrapper, str) else wrapper
+        if isinstance(wrapper, str):
+            wrap = load_function(wrapper)
+        else:
+            wrap = wrapper
         try:
-            wrapped = function(env)
+            wrapped = wrap(env)
         except Exception as error:  # a user's function may raise anything
             raise ValueError(f"wrapper {wrapper!r} cannot wrap {env}: {error!r}") from error
         if not isinstance(wrapped, gymnasium.Env):

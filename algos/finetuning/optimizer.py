@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,9 @@ from transformers import PreTrainedModel
 
 from algos.config import Count, Natural, NotNegative, Positive, UnitInterval, check_fields
 from textenv.names import NamedFields
+
+_BATCHES_PER_CHUNK = 20
+"""Batches whose rows are sorted by length together; more save padding, but make batches less random."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +30,8 @@ class SupervisedConfig(NamedFields):
     warmup_ratio: UnitInterval = 0.05
     """Fraction of the steps for linear learning-rate warm-up; after it, cosine decay to 0."""
     weight_decay: NotNegative = 0.01
-    """Decoupled weight decay of matrices (not of biases, norms, other vectors), per step, times the learning rate."""
+    """Decoupled weight decay of matrices, multiplied by the learning rate at each step. Biases, norms and other vectors
+    have none."""
     max_grad_norm: Positive = 1.0
     """Maximum global gradient norm (clipping)."""
     seed: Natural = 1
@@ -42,7 +45,7 @@ class CosineOptimizer:
     """AdamW (Loshchilov and Hutter 2019) with linear learning-rate warm-up, then cosine decay to 0.
 
     Args:
-        parameters: parameters to train; those with ``requires_grad`` False are skipped.
+        parameters: parameters to train, those with ``requires_grad``.
         config: learning rate and warm-up, weight decay, clipping.
         steps: total number of optimizer steps.
 
@@ -57,14 +60,20 @@ class CosineOptimizer:
                 "no parameter of the model requires a gradient, so nothing would be trained: call "
                 "model.requires_grad_(True), or train the policy and not its reference"
             )
+
+        # Weight decay is for matrices
+        matrices = [p for p in self._parameters if p.dim() > 1]
+        vectors = [p for p in self._parameters if p.dim() <= 1]
         groups = [
-            {"params": [p for p in self._parameters if p.dim() > 1], "weight_decay": config.weight_decay},
-            {"params": [p for p in self._parameters if p.dim() <= 1], "weight_decay": 0.0},
+            {"params": matrices, "weight_decay": config.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW([group for group in groups if group["params"]], fused=True)
         self.optimizer.zero_grad()  # gradients left by an earlier training, such as PPO's last step
         self.config = config
-        self._steps, self._rising, self._done = steps, math.ceil(config.warmup_ratio * steps), 0
+        self._num_steps = steps
+        self._warmup_steps = math.ceil(config.warmup_ratio * steps)
+        self._steps_done = 0
 
     def step(self) -> Tensor:
         """Clip the accumulated gradients, take a step and clear them; returns their norm before clipping.
@@ -72,30 +81,38 @@ class CosineOptimizer:
         Raises:
             FloatingPointError: if the gradient is not finite.
         """
-        norm = clip_grad_norm_(self._parameters, self.config.max_grad_norm)
-        if not norm.isfinite():
-            said = f"the norm of the gradient is {norm.item()}: the weights are unchanged"
-            raise FloatingPointError(f"{said}. Look for a learning rate that is too high, or very large scores")
-        if self._done < self._rising:
-            share = (self._done + 1) / self._rising
-        else:
-            fallen = (self._done - self._rising) / max(1, self._steps - self._rising)
-            share = 0.5 * (1 + math.cos(math.pi * fallen))
+        grad_norm = clip_grad_norm_(self._parameters, self.config.max_grad_norm)
+        if not grad_norm.isfinite():
+            raise FloatingPointError(
+                f"the norm of the gradient is {grad_norm.item()}: the weights are unchanged. Look for a learning rate "
+                "that is too high, or very large scores"
+            )
+        learning_rate = self.config.learning_rate * self._schedule()
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate * share
+            group["lr"] = learning_rate
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self._done += 1
-        return norm
+        self._steps_done += 1
+        return grad_norm
+
+    def _schedule(self) -> float:
+        """Factor of the learning rate: rises linearly to 1 in the warm-up, then falls along a cosine to 0."""
+        if self._steps_done < self._warmup_steps:
+            return (self._steps_done + 1) / self._warmup_steps
+        decay_steps = max(1, self._num_steps - self._warmup_steps)
+        progress = (self._steps_done - self._warmup_steps) / decay_steps
+        return 0.5 * (1 + math.cos(math.pi * progress))
 
 
 @contextmanager
 def dropout_on(model: PreTrainedModel, *, seed: int) -> Iterator[None]:
-    """Context manager that turns dropout on, as in the model's config, with random numbers from the seed.
+    """Turn dropout on in a context, at the rates of the model's config, with random numbers from the seed.
 
     Afterwards the model is in evaluation mode, and the global random state is as before.
     """
-    devices = [model.device] if model.device.type == "cuda" else []
+    devices = []
+    if model.device.type == "cuda":
+        devices.append(model.device)
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         model.train()
@@ -113,9 +130,14 @@ def length_buckets(lengths: Sequence[int], *, size: int, generator: torch.Genera
         size: batch size; one batch may be smaller.
         generator: generator for the random order.
     """
-    shuffled = partial(torch.randperm, generator=generator, device=generator.device)
-    order, sizes = shuffled(len(lengths)), torch.tensor(lengths, device=generator.device)
-    batches = [
-        batch for chunk in order.split(20 * size) for batch in chunk[sizes[chunk].argsort(stable=True)].split(size)
-    ]
-    return [batches[i].tolist() for i in shuffled(len(batches)).tolist()]
+    # Sort large chunks of the shuffled rows by length, and cut them into batches
+    row_lengths = torch.tensor(lengths, device=generator.device)
+    order = torch.randperm(len(lengths), generator=generator, device=generator.device)
+    batches: list[Tensor] = []
+    for chunk in order.split(_BATCHES_PER_CHUNK * size):
+        by_length = row_lengths[chunk].argsort(stable=True)
+        batches += chunk[by_length].split(size)
+
+    # Shuffle the batches
+    batch_order = torch.randperm(len(batches), generator=generator, device=generator.device)
+    return [batches[i].tolist() for i in batch_order.tolist()]

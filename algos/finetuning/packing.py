@@ -18,7 +18,7 @@ from textenv.prompts.prompts import Prompt, as_prompt
 from textenv.prompts.tokenize import prompt_ids, text_ids, warn_of_spelling, without_end
 
 _TEMPLATE_ARGUMENTS = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys()
-"""Arguments of `transformers`, which no row of a data set may set."""
+"""Arguments of `apply_chat_template` itself, which no row of a data set may set."""
 
 
 class Example(NamedTuple):
@@ -41,7 +41,7 @@ class TokenRows(NamedTuple):
 
 
 def pack(examples: Sequence[Example], *, max_length: int) -> list[list[Example]]:
-    """Pack examples into rows of at most ``max_length`` ids, longest first, each into the first row with room.
+    """Pack examples into rows of at most ``max_length`` ids: the longest first, each into the first row with room.
 
     Example:
         >>> sizes = [Example([0] * n, [True] * n) for n in (2, 5, 3, 4)]
@@ -52,8 +52,9 @@ def pack(examples: Sequence[Example], *, max_length: int) -> list[list[Example]]
     room: list[int] = []
     for example in sorted(examples, key=lambda example: -len(example.ids)):
         size = len(example.ids)
-        row = next((row for row, left in enumerate(room) if left >= size), len(rows))
-        if row == len(rows):
+        row = _first_with_room(room, size)
+        if row is None:
+            row = len(rows)
             rows.append([])
             room.append(max_length)
         rows[row].append(example)
@@ -61,20 +62,50 @@ def pack(examples: Sequence[Example], *, max_length: int) -> list[list[Example]]
     return rows
 
 
+def _first_with_room(room: Sequence[int], size: int) -> int | None:
+    """Index of the first row with room for ``size`` ids, or None."""
+    for row, row_room in enumerate(room):
+        if row_room >= size:
+            return row
+    return None
+
+
 def token_rows(rows: Sequence[Sequence[Example]], *, lm: LanguageModel) -> TokenRows:
-    """Convert rows of examples to tensors on the model's device; padding is an extra example without targets."""
-    pad = next((i for i in (lm.tokenizer.pad_token_id, lm.tokenizer.eos_token_id) if i is not None), 0)
-    sizes = [sum(len(example.ids) for example in row) for row in rows]
-    gaps = [max(sizes) - size for size in sizes]
-    filled = [[*row, Example([pad] * gap, [False] * gap)] for row, gap in zip(rows, gaps, strict=True)]
-    tokens = [[token for example in row for token in example.ids] for row in filled]
-    learnt = [[known for example in row for known in example.learnt] for row in filled]
-    positions = [[place for example in row for place in range(len(example.ids))] for row in filled]
-    several = any(len(row) > 1 for row in rows)
+    """Convert rows of examples to tensors on the model's device, padded like an extra example without targets."""
+    pad = lm.tokenizer.pad_token_id
+    if pad is None:
+        pad = lm.tokenizer.eos_token_id
+    if pad is None:
+        pad = 0
+
+    # The examples of a row one after the other
+    tokens: list[list[int]] = []
+    learnt: list[list[bool]] = []
+    positions: list[list[int]] = []
+    for row in rows:
+        tokens.append([])
+        learnt.append([])
+        positions.append([])
+        for example in row:
+            tokens[-1] += example.ids
+            learnt[-1] += example.learnt
+            positions[-1] += range(len(example.ids))
+
+    # Padding on the right
+    longest = max(map(len, tokens))
+    for row_tokens, row_learnt, row_positions in zip(tokens, learnt, positions, strict=True):
+        padding = longest - len(row_tokens)
+        row_tokens += [pad] * padding
+        row_learnt += [False] * padding
+        row_positions += range(padding)
+
+    position_ids = None
+    if any(len(row) > 1 for row in rows):
+        position_ids = torch.tensor(positions, device=lm.device)
     return TokenRows(
         tokens=torch.tensor(tokens, device=lm.device),
         learnt=torch.tensor(learnt, device=lm.device),
-        position_ids=torch.tensor(positions, device=lm.device) if several else None,
+        position_ids=position_ids,
     )
 
 
@@ -83,31 +114,44 @@ def learnt_log_probs(lm: LanguageModel, rows: TokenRows) -> Tensor:
 
     Logits are computed at these tokens only, in chunks (`LanguageModel.score_actions`).
     """
-    # Without an attention mask, `transformers` separates the examples of a row where position ids restart.
-    apart: dict[str, Any] = {} if rows.position_ids is None else _apart(rows.position_ids)
-    learnt = rows.learnt[:, 1:]
-    hidden = lm.hidden(rows.tokens, learnt.int().argmax(1) + 1, **apart)
-    return lm.score_actions(hidden[:, :-1][learnt], action=rows.tokens[:, 1:][learnt], allowed=None)[0]
+    options: dict[str, Any] = {}
+    if rows.position_ids is not None:
+        options = _separating_options(rows.position_ids)
+    learnt = rows.learnt[:, 1:]  # [R, L - 1]: whether the next token is a target
+    first_target = learnt.int().argmax(1) + 1
+    hidden = lm.hidden(rows.tokens, first_target, **options)  # [R, L, h]
+    log_prob, *_ = lm.score_actions(hidden[:, :-1][learnt], action=rows.tokens[:, 1:][learnt], allowed=None)
+    return log_prob
 
 
 @torch.no_grad()
 def check_packing(lm: LanguageModel) -> None:
     """Raise a ValueError unless the model separates the examples of a row (models with a recurrent state do not)."""
-    once = torch.arange(4, device=lm.device).unsqueeze(0) % lm.num_tokens
-    alone = lm.hidden(once)
+    # The same example twice in a row: the second one must not see the first.
+    example = torch.arange(4, device=lm.device).unsqueeze(0) % lm.num_tokens
+    alone = lm.hidden(example)
+    twice = torch.cat([example, example], dim=1)
+    position_ids = torch.arange(4, device=lm.device).repeat(1, 2)
     try:
-        packed = lm.hidden(torch.cat([once, once], dim=1), **_apart(torch.arange(4, device=lm.device).repeat(1, 2)))
-        gap = (packed[:, 4:] - alone).abs().max().item()
-        found = f"a difference of {gap:.3g}"
+        packed = lm.hidden(twice, **_separating_options(position_ids))
+        difference = (packed[:, 4:] - alone).abs().max().item()
+        reason = f"a difference of {difference:.3g}"
     except TypeError as error:  # a model without position_ids
-        gap, found = math.inf, str(error)
-    if gap > torch.finfo(alone.dtype).eps ** 0.5 * max(1.0, alone.abs().max().item()):
+        difference = math.inf
+        reason = str(error)
+
+    tolerance = torch.finfo(alone.dtype).eps ** 0.5 * max(1.0, alone.abs().max().item())
+    if difference > tolerance:
         raise ValueError(
-            f"{type(lm.model).__name__} does not separate the examples of a packed row ({found}): set packing=False"
+            f"{type(lm.model).__name__} does not separate the examples of a packed row ({reason}): set packing=False"
         )
 
 
-def _apart(position_ids: Tensor) -> dict[str, Any]:
+def _separating_options(position_ids: Tensor) -> dict[str, Any]:
+    """Options of a forward pass that separates the examples of a row.
+
+    `transformers` does this where position ids restart, if there is no attention mask.
+    """
     return {"attention_mask": None, "position_ids": position_ids}
 
 
@@ -129,33 +173,38 @@ def read_example(index: int, row: Any, tokenizer: PreTrainedTokenizerBase) -> Ex
 def read_examples(index: int, row: Any, tokenizer: PreTrainedTokenizerBase) -> list[Example]:
     """Convert a row of a data set to examples, nearly always one.
 
-    What is learnt of an assistant's message is what the tokenizer's chat template writes for it, with thoughts and
-    calls of tools, and the token that ends the turn (`textenv.lm.answers.learnt_chats`, which also says when a
-    chat makes several examples).
+    The targets in an assistant's message are what the tokenizer's chat template writes for it, with thoughts and calls
+    of tools, and the token that ends the turn. `textenv.lm.answers.learnt_chats` says when a chat makes several
+    examples.
 
     Args:
         index: index of the row, for errors.
         row: a text (targets: all tokens but the first, and EOS); ``{"prompt", "completion"}`` with the completion as
             target; or ``{"messages"}``, a chat with the assistant's messages as targets. A chat may have the columns
             ``"tools"`` (schemas) and ``"chat_template_kwargs"`` for its template, each also as JSON. Other columns are
-            ignored. A completion of a chat is messages, or a text: what the model writes after the template's start of
-            an answer. A prompt that ends with an assistant's message has the beginning of the answer.
+            ignored. The completion of a chat is messages, or a text that the model writes after the template's start of
+            an answer. If a prompt ends with an assistant's message, that is the beginning of the answer.
         tokenizer: the model's tokenizer; a text and a completion of a text end with exactly one EOS.
 
     Raises:
         ValueError: if the row has none of these forms, its answers cannot be learnt as the template writes them, or
             nothing ends them: the tokenizer has no EOS.
     """
+    # A text
     if isinstance(row, str):
-        ids = [*prompt_ids(as_prompt(index, without_end(row, tokenizer)), tokenizer), *eos_ids(tokenizer)]
-        return [Example(ids, [False] + [True] * (len(ids) - 1))]
-    columns = set(row) if isinstance(row, Mapping) else set()
-    if "messages" in columns:
-        chat = as_prompt(index, row["messages"])
-        return _chat(index, _messages_of(chat), tokenizer, row)
-    if {"prompt", "completion"} <= columns:
-        prompt = as_prompt(index, row["prompt"])
-        return _answered(index, prompt, row["completion"], tokenizer, row)
+        text = as_prompt(index, without_end(row, tokenizer))
+        ids = [*prompt_ids(text, tokenizer), *eos_ids(tokenizer)]
+        learnt = [False] + [True] * (len(ids) - 1)
+        return [Example(ids, learnt)]
+
+    # A chat, or a prompt and its completion
+    if isinstance(row, Mapping):
+        if "messages" in row:
+            chat = as_prompt(index, row["messages"])
+            return _chat(index, _messages_of(chat), tokenizer, row)
+        if "prompt" in row and "completion" in row:
+            prompt = as_prompt(index, row["prompt"])
+            return _answered(index, prompt, row["completion"], tokenizer, row)
     raise ValueError(
         f"example {index} is {row!r:.200}, expected text, {{'prompt': ..., 'completion': ...}} or {{'messages': [...]}}"
     )
@@ -167,15 +216,20 @@ def _answered(
     """Make examples of a prompt and its completion."""
     if not isinstance(completion, str) and not is_messages(completion):
         raise ValueError(f"example {index} has the completion {completion!r:.200}, expected text or a list of messages")
+
+    # A chat, whose completion is a text or messages
     messages = _messages_of(prompt)
     if messages and isinstance(completion, str):
         warn_of_spelling(without_turn_end(completion, tokenizer), tokenizer)
-        return [Example(*written_answer(prompt, completion, tokenizer, _template_options(index, row)))]
+        ids, learnt = written_answer(prompt, completion, tokenizer, _template_options(index, row))
+        return [Example(ids, learnt)]
     if messages:
         answer = without_prompt(read_messages(completion, where=f"example {index}"), messages)
         begun = beginning(messages)
-        first = len(messages) if begun is None else len(messages) - 1
-        return _chat(index, answered(messages, answer), tokenizer, row, first=first, begun=begun)
+        first_target = len(messages)
+        if begun is not None:
+            first_target -= 1
+        return _chat(index, answered(messages, answer), tokenizer, row, first=first_target, begun=begun)
 
     # A text, or token ids
     text = completion
@@ -189,9 +243,10 @@ def _answered(
         text = answer[0]["content"]
     text = without_end(text, tokenizer)
     warn_of_spelling(text, tokenizer)
-    ids = prompt_ids(prompt, tokenizer)
-    new = [*text_ids(text, tokenizer), *eos_ids(tokenizer)]
-    return [Example(ids + new, [False] * len(ids) + [True] * len(new))]
+    query_ids = prompt_ids(prompt, tokenizer)
+    answer_ids = [*text_ids(text, tokenizer), *eos_ids(tokenizer)]
+    learnt = [False] * len(query_ids) + [True] * len(answer_ids)
+    return [Example(query_ids + answer_ids, learnt)]
 
 
 def _chat(
@@ -203,19 +258,33 @@ def _chat(
     first: int = 0,
     begun: str | None = None,
 ) -> list[Example]:
-    """Make examples of a chat, whose assistant's messages from the first on are the targets."""
+    """Make examples of a chat.
+
+    Args:
+        index: index of the row, for errors.
+        messages: the chat.
+        tokenizer: the model's tokenizer.
+        row: the row, with columns for the template.
+        first: index of the message from which on the assistant's messages are targets.
+        begun: beginning of the answer that the prompt has, which is no target; None if it has none.
+    """
     options = _template_options(index, row)
-    read = []
+
+    # The template ends a turn, so the content must not
+    without_ends = []
     for position, message in enumerate(messages):
-        learnt = position >= first and message["role"] == "assistant" and "content" in message
-        if learnt:
-            message = message | {"content": without_turn_end(message["content"], tokenizer)}
-            warn_of_spelling(message["content"], tokenizer)
-        read.append(message)
+        is_target = position >= first and message["role"] == "assistant" and "content" in message
+        if is_target:
+            content = without_turn_end(message["content"], tokenizer)
+            message = message | {"content": content}
+            warn_of_spelling(content, tokenizer)
+        without_ends.append(message)
+
     try:
-        return [Example(*chat) for chat in learnt_chats(read, tokenizer, first=first, begun=begun, options=options)]
+        chats = learnt_chats(without_ends, tokenizer, first=first, begun=begun, options=options)
     except ValueError as error:
         raise ValueError(f"example {index}: {error}") from error
+    return [Example(ids, learnt) for ids, learnt in chats]
 
 
 def _messages_of(prompt: Prompt) -> list[Message]:
@@ -225,7 +294,8 @@ def _messages_of(prompt: Prompt) -> list[Message]:
 
 def _template_options(index: int, row: Mapping[str, Any]) -> dict[str, Any]:
     """Read a row's columns for the chat template, as in TRL's data sets: ``tools`` and ``chat_template_kwargs``."""
-    read: dict[str, Any] = {}
+    # Each as it is, or as JSON
+    columns: dict[str, Any] = {}
     for name, kind in (("tools", list), ("chat_template_kwargs", dict)):
         value = row.get(name)
         if isinstance(value, np.ndarray):
@@ -234,11 +304,15 @@ def _template_options(index: int, row: Mapping[str, Any]) -> dict[str, Any]:
             value = parse_json(value.encode())
         if value is not None and not isinstance(value, kind):
             raise ValueError(f"example {index} has the {name} {value!r:.200}, expected a {kind.__name__}, or None")
-        read[name] = value
-    options = read["chat_template_kwargs"] or {}
+        columns[name] = value
+
+    # Variables of the template
+    options = dict(columns["chat_template_kwargs"] or {})
     reserved = _TEMPLATE_ARGUMENTS & options.keys()
     if reserved:
         raise ValueError(
             f"example {index} has the chat_template_kwargs {sorted(reserved)}, expected variables of the template only"
         )
-    return options | ({"tools": read["tools"]} if read["tools"] else {})
+    if columns["tools"]:
+        options["tools"] = columns["tools"]
+    return options

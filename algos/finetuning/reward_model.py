@@ -1,5 +1,6 @@
 """Reward-model training: a sequence classifier with one output is trained on human scores or preferences."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +15,18 @@ from algos.finetuning.optimizer import CosineOptimizer, SupervisedConfig, dropou
 from algos.finetuning.reward_data import Kind, RewardRow, RewardRows, read_reward_rows
 from textenv.rewards.reward_model import RewardModel
 
-SUREST = 0.99
-"""Maximum probability: for the log-likelihood of 0-1 data, predictions are clipped to [1 - SUREST, SUREST]."""
+MAX_PROBABILITY = 0.99
+"""For the log-likelihood of scores of 0 and 1, predictions are clipped to [1 - MAX_PROBABILITY, MAX_PROBABILITY]."""
+
+CALIBRATION_BINS = 10
+"""Number of probability bins of equal width, from 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModelConfig(SupervisedConfig):
-    """Hyper-parameters of reward-model training; after more than a few epochs, predicted preferences are overconfident.
+    """Hyper-parameters of reward-model training.
 
-    Batches hold rows of similar length.
+    After more than a few epochs, predicted preferences are overconfident. Batches hold rows of similar length.
     """
 
     learning_rate: Positive = 2e-5
@@ -44,7 +48,7 @@ class RewardModelReport:
     skipped: int
     """Number of rows without a judgement."""
     accuracy: float | None = None
-    """Fraction of pairs ranked correctly; for scores of 0 and 1, fraction on the right side of 0.5; otherwise None."""
+    """Fraction of pairs ranked correctly, or of scores of 0 and 1 on the right side of 0.5; None for other scores."""
     mean_squared_error: float | None = None
     """Mean squared error of predicted scores; None for pairs."""
     spearman: float | None = None
@@ -54,7 +58,7 @@ class RewardModelReport:
     calibration_error: float | None = None
     """`expected_calibration_error` of the probabilities; None for scores other than 0 and 1."""
     history: list[dict[str, float]]
-    """For each epoch ``steps`` (rows so far), ``reward/loss`` and ``time/seconds``."""
+    """For each epoch: ``steps`` (rows so far), ``epoch``, ``reward/loss`` and ``time/seconds``."""
 
 
 def train_reward_model(
@@ -74,8 +78,8 @@ def train_reward_model(
             require a gradient are trained; dropout is on during training, as the model's config says.
         data: see `algos.finetuning.reward_data.read_reward_rows`.
         config: hyper-parameters.
-        held_out: rows for evaluation. Without them a fraction of the prompts is held out, by a hash of their content,
-            so no prompt is in both parts (for rows without a prompt, no answer).
+        held_out: rows for evaluation. None: a fraction of the prompts is held out, chosen by a hash of their content,
+            so that no prompt is in both parts (for rows without a prompt: no answer).
 
     Raises:
         ValueError: if the model has several outputs, a row has another form, a prompt is in both ``data`` and
@@ -85,27 +89,41 @@ def train_reward_model(
         >>> judge = RewardModel(classifier, tokenizer)  # doctest: +SKIP
         >>> report = train_reward_model(judge, FeedbackFile("runs/thumbs.jsonl").scored())  # doctest: +SKIP
     """
-    config = RewardModelConfig() if config is None else config
+    if config is None:
+        config = RewardModelConfig()
     if model.index is not None:
         raise ValueError(
             f"the model has {model.model.config.num_labels} outputs, expected one (the reward): make it with "
             "num_labels=1"
         )
     model.model.config.trained_with_eos = True
-    rows = read_reward_rows(data, model)
-    given = None if held_out is None else read_reward_rows(held_out, model)
-    training, measured = _split(rows, given, config)
-    history = _fit(model, training, config, rows.kind)
-    rewards = [model.score_rows(list(ids)) for ids in zip(*(row.ids for row in measured), strict=True)]
-    if rows.kind == "pairs":
-        metrics = _pair_metrics(rewards[0] - rewards[1])
+
+    # Rows
+    data_rows = read_reward_rows(data, model)
+    skipped = data_rows.skipped
+    held_out_data = None
+    if held_out is not None:
+        held_out_data = read_reward_rows(held_out, model)
+        skipped += held_out_data.skipped
+    training_rows, held_out_rows = _split(data_rows, held_out_data, config)
+
+    # Training
+    history = _fit(model, training_rows, config, data_rows.kind)
+
+    # Metrics
+    if data_rows.kind == "pairs":
+        chosen = model.score_rows([row.ids[0] for row in held_out_rows])
+        rejected = model.score_rows([row.ids[1] for row in held_out_rows])
+        metrics = _pair_metrics(chosen - rejected)
     else:
-        metrics = _score_metrics(rewards[0], torch.tensor([row.target for row in measured], device="cpu"))
+        predicted = model.score_rows([row.ids[0] for row in held_out_rows])
+        scores = torch.tensor([row.target for row in held_out_rows], device="cpu")
+        metrics = _score_metrics(predicted, scores)
     return RewardModelReport(
-        kind=rows.kind,
-        rows=len(training),
-        held_out_rows=len(measured),
-        skipped=rows.skipped + (0 if given is None else given.skipped),
+        kind=data_rows.kind,
+        rows=len(training_rows),
+        held_out_rows=len(held_out_rows),
+        skipped=skipped,
         history=history,
         **metrics,
     )
@@ -129,48 +147,60 @@ def bradley_terry_loss(*, chosen: Tensor, rejected: Tensor, margin: Tensor) -> T
 
 
 def _split(
-    data: RewardRows, given: RewardRows | None, config: RewardModelConfig
+    data: RewardRows, held_out: RewardRows | None, config: RewardModelConfig
 ) -> tuple[list[RewardRow], list[RewardRow]]:
-    """Training rows and held-out rows."""
-    if given is None:
-        chosen = [row.key < config.held_out_fraction * 2**64 for row in data.rows]
-        measured = [row for row, out in zip(data.rows, chosen, strict=True) if out]
-        training = [row for row, out in zip(data.rows, chosen, strict=True) if not out]
+    """Training rows and held-out rows; without the latter, a fraction of the data is held out."""
+    if held_out is None:
+        # A key is a hash of the prompt, below 2^64
+        limit = config.held_out_fraction * 2**64
+        training_rows = [row for row in data.rows if row.key >= limit]
+        held_out_rows = [row for row in data.rows if row.key < limit]
     else:
-        training, measured = data.rows, given.rows
-        if given.kind != data.kind:
-            raise ValueError(f"data holds {data.kind}, but held_out holds {given.kind}: give the same kind")
-        both = {row.key for row in training} & {row.key for row in measured}
-        if both:
+        training_rows = data.rows
+        held_out_rows = held_out.rows
+        if held_out.kind != data.kind:
+            raise ValueError(f"data holds {data.kind}, but held_out holds {held_out.kind}: give the same kind")
+        shared_keys = {row.key for row in training_rows} & {row.key for row in held_out_rows}
+        if shared_keys:
             raise ValueError(
-                f"{len(both)} prompts are in both data and held_out: remove them from one, or omit held_out to hold "
-                "out a fraction of data"
+                f"{len(shared_keys)} prompts are in both data and held_out: remove them from one, or omit held_out to "
+                "hold out a fraction of data"
             )
-    if not training or not measured:
+    if not training_rows or not held_out_rows:
         raise ValueError(
-            f"{len(training)} training rows and {len(measured)} held-out rows are left, expected at least one of each: "
-            "give more rows, held_out, or another held_out_fraction"
+            f"{len(training_rows)} training rows and {len(held_out_rows)} held-out rows are left, expected at least "
+            "one of each: give more rows, held_out, or another held_out_fraction"
         )
-    return training, measured
+    return training_rows, held_out_rows
 
 
 def _fit(model: RewardModel, rows: list[RewardRow], config: RewardModelConfig, kind: Kind) -> list[dict[str, float]]:
+    """Train on rows; returns the metrics of each epoch."""
     generator = torch.Generator().manual_seed(config.seed)
-    steps = config.num_epochs * -(-len(rows) // config.batch_size)
-    optimizer = CosineOptimizer(model.model.parameters(), config, steps=steps)
-    lengths, start = [max(map(len, row.ids)) for row in rows], time.perf_counter()
+    steps_per_epoch = math.ceil(len(rows) / config.batch_size)
+    optimizer = CosineOptimizer(model.model.parameters(), config, steps=config.num_epochs * steps_per_epoch)
+    lengths = [max(map(len, row.ids)) for row in rows]  # of the longer answer of a pair
+    start = time.perf_counter()
     history: list[dict[str, float]] = []
     for epoch in range(1, config.num_epochs + 1):
-        total = 0.0
-        with dropout_on(model.model, seed=int(torch.randint(2**31, (), generator=generator, device=generator.device))):
-            for batch in length_buckets(lengths, size=config.batch_size, generator=generator):
-                losses = _losses(model, [rows[i] for i in batch], kind)
+        # A step for each batch
+        summed_loss = 0.0
+        dropout_seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
+        with dropout_on(model.model, seed=dropout_seed):
+            for indices in length_buckets(lengths, size=config.batch_size, generator=generator):
+                batch = [rows[i] for i in indices]
+                losses = _losses(model, batch, kind)
                 losses.mean().backward()
                 optimizer.step()
-                total += losses.sum().item()
-        seconds = time.perf_counter() - start
+                summed_loss += losses.sum().item()
+
         history.append(
-            {"steps": epoch * len(rows), "epoch": epoch, "reward/loss": total / len(rows), "time/seconds": seconds}
+            {
+                "steps": epoch * len(rows),
+                "epoch": epoch,
+                "reward/loss": summed_loss / len(rows),
+                "time/seconds": time.perf_counter() - start,
+            }
         )
     return history
 
@@ -178,43 +208,50 @@ def _fit(model: RewardModel, rows: list[RewardRow], config: RewardModelConfig, k
 def _losses(model: RewardModel, rows: list[RewardRow], kind: Kind) -> Tensor:
     """Loss of each row, differentiable: float32 ``[n]``."""
     target = torch.tensor([row.target for row in rows], device=model.model.device)
-    rewards = [model.logits([row.ids[i] for row in rows])[:, 0] for i in range(len(rows[0].ids))]
     if kind == "pairs":
-        return bradley_terry_loss(chosen=rewards[0], rejected=rewards[1], margin=target)
-    return (rewards[0] - target).square()
+        chosen = model.logits([row.ids[0] for row in rows])[:, 0]
+        rejected = model.logits([row.ids[1] for row in rows])[:, 0]
+        return bradley_terry_loss(chosen=chosen, rejected=rejected, margin=target)
+    predicted = model.logits([row.ids[0] for row in rows])[:, 0]
+    return (predicted - target).square()
 
 
 def _pair_metrics(difference: Tensor) -> dict[str, float]:
     """Metrics from reward differences, chosen minus rejected, ``[n]``."""
-    right, sure = difference > 0, difference.abs().sigmoid()
+    correct = difference > 0
+    probability = difference.abs().sigmoid()  # of the answer with the higher reward
     return {
-        "accuracy": right.double().mean().item(),
+        "accuracy": correct.double().mean().item(),
         "log_likelihood": logsigmoid(difference).double().mean().item(),
-        "calibration_error": expected_calibration_error(probability=sure, outcome=right),
+        "calibration_error": expected_calibration_error(probability=probability, outcome=correct),
     }
 
 
 def _score_metrics(predicted: Tensor, score: Tensor) -> dict[str, float]:
-    squared = (predicted - score).double().square().mean().item()
-    metrics = {"mean_squared_error": squared, "spearman": spearman(predicted=predicted, actual=score)}
-    up = score == 1
-    if not (up | (score == 0)).all():
-        return metrics
-    likely = predicted.clamp(0, 1)
-    of_what_was = torch.where(up, likely, 1 - likely).clamp(1 - SUREST, SUREST)
-    return metrics | {
-        "accuracy": ((likely >= 0.5) == up).double().mean().item(),
-        "log_likelihood": of_what_was.double().log().mean().item(),
-        "calibration_error": expected_calibration_error(probability=likely, outcome=up),
+    """Metrics from predicted and given scores, ``[n]``."""
+    squared_error = (predicted - score).double().square()
+    metrics = {
+        "mean_squared_error": squared_error.mean().item(),
+        "spearman": spearman(predicted=predicted, actual=score),
     }
 
-
-BINS = 10
-"""Number of equal-width probability bins from 0 to 1."""
+    # Scores of 0 and 1: a prediction is the probability of a 1
+    is_one = score == 1
+    is_zero = score == 0
+    if not (is_one | is_zero).all():
+        return metrics
+    probability = predicted.clamp(0, 1)
+    likelihood = torch.where(is_one, probability, 1 - probability).clamp(1 - MAX_PROBABILITY, MAX_PROBABILITY)
+    metrics["accuracy"] = ((probability >= 0.5) == is_one).double().mean().item()
+    metrics["log_likelihood"] = likelihood.double().log().mean().item()
+    metrics["calibration_error"] = expected_calibration_error(probability=probability, outcome=is_one)
+    return metrics
 
 
 def expected_calibration_error(*, probability: Tensor, outcome: Tensor) -> float:
-    """Mean gap between predicted probability and observed frequency, over `BINS` bins (Guo et al. 2017, eq. 3).
+    """Mean gap between predicted probability and observed frequency (Guo et al. 2017, eq. 3).
+
+    Probabilities are grouped into `CALIBRATION_BINS` bins.
 
     Args:
         probability: predicted probability, ``[n]``, from 0 to 1.
@@ -224,17 +261,19 @@ def expected_calibration_error(*, probability: Tensor, outcome: Tensor) -> float
         ValueError: if the shapes differ, there are no entries, or a probability is not in [0, 1].
 
     Example:
-        >>> said, came = torch.tensor([0.9, 0.9, 0.1]), torch.tensor([1.0, 0.0, 0.0])
-        >>> round(expected_calibration_error(probability=said, outcome=came), 3)
+        >>> probability = torch.tensor([0.9, 0.9, 0.1])
+        >>> outcome = torch.tensor([1.0, 0.0, 0.0])
+        >>> round(expected_calibration_error(probability=probability, outcome=outcome), 3)
         0.3
     """
-    _check(probability=probability, outcome=outcome)
+    _check_columns(probability=probability, outcome=outcome)
     if not ((probability >= 0) & (probability <= 1)).all():
         raise ValueError(f"probability holds {probability.min():.3g} to {probability.max():.3g}, expected 0 to 1")
-    inside = (probability * BINS).long().clamp(max=BINS - 1)
+    bin_index = (probability * CALIBRATION_BINS).long().clamp(max=CALIBRATION_BINS - 1)
     gap = (probability - outcome.to(probability.dtype)).double()
     # In each bin, |sum of gaps| is the bin's size times the difference of its two means.
-    return (gap.new_zeros(BINS).index_add(0, inside, gap).abs().sum() / len(gap)).item()
+    gap_by_bin = gap.new_zeros(CALIBRATION_BINS).index_add(0, bin_index, gap)
+    return (gap_by_bin.abs().sum() / len(gap)).item()
 
 
 def spearman(*, predicted: Tensor, actual: Tensor) -> float:
@@ -247,20 +286,29 @@ def spearman(*, predicted: Tensor, actual: Tensor) -> float:
         >>> spearman(predicted=torch.tensor([0.1, 0.5, 0.2]), actual=torch.tensor([1.0, 3.0, 2.0]))
         1.0
     """
-    _check(predicted=predicted, actual=actual)
-    one, two = (ranks - ranks.mean() for ranks in (_ranks(predicted), _ranks(actual)))
-    scale = (one.square().sum() * two.square().sum()).sqrt()
-    return ((one * two).sum() / scale).item() if scale > 0 else 0.0
+    _check_columns(predicted=predicted, actual=actual)
+    predicted_ranks = _ranks(predicted)
+    actual_ranks = _ranks(actual)
+    x = predicted_ranks - predicted_ranks.mean()
+    y = actual_ranks - actual_ranks.mean()
+    scale = (x.square().sum() * y.square().sum()).sqrt()
+    if scale > 0:
+        return ((x * y).sum() / scale).item()
+    return 0.0
 
 
 def _ranks(x: Tensor) -> Tensor:
     """Ranks from 1, averaged over ties: float64 ``[n]``."""
-    _, place, count = x.unique(return_inverse=True, return_counts=True)
-    last = count.cumsum(0).double()
-    return (last - (count - 1) / 2)[place]
+    _, value_index, count = x.unique(return_inverse=True, return_counts=True)
+    last_rank = count.cumsum(0).double()
+    mean_rank = last_rank - (count - 1) / 2
+    return mean_rank[value_index]
 
 
-def _check(**columns: Tensor) -> None:
-    (one, x), (two, y) = columns.items()
+def _check_columns(**columns: Tensor) -> None:
+    """Raise a ValueError unless two columns, given by name, have the same shape ``[n]``, with n > 0."""
+    (x_name, x), (y_name, y) = columns.items()
     if x.shape != y.shape or x.dim() != 1 or not len(x):
-        raise ValueError(f"{one} has shape {tuple(x.shape)} and {two} {tuple(y.shape)}, expected [n] of both, n > 0")
+        raise ValueError(
+            f"{x_name} has shape {tuple(x.shape)} and {y_name} {tuple(y.shape)}, expected [n] of both, n > 0"
+        )

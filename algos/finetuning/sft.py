@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,15 +56,16 @@ def sft(
     loggers: Sequence[str | Logger] = (),
     overwrite: bool = False,
 ) -> list[dict[str, float]]:
-    """Fine-tune a language model in place on examples: mean cross-entropy over the target tokens.
+    """Fine-tune a language model in place on examples, by the mean cross-entropy of the target tokens.
 
-    Dropout is on during training only, at the model config's rates. Logits are divided by the model's temperature.
+    Dropout is on during training only, at the rates of the model's config. Logits are divided by the model's
+    temperature.
 
     Args:
         model: model to train; only parameters that require a gradient are trained (with LoRA, the adapter).
         examples: texts, ``{"prompt", "completion"}`` or ``{"messages"}``, also in a Series or data frame; see
-            `algos.finetuning.packing.read_examples`. Targets are all tokens of a text after the first; otherwise,
-            answers and the token that ends each: of a chat, as its template writes them.
+            `algos.finetuning.packing.read_examples`. Targets of a text are all tokens after the first. Otherwise they
+            are the answers and the token that ends each; in a chat, as the chat template writes them.
         config: hyper-parameters.
         held_out: examples to evaluate after each epoch.
         run_dir: folder for ``metrics.jsonl``.
@@ -87,35 +88,52 @@ def sft(
         >>> policy = LMPolicy.load("gpt2")  # doctest: +SKIP
         >>> sft(policy, [{"prompt": "2 + 2 =", "completion": " 4"}])  # doctest: +SKIP
     """
-    config = SFTConfig() if config is None else config
+    if config is None:
+        config = SFTConfig()
     lm = model.lm if isinstance(model, LMPolicy) else model
     if not isinstance(lm, LanguageModel):
         raise TypeError(
             f"model is a {type(model).__name__}, expected textenv.LanguageModel(model, tokenizer) or an algos.LMPolicy"
         )
+
+    # Examples, cut to the maximum length
     max_length = config.max_length or min(DEFAULT_MAX_LENGTH, lm.context or DEFAULT_MAX_LENGTH)
     check_context(lm, max_length)
     config = replace(config, max_length=max_length)
-    training = _read_all(examples, lm, max_length, "examples")
-    measured = None if held_out is None else _read_all(held_out, lm, max_length, "held_out")
+    training_examples = _read_all(examples, lm, max_length, "examples")
+    held_out_examples = None
+    if held_out is not None:
+        held_out_examples = _read_all(held_out, lm, max_length, "held_out")
     if config.packing:
         check_packing(lm)
+
+    # Optimizer and loggers
     generator = torch.Generator().manual_seed(config.seed)
-    optimizer = CosineOptimizer(
-        lm.parameters(), config, steps=config.num_epochs * -(-len(training) // config.batch_size)
-    )
+    steps_per_epoch = math.ceil(len(training_examples) / config.batch_size)
+    optimizer = CosineOptimizer(lm.parameters(), config, steps=config.num_epochs * steps_per_epoch)
+    targets_per_epoch = _num_targets(training_examples)
+    start = time.perf_counter()
+    outputs = make_loggers(loggers)
+    if progress:
+        outputs.append(LiveView(config.num_epochs * targets_per_epoch))
+    run_config = {"algorithm": "SFT", "environment": None} | asdict(config)
+
+    # Epochs: train, measure, log
     history: list[dict[str, float]] = []
-    tokens, start = _num_targets(training), time.perf_counter()
-    shown = make_loggers(loggers) + ([LiveView(config.num_epochs * tokens)] if progress else [])
-    described = {"algorithm": "SFT", "environment": None} | asdict(config)
-    with lock_run_folder(run_dir, overwrite=overwrite), Logs(run_dir, shown, config=described, before=history) as logs:
+    with (
+        lock_run_folder(run_dir, overwrite=overwrite),
+        Logs(run_dir, outputs, config=run_config, before=history) as logs,
+    ):
         for epoch in range(1, config.num_epochs + 1):
-            metrics = {"steps": epoch * tokens, "epoch": epoch} | _epoch(lm, training, config, optimizer, generator)
-            if measured is not None:
-                metrics |= _measure(lm, measured, config)
+            targets_so_far = epoch * targets_per_epoch
+            metrics: dict[str, float] = {"steps": targets_so_far, "epoch": epoch}
+            metrics |= _train_epoch(lm, training_examples, config, optimizer, generator)
+            if held_out_examples is not None:
+                metrics |= _measure(lm, held_out_examples, config)
             seconds = time.perf_counter() - start
-            metrics |= {"time/seconds": seconds, "time/steps_per_second": epoch * tokens / seconds}
-            logs.write(metrics, step=epoch * tokens, iteration=epoch)
+            metrics["time/seconds"] = seconds
+            metrics["time/steps_per_second"] = targets_so_far / seconds
+            logs.write(metrics, step=targets_so_far, iteration=epoch)
             history.append(metrics)
     return history
 
@@ -127,89 +145,114 @@ def check_context(lm: LanguageModel, max_length: int) -> None:
 
 
 def _read_all(examples: Sequence[Any], lm: LanguageModel, max_length: int, name: str) -> list[Example]:
-    """Read the examples, truncated to ``max_length``; those left without target tokens are dropped.
+    """Read the examples, truncate them to ``max_length``, and drop those without target tokens.
 
     Raises:
-        ValueError: if a row cannot be read, with the number of such rows, or no example has a target.
+        ValueError: if rows cannot be read (it says how many), or no example has a target.
     """
+    # Read all rows, to say how many are wrong
     rows = by_position(examples)
-    whole: list[Example] = []
-    refused: list[ValueError] = []
+    full_examples: list[Example] = []
+    errors: list[ValueError] = []
     for index, row in enumerate(rows):
         try:
-            whole += read_examples(index, row, lm.tokenizer)
+            full_examples += read_examples(index, row, lm.tokenizer)
         except ValueError as error:
-            refused.append(error)
-    if refused:
-        raise ValueError(
-            f"{len(refused)} of {len(rows)} {name} cannot be learnt. The first: {refused[0]}"
-        ) from refused[0]
-    cut = [Example(ids[:max_length], learnt[:max_length]) for ids, learnt in whole]
-    kept = [example for example in cut if any(example.learnt)]
+            errors.append(error)
+    if errors:
+        raise ValueError(f"{len(errors)} of {len(rows)} {name} cannot be learnt. The first: {errors[0]}") from errors[0]
+
+    # Truncate
+    kept = []
+    num_truncated = 0
+    for example in full_examples:
+        num_truncated += len(example.ids) > max_length
+        truncated = Example(example.ids[:max_length], example.learnt[:max_length])
+        if any(truncated.learnt):
+            kept.append(truncated)
+    num_dropped = len(full_examples) - len(kept)
+
     if not kept:
         raise ValueError(
-            f"none of the {len(whole)} {name} has a target in its first {max_length} tokens: give more examples, "
-            "shorten the prompts, or raise max_length"
+            f"none of the {len(full_examples)} {name} has a target in its first {max_length} tokens: give more "
+            "examples, shorten the prompts, or raise max_length"
         )
-    shortened = sum(len(example.ids) > max_length for example in whole)
-    if shortened or len(kept) < len(cut):
+    if num_truncated or num_dropped:
         warnings.warn(
-            f"of {len(whole)} {name}, {shortened} were longer than max_length={max_length} and were truncated; "
-            f"{len(cut) - len(kept)} were dropped, because they have no target tokens left",
+            f"of {len(full_examples)} {name}, {num_truncated} were longer than max_length={max_length} and were "
+            f"truncated; {num_dropped} were dropped, because they have no target tokens left",
             stacklevel=3,
         )
     return kept
 
 
-def _epoch(
+def _train_epoch(
     lm: LanguageModel,
     examples: list[Example],
     config: SFTConfig,
     optimizer: CosineOptimizer,
     generator: torch.Generator,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """Train for one epoch; returns the mean loss per token and the mean gradient norm."""
-    losses, norms = [], []
-    with dropout_on(lm.model, seed=int(torch.randint(2**31, (), generator=generator, device=generator.device))):
-        if config.packing:
-            order = torch.randperm(len(examples), generator=generator, device=generator.device)
-            batches = order.split(config.batch_size)
-        else:
-            lengths = [len(example.ids) for example in examples]
-            batches = length_buckets(lengths, size=config.batch_size, generator=generator)
-        for batch in batches:
-            losses.append(_add_gradient(lm, [examples[i] for i in batch], config))
-            norms.append(optimizer.step())
-    loss = torch.stack(losses).sum().item() / _num_targets(examples)
-    return {"sft/loss": loss, "sft/grad_norm": torch.stack(norms).mean().item()}
+    dropout_seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
+
+    # Batches of indices; without packing, of examples of similar length
+    batches: Sequence[Any]
+    if config.packing:
+        order = torch.randperm(len(examples), generator=generator, device=generator.device)
+        batches = order.split(config.batch_size)
+    else:
+        lengths = [len(example.ids) for example in examples]
+        batches = length_buckets(lengths, size=config.batch_size, generator=generator)
+
+    # A step for each batch
+    batch_losses = []
+    grad_norms = []
+    with dropout_on(lm.model, seed=dropout_seed):
+        for indices in batches:
+            batch = [examples[i] for i in indices]
+            batch_losses.append(_add_gradient(lm, batch, config))
+            grad_norms.append(optimizer.step())
+    loss = torch.stack(batch_losses).sum().item() / _num_targets(examples)
+    return {"sft/loss": loss, "sft/grad_norm": torch.stack(grad_norms).mean().item()}
 
 
 def _num_targets(examples: list[Example]) -> int:
+    """Number of target tokens."""
     return sum(sum(example.learnt) for example in examples)
 
 
 def _add_gradient(lm: LanguageModel, batch: list[Example], config: SFTConfig) -> Tensor:
     """Accumulate the gradient of the mean loss over a batch's target tokens; returns the summed loss."""
-    total, count = torch.zeros((), device=lm.device), _num_targets(batch)
-    for rows in _rows(lm, batch, config):
+    count = _num_targets(batch)
+    summed_loss = torch.zeros((), device=lm.device)
+    for rows in _token_rows(lm, batch, config):
         loss = -learnt_log_probs(lm, rows).sum()
         (loss / count).backward()
-        total += loss.detach()
-    return total
+        summed_loss += loss.detach()
+    return summed_loss
 
 
 @torch.no_grad()
 def _measure(lm: LanguageModel, examples: list[Example], config: SFTConfig) -> dict[str, float]:
-    in_order = sorted(examples, key=lambda example: len(example.ids))
-    batches = [in_order[i : i + config.batch_size] for i in range(0, len(in_order), config.batch_size)]
-    log_probs = [learnt_log_probs(lm, rows) for batch in batches for rows in _rows(lm, batch, config)]
+    """Loss in nats per token and perplexity of held-out examples."""
+    by_length = sorted(examples, key=lambda example: len(example.ids))
+    log_probs = []
+    for start in range(0, len(by_length), config.batch_size):
+        batch = by_length[start : start + config.batch_size]
+        for rows in _token_rows(lm, batch, config):
+            log_probs.append(learnt_log_probs(lm, rows))
     loss = -torch.cat(log_probs).double().mean().item()
     return {"held_out/loss": loss, "held_out/perplexity": math.exp(loss)}
 
 
-def _rows(lm: LanguageModel, batch: list[Example], config: SFTConfig) -> Iterator[TokenRows]:
+def _token_rows(lm: LanguageModel, batch: list[Example], config: SFTConfig) -> Iterator[TokenRows]:
     """Yield a batch as tensors, ``micro_batch_size`` rows at a time."""
-    rows = pack(batch, max_length=cast(int, config.max_length)) if config.packing else [[example] for example in batch]
+    if config.packing:
+        assert config.max_length is not None
+        rows = pack(batch, max_length=config.max_length)
+    else:
+        rows = [[example] for example in batch]
     size = config.micro_batch_size or len(rows)
     for start in range(0, len(rows), size):
         yield token_rows(rows[start : start + size], lm=lm)

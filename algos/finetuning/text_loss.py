@@ -1,4 +1,4 @@
-"""`TextLoss`: likelihood of plain text as a term of PPO's loss, to reduce the policy's forgetting."""
+"""`TextLoss`: likelihood of plain text as a further term of PPO's loss, so that the policy forgets less."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,9 +19,9 @@ from textenv.rollout import masked_mean
 class TextLoss:
     """Pretraining-gradient term of PPO-ptx (Ouyang et al. 2022, eq. 2), negated: a callable ``(policy) -> loss``.
 
-    Each call takes the next batch of an endless stream: the texts, each ended by EOS, are concatenated and cut into
-    blocks, which are reshuffled in every pass. A batch of plain text is a rollout whose mask is True everywhere (except
-    on padding of the last block), so the policy scores it like any other, at its own temperature.
+    Each call takes the next batch of an endless stream of blocks. The texts, each ended by EOS, are concatenated and
+    cut into blocks, whose order is shuffled anew in every pass. A batch is a rollout whose mask is True everywhere
+    except on padding of the last block, so the policy scores it like any other rollout, at its own temperature.
 
     Args:
         texts: plain texts; tokenized by the policy's tokenizer at the first call.
@@ -49,10 +49,13 @@ class TextLoss:
             raise ValueError(f"coef is {coef}, expected a number of at least 0")
         if batch_size < 1 or max_length < 1:
             raise ValueError(f"batch_size is {batch_size} and max_length {max_length}, expected at least 1 of each")
-        self.texts, self.coef = texts, coef
-        self.batch_size, self.max_length = batch_size, max_length
-        self._seed, self._position = seed, 0
-        self._tokenizer: PreTrainedTokenizerBase | None = None
+        self.texts = texts
+        self.coef = coef
+        self.batch_size = batch_size
+        self.max_length = max_length
+        self._seed = seed
+        self._position = 0  # blocks so far
+        self._tokenizer: PreTrainedTokenizerBase | None = None  # of the blocks
 
     def __call__(self, policy: HoldsLanguageModel) -> Tensor:
         """Loss term of the next batch, a differentiable float32 scalar."""
@@ -66,17 +69,27 @@ class TextLoss:
 
     def next_rollout(self, lm: LanguageModel) -> TensorDict:
         """Next batch in the schema of `textenv.rollout`: ``observation``, ``action`` and ``mask``."""
+        # Blocks of the tokenizer's ids
         if lm.tokenizer is not self._tokenizer:
             check_context(lm, self.max_length)
-            self._blocks, self._tokenizer = PromptList(self._cut(lm.tokenizer)), lm.tokenizer
-        numbers = range(self._position, self._position + self.batch_size)
+            self._blocks = PromptList(self._cut(lm.tokenizer))
+            self._tokenizer = lm.tokenizer
+        positions = range(self._position, self._position + self.batch_size)
         self._position += self.batch_size
-        blocks: list[Any] = [block.content for block in self._blocks.sample_prompts(numbers, seed=self._seed)]
-        width = max(map(len, blocks))
-        tokens = torch.tensor([[*block, *[0] * (width - len(block))] for block in blocks], device=lm.device)
-        real = [[True] * (len(block) - 1) + [False] * (width - len(block)) for block in blocks]
-        mask = torch.tensor(real, device=lm.device)
-        return TensorDict({"observation": tokens[:, :-1], "action": tokens[:, 1:], "mask": mask}, batch_size=mask.shape)
+        blocks: list[Any] = [block.content for block in self._blocks.sample_prompts(positions, seed=self._seed)]
+
+        # Padded on the right: tokens [B, L + 1], mask [B, L]
+        longest = max(map(len, blocks))
+        token_rows = []
+        mask_rows = []
+        for block in blocks:
+            padding = longest - len(block)
+            token_rows.append([*block, *[0] * padding])
+            mask_rows.append([True] * (len(block) - 1) + [False] * padding)
+        tokens = torch.tensor(token_rows, device=lm.device)
+        mask = torch.tensor(mask_rows, device=lm.device)
+        columns = {"observation": tokens[:, :-1], "action": tokens[:, 1:], "mask": mask}
+        return TensorDict(columns, batch_size=mask.shape)
 
     def state_dict(self) -> dict[str, int]:
         """Seed and position of the stream."""
@@ -84,14 +97,27 @@ class TextLoss:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Resume from a `state_dict`; texts and sizes must be the same."""
-        self._seed, self._position = int(state["seed"]), int(state["position"])
+        self._seed = int(state["seed"])
+        self._position = int(state["position"])
 
     def _cut(self, tokenizer: PreTrainedTokenizerBase) -> list[np.ndarray]:
-        """Cut texts into blocks of ``max_length + 1`` ids, overlapping by one, so all but the first are predicted."""
-        end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        plain = (as_prompt(i, without_end(text, tokenizer)) for i, text in enumerate(self.texts))
-        texts = (prompt_ids(text, tokenizer) + end for text in plain)
-        ids = np.concatenate([np.array(text, dtype=np.int64) for text in texts])
-        if len(ids) < 2:
-            raise ValueError(f"the texts have {len(ids)} tokens in total, expected at least 2: give more text")
-        return [ids[start : start + self.max_length + 1] for start in range(0, len(ids) - 1, self.max_length)]
+        """Cut the texts into blocks of ``max_length + 1`` ids.
+
+        Blocks overlap by one id, so that every id but the very first is predicted.
+        """
+        # Each text, ended by EOS if there is one
+        end = []
+        if tokenizer.eos_token_id is not None:
+            end.append(tokenizer.eos_token_id)
+        text_ids = []
+        for index, text in enumerate(self.texts):
+            prompt = as_prompt(index, without_end(text, tokenizer))
+            ids = prompt_ids(prompt, tokenizer) + end
+            text_ids.append(np.array(ids, dtype=np.int64))
+        all_ids = np.concatenate(text_ids)
+        if len(all_ids) < 2:
+            raise ValueError(f"the texts have {len(all_ids)} tokens in total, expected at least 2: give more text")
+
+        block_size = self.max_length + 1
+        starts = range(0, len(all_ids) - 1, self.max_length)
+        return [all_ids[start : start + block_size] for start in starts]

@@ -128,7 +128,9 @@ def test_every_range_belongs_to_a_field():
     assert {*RANGES, *COMPLEMENTS, *SIZES} <= known
 
 
-@pytest.mark.parametrize("env, algorithm", [*presets.RECIPES, *(("textenv/Copy-v0", name) for name in presets._TEXT)])
+@pytest.mark.parametrize(
+    "env, algorithm", [*presets.RECIPES, *(("textenv/Copy-v0", name) for name in presets._TEXT_CONFIGS)]
+)
 def test_suggestions_around_every_recipe_are_accepted_by_its_config(env, algorithm):
     given = presets.recipe(env, algorithm)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
