@@ -158,30 +158,36 @@ class Run:
     ) -> None:
         self.agent = agent
         self.total_steps = total_steps
-        self.callbacks = callbacks
-        self.listeners = listeners or {}
-        self.run_dir = None if run_dir is None else Path(run_dir)
-        self.logs: Logs | None = None
+
+        # What the training has done so far
         self.agent.steps = 0
         self.steps = 0
         """Steps (True entries) so far."""
         self.collected = 0
         """Steps of a rollout that is not counted yet, since its iteration has not ended."""
-        self.saved = 0
-        """Steps at the last checkpoint that was due."""
-        self.newest: Path | None = None
-        """Newest checkpoint in the run's folder."""
-        self.in_folder = in_folder
-        """True if the run has a folder, on this rank or on rank 0."""
-        self.unsaved = UnsavedState(agent) if in_folder else None
-        self._has_warned = False
         self.seconds = 0.0
         """Training time so far, in seconds."""
         self.history = History()
         """Metrics of each iteration."""
+
+        # What watches it
+        self.callbacks = callbacks
+        self.listeners = listeners or {}
+        self.logs: Logs | None = None
         self.meters = EpisodeMeter(), EpisodeMeter()
         """Meters of the returns before and after the penalty."""
         self.watch = RewardHackingMonitor()
+
+        # Its folder and checkpoints
+        self.run_dir = None if run_dir is None else Path(run_dir)
+        self.in_folder = in_folder
+        """True if the run has a folder, on this rank or on rank 0."""
+        self.saved = 0
+        """Steps at the last checkpoint that was due."""
+        self.newest: Path | None = None
+        """Newest checkpoint in the run's folder."""
+        self.unsaved = UnsavedState(agent) if in_folder else None
+        self._has_warned = False
         self.frozen: int | None = None
         """Checksum of the policy's frozen weights, which a checkpoint does not hold; None if there are none."""
         if isinstance(agent.policy, nn.Module):
