@@ -205,8 +205,8 @@ def write_violation(error: InvariantError, folder: str | Path, **when: Any) -> P
     save_file(copies, batch_path)
 
     # The error, and the other columns
-    others = {name: column for name, column in columns.items() if name not in tensors and name != PLACE}
-    report = {"error": str(error), "tensor": error.tensor, "rows": error.rows} | when | {"others": others}
+    other_columns = {name: column for name, column in columns.items() if name not in tensors and name != PLACE}
+    report = {"error": str(error), "tensor": error.tensor, "rows": error.rows} | when | {"others": other_columns}
     report_path = Path(folder) / REPORT_FILE
     report_path.write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
     return batch_path

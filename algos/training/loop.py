@@ -121,25 +121,23 @@ def learn(
         has_checkpoint = not (in_same_folder and has_nothing_to_resume(resume))
 
     # Loggers, callbacks and files belong to rank 0; all ranks know the folder, where answers without a score go
-    is_rank_0 = collectives.rank() == 0
-    run_loggers: list[Logger] = []
-    if is_rank_0:
-        run_loggers += make_loggers(loggers)
-    if is_rank_0 and progress:
-        run_loggers.append(LiveView(total_steps))
     _check_callbacks(callbacks, on_iteration)
+    run_loggers: list[Logger] = []
     run_callbacks: list[Callback] = []
-    if is_rank_0:
+    own_folder: Path | None = None
+    if collectives.rank() == 0:
+        own_folder = folder
+        run_loggers += make_loggers(loggers)
+        if progress:
+            run_loggers.append(LiveView(total_steps))
         run_callbacks += callbacks
-    if is_rank_0 and sample_every:
-        run_callbacks.append(RecordSamples(sample_every))
-    if folder is not None:
-        commit()  # read now, written with the agent
-    own_folder = folder
-    if not is_rank_0:
-        own_folder = None
+        if sample_every:
+            run_callbacks.append(RecordSamples(sample_every))
+    else:
         diagnose = None
         on_iteration = None
+    if folder is not None:
+        commit()  # read now, written with the agent
     collectives.local_count(agent.config.num_episodes or 0, "num_episodes")
     collectives.check_same(agent.config, agent.policy.parameters())
 
