@@ -1,7 +1,7 @@
 """Data parallelism under ``torchrun``: every rank has the whole rollout, and runs networks on its share of the rows.
 
-So advantages, normalizers, minibatches and metrics are those of one process, computed everywhere; a rank is a
-micro-batch that happens to be elsewhere. A process alone returns from every function at once.
+So every rank computes the same advantages, normalizers, minibatches and metrics as a single process would; a rank is
+only a micro-batch that is computed elsewhere. In a single process every function here returns at once.
 """
 
 import os
@@ -15,102 +15,160 @@ from torch import Tensor, distributed, nn
 
 T = TypeVar("T")
 COUNTS = ("reward/left_out", "reward/failed")
-"""Metrics of an environment that are numbers of answers."""
+"""Metrics of an environment that count answers; they are summed over the ranks."""
 TIMEOUT = timedelta(hours=1)
-"""Maximum time for which a rank waits for the others: rank 0 alone evaluates, saves and logs."""
-LARGE = 2**18
-"""Number of elements above which a gradient is sent in a message of its own (1 MiB in float32)."""
+"""Maximum time for which a rank waits for the others, because rank 0 alone evaluates, saves and logs."""
+LARGE_GRADIENT_ELEMENTS = 2**18
+"""Elements of a gradient above which it is sent in a message of its own (1 MiB in float32)."""
 
 
 def start() -> None:
     """Join the processes of ``torchrun`` or ``accelerate launch``, if this is one of several and has not joined."""
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not _joined():
-        if (own := int(os.environ.get("LOCAL_RANK", 0))) < torch.cuda.device_count():
-            torch.cuda.set_device(own)  # what "cuda" means in this process
-        found, place, size = next(distributed.rendezvous("env://", timeout=TIMEOUT))
-        # torchrun's store, if shared, outlives a restart, with the addresses of the processes that have ended.
-        shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # the count of restarts is that of this node
-        store = distributed.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT'] if shared else 0}", found)
-        distributed.init_process_group(store=store, rank=place, world_size=size, timeout=TIMEOUT)  # gloo, NCCL on GPUs
+    if int(os.environ.get("WORLD_SIZE", 1)) <= 1 or _joined():
+        return
+
+    # What "cuda" means in this process
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    if local_rank < torch.cuda.device_count():
+        torch.cuda.set_device(local_rank)
+
+    # torchrun's store, if shared, outlives a restart, with the addresses of the processes that have ended: each attempt
+    # has its own prefix. Without a shared store the count of restarts is only that of this node.
+    rendezvous_store, own_rank, size = next(distributed.rendezvous("env://", timeout=TIMEOUT))
+    attempt = "0"
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    store = distributed.PrefixStore(f"attempt {attempt}", rendezvous_store)
+    distributed.init_process_group(store=store, rank=own_rank, world_size=size, timeout=TIMEOUT)  # gloo, NCCL on GPUs
 
 
 def rank() -> int:
-    """Number of this process, from 0."""
+    """Return the number of this process, from 0."""
     return distributed.get_rank() if _joined() else 0
 
 
 def world_size() -> int:
-    """Number of processes that train together."""
+    """Return the number of processes that train together."""
     return distributed.get_world_size() if _joined() else 1
 
 
 def _joined() -> bool:
+    """Return True in a process of a group."""
     return distributed.is_available() and distributed.is_initialized()  # builds without it have no is_initialized
 
 
 def local_count(count: int, name: str, among: int | None = None) -> int:
-    """Part of a count that belongs to each rank, or process; raises a ValueError if it cannot be split evenly."""
-    among = world_size() if among is None else among
+    """Return the part of a count that belongs to each process.
+
+    Args:
+        count: number to split.
+        name: name of the number in the error message.
+        among: number of processes; None: `world_size`.
+
+    Raises:
+        ValueError: if it cannot be split evenly.
+    """
+    if among is None:
+        among = world_size()
     if count % among:
         raise ValueError(f"{name} is {count}, which {among} processes cannot share: give a multiple")
     return count // among
 
 
 def local_seed(seed: int, place: int | None = None) -> int:
-    """Seed of the environments and actions of this rank, or place; that of the minibatches is one for all."""
-    return seed + (rank() if place is None else place) * 10_000_019
+    """Return the seed of environments and actions for a rank; minibatches have the same seed on all ranks.
+
+    Args:
+        seed: seed of the run.
+        place: number of the rank, or of a worker; None: this rank.
+    """
+    if place is None:
+        return local_seed(seed, rank())
+    return seed + place * 10_000_019
 
 
 def gather(value: T) -> list[T]:
-    """Values of all ranks, in their order; `clone` views before, whose pickles hold all of their storage."""
-    found: list[Any] = [value] * world_size()
+    """Return the values of all ranks, in their order; `clone` a view first, because its pickle holds its whole storage.
+
+    Every rank must call this, and gets all values.
+    """
+    values: list[Any] = [value] * world_size()
     if world_size() > 1:
-        distributed.all_gather_object(found, value)
-    return found
+        distributed.all_gather_object(values, value)
+    return values
 
 
 def gather_rows(rollout: TensorDict) -> TensorDict:
-    """Rows of all ranks' rollouts, as `join_rows` joins them."""
-    return rollout if world_size() == 1 else join_rows(gather(rollout.cpu().clone()))
+    """Return the rows of all ranks' rollouts, joined by `join_rows`."""
+    if world_size() == 1:
+        return rollout
+    return join_rows(gather(rollout.cpu().clone()))
 
 
 def join_rows(parts: Sequence[TensorDict]) -> TensorDict:
-    """Rows of rollouts ``[b, t]``, which are changed, one below the other, ``[B, T]``; groups stay apart."""
-    longest = max(part.shape[1] for part in parts)
-    groups, allowed = 0, list[Tensor]()
+    """Concatenate rollouts by rows, padded to the longest; group ids are renumbered. Modifies its arguments.
+
+    Args:
+        parts: rollouts ``[b, t]``.
+
+    Returns:
+        A rollout ``[B, T]``.
+    """
+    next_group = 0
+    allowed_sets: list[Tensor] = []
     for part in parts:
-        part["group"] = part["group"] + max(groups - int(part["group"].min()), 0)
-        groups = int(part["group"].max()) + 1
+        # Groups of different parts stay different
+        group = part["group"]
+        shift = max(next_group - int(group.min()), 0)
+        part["group"] = group + shift
+        next_group = int(part["group"].max()) + 1
+
+        # Indices into the concatenated sets of allowed tokens
         if "allowed" in part.keys():
-            part["allowed"] = part["allowed"] + sum(map(len, allowed))
-            allowed.append(part.get_non_tensor("allowed_sets"))
+            num_earlier_sets = sum(len(earlier_sets) for earlier_sets in allowed_sets)
+            part["allowed"] = part["allowed"] + num_earlier_sets
+            allowed_sets.append(part.get_non_tensor("allowed_sets"))
             del part["allowed_sets"]
-    found: TensorDict = TensorDict.cat([pad(part, [0, 0, 0, longest - part.shape[1]]) for part in parts])
-    return found.set_non_tensor("allowed_sets", torch.cat(allowed)) if allowed else found
+
+    # [b, t] -> [b, T] -> [B, T]
+    num_columns = max(part.shape[1] for part in parts)
+    padded = [pad(part, [0, 0, 0, num_columns - part.shape[1]]) for part in parts]
+    rollout: TensorDict = TensorDict.cat(padded)
+    if allowed_sets:
+        rollout.set_non_tensor("allowed_sets", torch.cat(allowed_sets))
+    return rollout
 
 
 def local_rows(batch: TensorDict) -> TensorDict:
-    """This rank's rows of a batch: as many as every other's, by repeated ones of ``weight`` and ``log_weight`` 0."""
+    """Return this rank's rows of a batch, equally many on every rank.
+
+    If they cannot be split evenly, the last row is repeated with ``weight`` and ``log_weight`` 0.
+    """
     if world_size() == 1:
         return batch
-    count = -(-len(batch) // world_size())
-    places = torch.arange(rank() * count, (rank() + 1) * count, device=batch.device)
-    part = batch[places.clamp(max=len(batch) - 1)]
+    num_rows = -(-len(batch) // world_size())  # rounded up
+    indices = torch.arange(rank() * num_rows, (rank() + 1) * num_rows, device=batch.device)
+    part = batch[indices.clamp(max=len(batch) - 1)]
     for name in {"weight", "log_weight"} & part.keys():
-        part[name][places >= len(batch)] = 0
+        part[name][indices >= len(batch)] = 0
     return part
 
 
 def map_rows(function: Callable[[TensorDict], Sequence[Tensor]], batch: TensorDict) -> Sequence[Tensor]:
-    """Results of a function that has a result for each row, the rows shared by the ranks."""
+    """Return the results of a function for all rows; each rank computes its share of them.
+
+    Args:
+        function: returns tensors with one entry per row, which depends on this row only.
+        batch: rows, the same on all ranks.
+    """
     if world_size() == 1:
         return function(batch)
-    whole = []
-    for own in function(local_rows(batch)):
-        parts = [torch.empty_like(own) for _ in range(world_size())]
-        distributed.all_gather(parts, own.contiguous())
-        whole.append(torch.cat(parts)[: len(batch)])
-    return whole
+    results = []
+    for local_result in function(local_rows(batch)):
+        parts = [torch.empty_like(local_result) for _ in range(world_size())]
+        distributed.all_gather(parts, local_result.contiguous())
+        results.append(torch.cat(parts)[: len(batch)])
+    return results
 
 
 @torch.no_grad()
@@ -118,59 +176,93 @@ def all_reduce(parameters: Iterable[nn.Parameter], numbers: Iterable[Tensor]) ->
     """Replace gradients and numbers by their sums over the ranks; the same bits on every rank."""
     if world_size() == 1:
         return
+
+    # A rank whose rows do not use a parameter has no gradient, which counts as 0
     tensors = [*numbers]
-    for parameter in parameters:  # a rank whose rows do not use it has no gradient, which counts as 0
-        parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
         tensors.append(parameter.grad)
+
+    # Large tensors are summed one by one, in their own memory
     small = []
-    for x in tensors:  # a large one by itself, in its own memory; the others in one message
-        if x.numel() > LARGE and x.dtype is torch.float32 and x.is_contiguous():
+    for x in tensors:
+        if x.numel() > LARGE_GRADIENT_ELEMENTS and x.dtype is torch.float32 and x.is_contiguous():
             distributed.all_reduce(x)
         else:
             small.append(x)
-    whole = torch.cat([x.detach().float().flatten() for x in small])
-    distributed.all_reduce(whole)
-    for x, found in zip(small, whole.split([x.numel() for x in small]), strict=True):
-        x.copy_(found.view_as(x))
+
+    # The others in one message
+    message = torch.cat([x.detach().float().flatten() for x in small])
+    distributed.all_reduce(message)
+    sums = message.split([x.numel() for x in small])
+    for x, total in zip(small, sums, strict=True):
+        x.copy_(total.view_as(x))
 
 
 def mean(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Mean of each number over the ranks that have it; the sum of those in `COUNTS`."""
+    """Return the mean of each number over the ranks that have it; the sum of those in `COUNTS`."""
     if world_size() == 1:
         return dict(metrics)
-    found = gather(dict(metrics))
-    names = dict.fromkeys(name for each in found for name in each)
-    values = {name: [each[name] for each in found if name in each] for name in names}
-    return {name: sum(each) / (1 if name in COUNTS else len(each)) for name, each in values.items()}
+
+    # Values of each number, in the order of ranks
+    values: dict[str, list[float]] = {}
+    for metrics_of_rank in gather(dict(metrics)):
+        for name, value in metrics_of_rank.items():
+            values.setdefault(name, []).append(value)
+
+    results = {}
+    for name, values_of_ranks in values.items():
+        count = len(values_of_ranks)
+        if name in COUNTS:
+            count = 1
+        results[name] = sum(values_of_ranks) / count
+    return results
 
 
 def broadcast(value: T) -> T:
-    """Value of rank 0."""
+    """Return rank 0's value on all ranks; every rank must call this."""
     return gather(value)[0]
 
 
 def gather_parts(parts: Sequence[TensorDict]) -> Sequence[TensorDict]:
-    """Parts of a minibatch on all ranks."""
+    """Return the parts of a minibatch of all ranks, in their order, on this rank's device."""
     if world_size() == 1:
         return parts
-    return [part.to(parts[0].device) for each in gather([part.cpu().clone() for part in parts]) for part in each]
+    device = parts[0].device
+    all_parts = []
+    for parts_of_rank in gather([part.cpu().clone() for part in parts]):
+        all_parts += [part.to(device) for part in parts_of_rank]
+    return all_parts
 
 
 def scale_by_world_size(
     compute: Callable[[], tuple[Tensor, dict[str, Tensor]]],
 ) -> Callable[[], tuple[Tensor, dict[str, Tensor]]]:
-    """Divide a loss, and its metrics, that every rank computes in full by the world size: gradients are summed."""
+    """Divide a loss that every rank computes in full by the world size, because gradients are summed.
+
+    Args:
+        compute: returns the loss and metrics.
+
+    Returns:
+        A function that returns both, divided.
+    """
     if world_size() == 1:
         return compute
 
-    def shared() -> tuple[Tensor, dict[str, Tensor]]:
+    def compute_scaled() -> tuple[Tensor, dict[str, Tensor]]:
         loss, quantities = compute()
-        return loss / world_size(), {name: x.detach() / world_size() for name, x in quantities.items()}
+        scaled_quantities = {name: x.detach() / world_size() for name, x in quantities.items()}
+        return loss / world_size(), scaled_quantities
 
-    return shared
+    return compute_scaled
 
 
-def check_same(config: Any, weights: Iterable[Tensor]) -> None:
+def check_same(config: object, weights: Iterable[Tensor]) -> None:
     """Raise a ValueError if ranks have different hyper-parameters or weights."""
-    if world_size() > 1 and len({*gather(str((config, [x.double().sum().item() for x in weights])))}) > 1:
+    if world_size() == 1:
+        return
+    sums = [x.double().sum().item() for x in weights]
+    descriptions = gather(str((config, sums)))
+    if len(set(descriptions)) > 1:
         raise ValueError("the processes have different configs or weights: give them the same seed in each of them")

@@ -1,9 +1,11 @@
-"""Checkpoints of a run: complete or absent, verified by checksums, with the last good one kept."""
+"""Checkpoints of a run: complete or absent, verified by checksums; the last good one is kept."""
 
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from algos.storage.run_folder import (
     AGENT,
@@ -22,9 +24,14 @@ from textenv.json_files import read_json
 
 CHECKPOINT_FORMAT = 3
 """Format version of a checkpoint."""
-KEPT = 2
-"""Checkpoints to keep: the newest, and the previous one in case the newest is damaged."""
-STATE, TENSORS, MANIFEST = "state.json", "state.safetensors", "manifest.json"
+NUM_KEPT = 2
+"""Number of checkpoints to keep: the newest, and the previous one in case the newest is damaged."""
+STATE = "state.json"
+"""File with the state of the run; its arrays and tensors are in `TENSORS`."""
+TENSORS = "state.safetensors"
+"""File with the arrays and tensors of the state."""
+MANIFEST = "manifest.json"
+"""File with format, steps and checksums."""
 
 
 def write_checkpoint(
@@ -33,7 +40,7 @@ def write_checkpoint(
     """Write a checkpoint beside the existing ones, verify it, and only then remove those that it replaces.
 
     It is written under a temporary name, flushed to disk, read back and renamed: a killed process leaves the others
-    intact. Checkpoints of more steps are removed too, since the run was resumed from an earlier one.
+    intact. Checkpoints of more steps are removed too, because they are from before the run was resumed.
 
     Args:
         run_dir: the run's folder; the checkpoint goes into ``checkpoints/``.
@@ -51,36 +58,55 @@ def write_checkpoint(
     Both messages name the last good checkpoint.
     """
     from safetensors import SafetensorError
-    from safetensors.torch import save_file
 
     home = Path(run_dir) / "checkpoints"
-    before = checkpoints(run_dir)
+    earlier = checkpoints(run_dir)
     folder = home / f"step-{steps:012d}"
     try:
-        with replacing(folder) as new:  # it may exist with this number of steps, from before the run was resumed
-            new.mkdir(parents=True)
-            tensors: dict[str, Any] = {}
-            (new / STATE).write_text(json.dumps(to_json(state, tensors)), encoding="utf-8")
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, new / TENSORS)
-            files = {name: sha256(new / name) for name in (STATE, TENSORS)}
-            manifest = {"format": CHECKPOINT_FORMAT, "steps": steps, "files": files}
-            (new / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+        # A draft that is complete, on the disk and intact; the folder may exist, from before the run was resumed
+        with replacing(folder) as draft:
+            draft.mkdir(parents=True)
+            _write_files(draft, state, steps=steps)
             if save is not None:
-                save(new / AGENT)
-            for path in (new / STATE, new / TENSORS, new / MANIFEST, new):
+                save(draft / AGENT)
+            for path in (draft / STATE, draft / TENSORS, draft / MANIFEST, draft):
                 force_to_disk(path)
-            _verify(new)
+            _verify(draft)
         force_to_disk(home)
     except (OSError, ValueError, SafetensorError) as failure:
-        error = OSError(str(failure)) if isinstance(failure, SafetensorError) else failure
-        kept = f"the last good one is {before[-1]}" if before else "there is no earlier one"
-        error.add_note(f"the checkpoint after {steps} steps could not be written to {home}; {kept}")
-        raise error from (failure if error is not failure else None)
-    found = checkpoints(run_dir)
-    here = found.index(folder) + 1
-    for other in found[: max(here - KEPT, 0)] + found[here:]:
-        remove(other)
+        advice = "there is no earlier one"
+        if earlier:
+            advice = f"the last good one is {earlier[-1]}"
+        note = f"the checkpoint after {steps} steps could not be written to {home}; {advice}"
+        if isinstance(failure, SafetensorError):
+            error = OSError(str(failure))
+            error.add_note(note)
+            raise error from failure
+        failure.add_note(note)
+        raise failure from None
+    _remove_replaced(run_dir, folder)
     return folder
+
+
+def _write_files(folder: Path, state: Mapping[str, Any], *, steps: int) -> None:
+    """Write state, tensors and manifest of a checkpoint."""
+    from safetensors.torch import save_file
+
+    tensors: dict[str, Tensor] = {}
+    (folder / STATE).write_text(json.dumps(to_json(state, tensors)), encoding="utf-8")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / TENSORS)
+    checksums = {name: sha256(folder / name) for name in (STATE, TENSORS)}
+    manifest = {"format": CHECKPOINT_FORMAT, "steps": steps, "files": checksums}
+    (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+
+
+def _remove_replaced(run_dir: str | Path, newest: Path) -> None:
+    """Remove all checkpoints but the newest and those before it that are kept; also those of more steps."""
+    all_checkpoints = checkpoints(run_dir)
+    end = all_checkpoints.index(newest) + 1
+    start = max(end - NUM_KEPT, 0)
+    for replaced in all_checkpoints[:start] + all_checkpoints[end:]:
+        remove(replaced)
 
 
 def read_checkpoint(folder: str | Path) -> dict[str, Any]:
@@ -92,26 +118,34 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
     """
     from safetensors.torch import load_file
 
+    # Which one
     folder = Path(folder)
     if folder.parent.name != "checkpoints":
-        found = checkpoints(folder)
-        if not found:
+        present = checkpoints(folder)
+        if not present:
             raise FileNotFoundError(
                 f"{folder} has no checkpoint: give the folder of a run that was written with checkpoints "
                 "(algos train --run-dir, or agent.learn(run_dir=..., checkpoint_every=...))"
             )
-        folder = found[-1]
+        folder = present[-1]
     elif not folder.is_dir():
-        there = ", ".join(path.name for path in checkpoints(folder.parent.parent)) or "none"
-        raise FileNotFoundError(f"there is no checkpoint {folder}, this run has: {there}")
+        names = ", ".join(path.name for path in checkpoints(folder.parent.parent))
+        raise FileNotFoundError(f"there is no checkpoint {folder}, this run has: {names or 'none'}")
+
+    # Is it intact?
     try:
         _verify(folder)
     except ValueError as error:
-        older = [path for path in checkpoints(folder.parent.parent) if path.name < folder.name]
-        advice = f"resume from the one before it: --resume {older[-1]}" if older else "there is no earlier one"
+        earlier = [path for path in checkpoints(folder.parent.parent) if path.name < folder.name]
+        advice = "there is no earlier one"
+        if earlier:
+            advice = f"resume from the one before it: --resume {earlier[-1]}"
         raise ValueError(f"{error}; {advice}") from error
+
+    # Its state
     try:
-        state = from_json(read_json(folder / STATE, what="the state of a run"), load_file(folder / TENSORS))
+        saved = read_json(folder / STATE, what="the state of a run")
+        state = from_json(saved, load_file(folder / TENSORS))
     except Exception as error:  # complete, but not written by `write_checkpoint`: anything may fail
         raise ValueError(f"the checkpoint {folder} cannot be read: {type(error).__name__}: {error}") from error
     if not isinstance(state, dict):
@@ -120,11 +154,15 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
 
 
 def goes_back(resume: str | Path) -> str | None:
-    """Return what a run's folder holds that was trained for longer than the checkpoint to resume; None if nothing.
+    """Return the agent or checkpoint in a run's folder that was trained for longer than the checkpoint to resume.
 
     Args:
         resume: folder of the run, or of one of its checkpoints.
+
+    Returns:
+        Words for an error message; None if nothing was trained for longer.
     """
+    # Steps of the checkpoint to resume
     folder = run_folder_of(resume)
     present = checkpoints(folder)
     if not present:
@@ -133,9 +171,11 @@ def goes_back(resume: str | Path) -> str | None:
     if chosen == folder:
         chosen = present[-1]
     steps = checkpoint_steps(chosen)
-    trained = agent_steps(folder)
-    if trained is not None and trained > steps and not was_broken_off(folder):
-        return f"an agent that was trained for {trained} steps"
+
+    # An agent, or another checkpoint
+    trained_steps = agent_steps(folder)
+    if trained_steps is not None and trained_steps > steps and not was_broken_off(folder):
+        return f"an agent that was trained for {trained_steps} steps"
     for checkpoint in present[::-1]:
         if checkpoint_steps(checkpoint) > steps and _is_intact(checkpoint):
             return f"the checkpoint {checkpoint.name}"
@@ -143,6 +183,7 @@ def goes_back(resume: str | Path) -> str | None:
 
 
 def _is_intact(folder: Path) -> bool:
+    """Return True if `_verify` finds nothing wrong with a checkpoint."""
     try:
         _verify(folder)
     except ValueError:
@@ -154,7 +195,8 @@ def _verify(folder: Path) -> None:
     """Raise a ValueError unless a checkpoint is complete and of this format."""
     try:
         manifest = read_json(folder / MANIFEST, what="format and checksums", kind=dict)
-        version, files = manifest["format"], dict(manifest["files"])
+        version = manifest["format"]
+        checksums = dict(manifest["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"the checkpoint {folder} is damaged: {MANIFEST} cannot be read ({error})") from error
     if version != CHECKPOINT_FORMAT:
@@ -165,5 +207,5 @@ def _verify(folder: Path) -> None:
     for name in (STATE, TENSORS):
         if not (folder / name).is_file():
             raise ValueError(f"the checkpoint {folder} is damaged: {name} is missing")
-        if files.get(name) != sha256(folder / name):
+        if checksums.get(name) != sha256(folder / name):
             raise ValueError(f"the checkpoint {folder} is damaged: the checksum of {name} differs")

@@ -11,20 +11,29 @@ from weakref import WeakSet
 import gymnasium
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
+from torch import Tensor
 
 from algos.storage.run_folder import OBJECTS, remove, replacing
 from algos.storage.serialization import attributes, from_json, set_attributes, to_json
 from textenv.json_files import parse_json
 from textenv.rollout import is_episode_env
-from textenv.state import Stateful, copy_states, set_states, states_of
+from textenv.state import Stateful, class_name, copy_states, set_states, states_of
 
 logger = logging.getLogger(__name__)
-KNOWN = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text", "gymnasium.vector", "gymnasium.wrappers",
-         "textenv", "algos")  # fmt: skip
+KNOWN_PACKAGES = (
+    "gymnasium.envs.classic_control",
+    "gymnasium.envs.toy_text",
+    "gymnasium.vector",
+    "gymnasium.wrappers",
+    "textenv",
+    "algos",
+)
 """Packages whose environments keep all state in attributes; others may hide some (a simulator's memory)."""
+INERT_TYPES = (spaces.Space, EnvSpec, gymnasium.Env, gymnasium.vector.VectorEnv, Enum, str, int, float, type(None))
+"""Types of attributes that hold no state of an episode, or whose state is saved elsewhere."""
 
-_TOLD: WeakSet[Any] = WeakSet()
-"""Environments that cannot be saved and have been warned about."""
+_WARNED: WeakSet[Any] = WeakSet()
+"""Environments that cannot be saved, for which a warning was logged."""
 
 
 def env_state(env: Any) -> list[dict[str, Any]] | None:
@@ -32,36 +41,42 @@ def env_state(env: Any) -> list[dict[str, Any]] | None:
 
     Args:
         env: a `gymnasium.Env` or `gymnasium.vector.VectorEnv`. Its ``state_dict`` and ``load_state_dict`` are used if
-            it has them; otherwise its attributes that are numbers, text, arrays and random generators, and those of the
-            objects that hold such values (running statistics).
+            it has them. Otherwise the state is its attributes that are numbers, text, arrays and random generators, and
+            such attributes of the objects that it holds (running statistics).
 
     Returns:
-        Input for `set_env_state`; None if a part is of a package outside `KNOWN`, holds something that cannot be saved,
-        or runs in another process. Such an environment is reset when a run resumes.
+        Input for `set_env_state`. None if a part is not of `KNOWN_PACKAGES`, holds something that cannot be saved, or
+        runs in another process: such an environment is reset when a run resumes.
     """
     try:
         return [_state_of(part) for part in _parts(env)]
     except TypeError as error:
-        if env not in _TOLD:
-            _TOLD.add(env)
+        if env not in _WARNED:
+            _WARNED.add(env)
             logger.warning("%s; so --resume would reset it, and its results would differ", error)
         return None
 
 
 def _state_of(part: Any) -> dict[str, Any]:
-    """Return the state of one wrapper or environment; TypeError if part of it cannot be saved."""
+    """Return the state of one wrapper or environment; raise a TypeError if something in it cannot be saved."""
     if isinstance(part, Stateful):
-        return {"class": _name(part), "state": part.state_dict()}
-    if not _known(part):
-        raise TypeError(f"{_name(part)} cannot be saved mid-episode, only local environments of Gymnasium or ours")
-    state, objects = attributes(part), {}
+        return {"class": class_name(part), "state": part.state_dict()}
+    if not _is_known(part):
+        raise TypeError(f"{class_name(part)} cannot be saved mid-episode, only local environments of Gymnasium or ours")
+
+    # Attributes that can be saved, and objects all of whose attributes can
+    state = attributes(part)
+    objects = {}
     for name, value in vars(part).items():
-        if name in state or _inert(value):
+        if name in state or _is_inert(value):
             continue
-        objects[name] = attributes(value) if _known(value) else {}
-        if not objects[name] or objects[name].keys() != vars(value).keys():
-            raise TypeError(f"{_name(part)} cannot be saved mid-episode: its {name} is a {type(value).__name__}")
-    return {"class": _name(part), "state": state, "objects": objects}
+        object_state = {}
+        if _is_known(value):
+            object_state = attributes(value)
+        if not object_state or object_state.keys() != vars(value).keys():
+            raise TypeError(f"{class_name(part)} cannot be saved mid-episode: its {name} is a {type(value).__name__}")
+        objects[name] = object_state
+    return {"class": class_name(part), "state": state, "objects": objects}
 
 
 def set_env_state(env: Any, state: list[dict[str, Any]]) -> None:
@@ -76,10 +91,12 @@ def set_env_state(env: Any, state: list[dict[str, Any]]) -> None:
     """
     env.reset(seed=0)
     parts = list(_parts(env))
-    if [_name(part) for part in parts] != [saved["class"] for saved in state]:
+    names = [class_name(part) for part in parts]
+    saved_names = [saved["class"] for saved in state]
+    if names != saved_names:
         raise ValueError(
-            f"the environment is {' > '.join(map(_name, parts))}, but the saved one was "
-            f"{' > '.join(saved['class'] for saved in state)}: make it in the same way as for the run"
+            f"the environment is {' > '.join(names)}, but the saved one was {' > '.join(saved_names)}: make it in the "
+            "same way as for the run"
         )
     for part, saved in zip(parts, state, strict=True):
         if isinstance(part, Stateful):
@@ -91,24 +108,28 @@ def set_env_state(env: Any, state: list[dict[str, Any]]) -> None:
 
 
 def user_objects(env: Any) -> dict[str, Any]:
-    """Return the objects that an environment calls, such as its task with the rewards; none in control."""
-    return env.user_objects if is_episode_env(env) else {}
+    """Return the objects that an environment calls, such as its task with the rewards, by name; none in control."""
+    if is_episode_env(env):
+        return env.user_objects
+    return {}
 
 
 def share_objects(training_env: Any, env: Any) -> None:
-    """Put the rewards and other objects of an environment for evaluation into the state of the training's."""
+    """Copy the states of rewards and other objects from the training's environment to one for evaluation."""
     copy_states(user_objects(training_env), user_objects(env))
 
 
 def restore_objects(env: Any, state: list[dict[str, Any]] | None) -> None:
     """Restore only the states of the objects that an environment calls, from a result of `env_state`."""
-    for saved in state or ():
+    if state is None:
+        return
+    for saved in state:
         if isinstance(saved.get("state"), dict):
             set_states(user_objects(env), saved["state"].get("objects", {}))
 
 
 def save_objects(env: Any, folder: Path) -> None:
-    """Write the states of the objects that an environment calls into a folder, if any has a state.
+    """Write the states of the objects that an environment calls into a folder; without any, remove an earlier file.
 
     Raises:
         OSError, SafetensorError: if the file cannot be written.
@@ -120,20 +141,21 @@ def save_objects(env: Any, folder: Path) -> None:
     if not states:
         remove(folder / OBJECTS)
         return
-    tensors: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
     text = json.dumps(to_json(states, tensors))
-    with replacing(folder / OBJECTS) as new:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, new, metadata={"states": text})
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    with replacing(folder / OBJECTS) as draft:
+        save_file(contiguous, draft, metadata={"states": text})
 
 
 def load_objects(folder: str | Path, env: Any) -> None:
     """Put the rewards and other objects of an environment into the state in which a saved agent was trained.
 
-    An object whose path or class is another than in the training is left as it is, and named in the log.
+    An object that has another path or class than in the training is left as it is, and is named in the log.
 
     Args:
-        folder: of the saved agent; without states in it, nothing happens.
-        env: for example for an evaluation.
+        folder: folder of the saved agent; without states in it, nothing happens.
+        env: environment to change, for example one for an evaluation.
 
     Raises:
         ValueError: if the file is damaged.
@@ -146,7 +168,8 @@ def load_objects(folder: str | Path, env: Any) -> None:
     try:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
-            states = from_json(parse_json(file.metadata()["states"]), tensors)
+            saved = parse_json(file.metadata()["states"])
+        states = from_json(saved, tensors)
         different = set_states(user_objects(env), states)
     except Exception as error:  # complete, but not written by `save_objects`: anything may fail
         raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
@@ -154,27 +177,25 @@ def load_objects(folder: str | Path, env: Any) -> None:
         logger.warning("the state of %s is not that of the training: it begins anew", ", ".join(different))
 
 
-def _known(part: Any) -> bool:
-    return _name(part).startswith(KNOWN)
+def _is_known(part: Any) -> bool:
+    """Return True if the class of an object is of `KNOWN_PACKAGES`."""
+    return class_name(part).startswith(KNOWN_PACKAGES)
 
 
-def _inert(value: Any) -> bool:
-    """True for values that hold no episode state, or that are handled separately: spaces, functions, environments."""
+def _is_inert(value: Any) -> bool:
+    """Return True for values that hold no episode state, or whose state is saved elsewhere, and lists of these."""
     if isinstance(value, (list, tuple)):
-        return all(_inert(item) for item in value)
+        return all(_is_inert(item) for item in value)
     if isinstance(value, dict):
-        return all(_inert(item) for item in value.values())
-    kinds = (spaces.Space, EnvSpec, gymnasium.Env, gymnasium.vector.VectorEnv, Enum, str, int, float, type(None))
-    return isinstance(value, kinds) or callable(value)
+        return all(_is_inert(item) for item in value.values())
+    return isinstance(value, INERT_TYPES) or callable(value)
 
 
 def _parts(env: Any) -> Iterator[Any]:
     """Yield the environment, what it wraps, and the single environments inside."""
     yield env
-    inner = vars(env).get("envs", None)
-    for single in inner if inner is not None else [vars(env)["env"]] if "env" in vars(env) else []:
-        yield from _parts(single)
-
-
-def _name(part: Any) -> str:
-    return f"{type(part).__module__}.{type(part).__qualname__}"
+    if vars(env).get("envs") is not None:
+        for single in vars(env)["envs"]:
+            yield from _parts(single)
+    elif "env" in vars(env):
+        yield from _parts(vars(env)["env"])

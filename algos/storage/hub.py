@@ -1,4 +1,4 @@
-"""Agents on the Hugging Face Hub: download, and errors in one sentence."""
+"""Agents on the Hugging Face Hub: downloads, and errors in one sentence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from algos.storage.run_folder import newest_agent
 from textenv.lm.loading import PICKLES
@@ -19,44 +18,61 @@ ADVICE = {
     404: "there is no such repository or revision, or your token cannot see it",
     409: "it exists already: give another name, or replace what it holds (--overwrite, in Python overwrite=True)",
 }
-"""Advice by status of an answer."""
+"""Advice by HTTP status."""
+DOWNLOADED = ("config.json", "policy/*")
+"""Patterns of the files that are downloaded."""
 
 
 @contextmanager
 def hub_errors(what: str) -> Iterator[None]:
-    """Raise an OSError with one sentence, ``what`` could not be done and why, for any error of the hub's client."""
+    """Context that turns any error of the hub's client into an OSError of one sentence.
+
+    Args:
+        what: what could not be done, the beginning of the sentence; the reason follows.
+    """
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
         yield
     except Exception as error:  # also of its HTTP client
-        status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
-        status = 404 if isinstance(error, RepositoryNotFoundError) else status  # 401 without a token
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        status = 0
+        if isinstance(error, RepositoryNotFoundError):
+            status = 404  # the hub answers 401 without a token
+        elif isinstance(error, HfHubHTTPError):
+            status = error.response.status_code
+        first_line = str(error).partition("\n")[0]
+        reason = f"{type(error).__name__}: {first_line}"
         if not status and isinstance(error, (HTTPError, LocalEntryNotFoundError)):
             reason = f"the hub cannot be reached, {reason}"
         raise OSError(f"{what}: {ADVICE.get(status, reason.rstrip('.'))}") from error
 
 
 def download(repo_id: str, *, revision: str | None = None, token: str | None = None) -> Path:
-    """Download an agent, as `algos.from_hub` says; files that could hold code are left out."""
+    """Download an agent (see `algos.from_hub`) and return its folder; files that could hold code are left out."""
     from huggingface_hub import snapshot_download
 
     with hub_errors(f"{repo_id} could not be loaded from the hub"):
-        read: dict[str, Any] = {"allow_patterns": ["config.json", "policy/*"], "ignore_patterns": ["*.py", *PICKLES]}
-        return Path(snapshot_download(repo_id, revision=revision, token=token, **read))
+        folder = snapshot_download(
+            repo_id,
+            revision=revision,
+            token=token,
+            allow_patterns=[*DOWNLOADED],
+            ignore_patterns=["*.py", *PICKLES],
+        )
+        return Path(folder)
 
 
 def agent_folder(name: str | Path) -> Path:
-    """Return the folder of a saved agent; a text such as ``user/name`` is downloaded, unless ``user`` is a folder here.
+    """Return the folder of a saved agent; in a run, of its `newest_agent`.
 
-    Of a run under way it is that of its newest checkpoint (`newest_agent`).
+    A text such as ``user/name`` is downloaded, unless ``user`` is a folder here.
 
     Raises:
         FileNotFoundError: if it is neither a folder nor the name of an agent on the hub.
     """
     path = Path(name)
-    if not isinstance(name, str) or path.exists() or path.parent.is_dir() or not re.fullmatch(HUB_NAME, name):
+    is_local = path.exists() or path.parent.is_dir()
+    if is_local or not isinstance(name, str) or not re.fullmatch(HUB_NAME, name):
         return newest_agent(path)
     try:
         return download(name)

@@ -1,4 +1,4 @@
-"""Record of what made a run: versions, commit, machine and command."""
+"""Record of how a run was made: versions, commit, machine and command."""
 
 import functools
 import os
@@ -13,14 +13,18 @@ from pathlib import Path
 from typing import Any
 
 LIBRARIES = ("textenv", "torch", "transformers", "tensordict", "torchrl", "gymnasium", "numpy")
+"""Packages whose versions are recorded."""
+GIT_SECONDS = 10
+"""Seconds that git may take."""
 
 
 def made_by() -> dict[str, Any]:
     """Describe this process and the present time, for ``config.json``."""
     import torch
 
-    file = Path("/proc/cpuinfo")  # of Linux
-    names = re.findall("model name\t: (.*)", file.read_text()) if file.exists() else []
+    gpu = None
+    if torch.cuda.is_initialized():  # if the run uses one
+        gpu = torch.cuda.get_device_name()
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(sys.orig_argv),
@@ -31,27 +35,47 @@ def made_by() -> dict[str, Any]:
         "machine": {
             "host": platform.node(),
             "platform": platform.platform(),
-            "cpu": names[0] if names else platform.processor(),
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_initialized() else None,  # if the run uses one
+            "cpu": _cpu_name(),
+            "gpu": gpu,
             "threads": torch.get_num_threads(),
         },
     }
 
 
+def _cpu_name() -> str:
+    """Return the name of the CPU, or what Python knows of it where there is no ``/proc``."""
+    file = Path("/proc/cpuinfo")
+    if file.exists():
+        match = re.search("model name\t: (.*)", file.read_text())
+        if match is not None:
+            return match[1]
+    return platform.processor()
+
+
 def versions() -> dict[str, str]:
-    """Versions of this library and of those that it is built on, by name; without one that runs from its sources."""
-    return {name: found.version for name in LIBRARIES for found in [*distributions(name=name)][:1]}
+    """Return the versions of this library and of those that it is built on, by name.
+
+    A library that is not installed, but runs from its sources, is left out.
+    """
+    by_name = {}
+    for name in LIBRARIES:
+        distribution = next(iter(distributions(name=name)), None)
+        if distribution is not None:
+            by_name[name] = distribution.version
+    return by_name
 
 
 @functools.cache
 def commit() -> dict[str, Any] | None:
-    """Commit of the working directory, dirty if a tracked file differs from it; None outside a repository.
+    """Return the commit of the working directory, and ``dirty``: True if a tracked file differs from it.
 
-    Read once, when a training starts: a later commit does not change the code that is running.
+    None outside a repository. It is read once, when a training starts: a later commit does not change the code that
+    runs.
     """
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        described = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=GIT_SECONDS)
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"commit": described.removesuffix("-dirty"), "dirty": described.endswith("-dirty")}
+    description = result.stdout.strip()
+    return {"commit": description.removesuffix("-dirty"), "dirty": description.endswith("-dirty")}

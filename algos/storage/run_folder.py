@@ -1,4 +1,4 @@
-"""Run folders: locked by one run at a time, and protected from being overwritten by another."""
+"""Run folders: names of their files, a lock, protection from being overwritten, and the state of their run."""
 
 import hmac
 import json
@@ -21,36 +21,55 @@ logger = logging.getLogger(__name__)
 PRODUCED = ("metrics.jsonl", "checkpoints", "config.json", "policy", "best")
 """Results of a run in its folder, which a new run must not replace."""
 UNFINISHED = ".failed"
-"""File of a run that did not end by itself, with `FAILED`, `STOPPED` or `BROKEN_OFF`."""
-FAILED, STOPPED, BROKEN_OFF = "failed", "stopped", "stopped in mid-iteration"
+"""File of a run that did not end by itself: it holds `FAILED`, `STOPPED` or `BROKEN_OFF`."""
+FAILED = "failed"
+"""Content of `UNFINISHED` after an error."""
+STOPPED = "stopped"
+"""Content of `UNFINISHED` after a signal, if a checkpoint has all steps of the agent."""
+BROKEN_OFF = "stopped in mid-iteration"
+"""Content of `UNFINISHED` after a signal that ended an iteration at once."""
 RUN = "run.yaml"
 """File of options of ``algos train`` that repeat the run, and resume it."""
 OBJECTS = "objects.safetensors"
 """File with the states of rewards and of other objects that the environment calls, beside a saved agent."""
 COMPARISON = "comparison.json"
 """File of a run of `compare`: the settings that it was trained with and, once it has finished, the result."""
-OTHERS = (
-    UNFINISHED, RUN, OBJECTS, COMPARISON, ".made-here", "samples.jsonl", "tokens.jsonl", "tensorboard", "wandb",
-    "wandb.id", "frontier.png",
-    "unscored.jsonl", "violation.safetensors", "violation.json",
-)  # fmt: skip
-"""Other files that a run writes."""
 AGENT = "agent"
-"""Folder of the agent in that of a checkpoint."""
-LOCK, HOLDER = ".lock", ".holder.json"
+"""Folder of the agent inside a checkpoint."""
+LOCK = ".lock"
+"""File that the process of a run locks."""
+HOLDER = ".holder.json"
+"""File that says which process holds the lock."""
 MARK = ".made-here"
-"""File of a run that says, by a key that only this user has, that `RUN` was written by this user's own command."""
+"""File with a keyed hash of `RUN`, which shows that this user's own command wrote it."""
+OTHER_FILES = (
+    UNFINISHED,
+    RUN,
+    OBJECTS,
+    COMPARISON,
+    MARK,
+    "samples.jsonl",
+    "tokens.jsonl",
+    "tensorboard",
+    "wandb",
+    "wandb.id",
+    "frontier.png",
+    "unscored.jsonl",
+    "violation.safetensors",
+    "violation.json",
+)
+"""Files that a run writes beside its results."""
 MOST_BYTES_OF_WORD = 100
-"""Bytes that `UNFINISHED` may have."""
+"""Bytes that `UNFINISHED` and `MARK` may have."""
 
 
 def holds_run(folder: str | Path) -> bool:
-    """True if a folder holds results of a run."""
+    """Return True if a folder holds results of a run."""
     return any(_size(Path(folder) / name) for name in PRODUCED)
 
 
 def check_new(folder: str | Path, *, overwrite: bool = False) -> None:
-    """Raise a FileExistsError, with advice, for a folder in which a new run would replace another one's files."""
+    """Raise a FileExistsError, with advice, if a new run in this folder would replace the files of another one."""
     if holds_run(folder) and not overwrite:
         raise FileExistsError(
             f"{folder} holds a run already: resume it (--resume {folder}, in Python resume=...), give another "
@@ -68,19 +87,22 @@ def lock_run_folder(folder: str | Path | None, *, resumed: bool = False, overwri
         overwrite: remove the files of the run in the folder; other files stay.
 
     Raises:
-        BlockingIOError: if another process (named) holds the lock.
+        BlockingIOError: if another process holds the lock; names the process.
         FileExistsError: as `check_new`.
         OSError: if the folder cannot be written to.
     """
     if folder is None:
         yield
         return
+    # Folder
     folder = Path(folder)
-    created = not folder.exists()
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise type(error)(f"{folder} cannot be the folder of a run, give another one: {error}") from error
+
+    # Lock
     lock = FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)
@@ -88,28 +110,55 @@ def lock_run_folder(folder: str | Path | None, *, resumed: bool = False, overwri
         raise BlockingIOError(
             f"{folder} is in use by {_holder(folder)}: wait until it has ended, end it, or give another folder"
         ) from error
+
     try:
         if not resumed:
             check_new(folder, overwrite=overwrite)
-            for name in (*PRODUCED, *OTHERS) if overwrite else ():
-                remove(folder / name)
-        for draft in [*folder.glob(".draft-*"), *folder.glob("checkpoints/.draft-*")]:  # left by killed processes
-            remove(draft)
-        since = datetime.now(UTC).isoformat(timespec="seconds")
-        holder = {"process": os.getpid(), "host": platform.node(), "since": since}
-        (folder / HOLDER).write_text(json.dumps(holder) + "\n", encoding="utf-8")
+            if overwrite:
+                _remove_run(folder)
+        _remove_drafts(folder)
+        _write_holder(folder)
         yield
     finally:
         with suppress(OSError):  # must not hide the error of a folder that has become read-only
             (folder / HOLDER).unlink(missing_ok=True)
-            if created and [path.name for path in folder.iterdir()] == [LOCK]:  # nothing has begun
+            names = [path.name for path in folder.iterdir()]
+            if is_new and names == [LOCK]:  # nothing has begun
                 remove(folder)
         with suppress(OSError):  # a reward may have closed the lock's descriptor, which releases it too
             lock.release()
 
 
+def _remove_run(folder: Path) -> None:
+    """Remove all files of the run in a folder; files of other origin stay."""
+    for name in (*PRODUCED, *OTHER_FILES):
+        remove(folder / name)
+
+
+def _remove_drafts(folder: Path) -> None:
+    """Remove drafts (see `replacing`) that killed processes left behind."""
+    for draft in [*folder.glob(".draft-*"), *folder.glob("checkpoints/.draft-*")]:
+        remove(draft)
+
+
+def _write_holder(folder: Path) -> None:
+    """Write which process holds the lock, for messages of other processes."""
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    holder = {"process": os.getpid(), "host": platform.node(), "since": since}
+    (folder / HOLDER).write_text(json.dumps(holder) + "\n", encoding="utf-8")
+
+
+def _holder(folder: Path) -> str:
+    """Return which process holds the lock of a folder, in words."""
+    try:
+        holder = read_json(folder / HOLDER, what="the process that holds the folder")
+        return f"process {holder['process']} on {holder['host']} since {holder['since']}"
+    except (OSError, ValueError, KeyError, TypeError):  # incomplete, or written by an older version
+        return "another process"
+
+
 def status(folder: Path) -> str:
-    """State of a run: running, stopped (by a signal, or killed), failed, finished, or ended (without an agent)."""
+    """Return the state of a run: running, stopped (by a signal, or killed), failed, finished, or ended (no agent)."""
     if (folder / HOLDER).exists():  # also left by a process that was killed
         try:
             with FileLock(folder / LOCK).acquire(timeout=0):
@@ -121,14 +170,14 @@ def status(folder: Path) -> str:
             word = read_bytes(folder / UNFINISHED, most=MOST_BYTES_OF_WORD)
         except (OSError, ValueError):  # not what this library writes
             return "failed"
-        return "stopped" if word.startswith(b"stopped") else "failed"
+        return "stopped" if word.startswith(STOPPED.encode()) else "failed"
     return "finished" if (folder / "config.json").exists() else "ended"
 
 
 def mark_as_own(folder: Path) -> None:
-    """Mark the options of a run, in `RUN`, as written by this user: `is_own` is then true until the file changes.
+    """Mark the options of a run as written by this user: `is_own` is then True until `RUN` changes.
 
-    Without a place for the key (a read-only home) nothing is marked.
+    Where the key cannot be kept (a read-only home), nothing is marked.
     """
     with suppress(OSError):
         mark = _mark_of(folder / RUN)
@@ -136,7 +185,7 @@ def mark_as_own(folder: Path) -> None:
 
 
 def is_own(folder: Path) -> bool:
-    """Return True if the options of a run were written by a command of this user, and not changed since."""
+    """Return True if a command of this user wrote the options of a run, and they have not changed since."""
     try:
         mark = read_bytes(folder / MARK, most=MOST_BYTES_OF_WORD).decode("ascii").strip()
         return hmac.compare_digest(mark, _mark_of(folder / RUN))
@@ -145,7 +194,10 @@ def is_own(folder: Path) -> bool:
 
 
 def _mark_of(path: Path) -> str:
-    """Keyed hash of a file, 64 hexadecimal digits; the key is made once, in the cache, readable by this user alone."""
+    """Return a keyed hash of a file, 64 hexadecimal digits.
+
+    The key is made once, in the cache; only this user can read it.
+    """
     key = cache_root() / "key-of-runs"
     if not key.is_file():
         key.parent.mkdir(parents=True, exist_ok=True)
@@ -157,33 +209,41 @@ def _mark_of(path: Path) -> str:
 
 
 def is_in_checkpoint(agent: Path) -> bool:
-    """True for the folder of an agent that a checkpoint holds."""
+    """Return True if the folder of an agent is inside a checkpoint."""
     return agent.name == AGENT and agent.parent.parent.name == "checkpoints"
 
 
 def checkpoints(run_dir: str | Path) -> list[Path]:
-    """Checkpoints of a run, oldest first."""
+    """Return the checkpoints of a run, oldest first."""
     return sorted(Path(run_dir).glob("checkpoints/step-*"))
 
 
 def newest_agent(folder: str | Path) -> Path:
-    """Return the folder of a run's newest agent: its own or, while it trains, that of its newest checkpoint.
+    """Return the folder of the newest agent in a run or a checkpoint.
 
-    Also of a run that was killed before it saved an agent, and of a checkpoint's own folder.
+    It is the run's own folder. While the run trains, or if it was killed before it saved an agent, it is the folder of
+    the agent in the newest checkpoint.
     """
     folder = Path(folder)
+
+    # A checkpoint
     if (folder / AGENT / "config.json").is_file():
         return folder / AGENT
-    saved = [path / AGENT for path in checkpoints(folder) if (path / AGENT / "config.json").is_file()]
-    if saved and (not (folder / "config.json").is_file() or status(folder) == "running"):
-        return saved[-1]
+
+    # A run
+    agents = [path / AGENT for path in checkpoints(folder)]
+    complete = [agent for agent in agents if (agent / "config.json").is_file()]
+    if complete and (not (folder / "config.json").is_file() or status(folder) == "running"):
+        return complete[-1]
     return folder
 
 
 def run_folder_of(folder: str | Path) -> Path:
-    """Absolute path of the run folder that contains a checkpoint; a run folder is its own."""
+    """Return the absolute path of the run folder that contains a checkpoint; a run folder is returned itself."""
     folder = Path(folder).resolve()
-    return folder.parent.parent if folder.parent.name == "checkpoints" else folder
+    if folder.parent.name == "checkpoints":
+        return folder.parent.parent
+    return folder
 
 
 def checkpoint_steps(checkpoint: Path) -> int:
@@ -193,23 +253,27 @@ def checkpoint_steps(checkpoint: Path) -> int:
 
 
 def has_nothing_to_resume(resume: str | Path) -> bool:
-    """True if a run's own folder has no checkpoint yet, so that training starts from the beginning; the log says so.
+    """Return True if a run folder has no checkpoint yet, so that training starts from the beginning; the log says so.
 
     Raises:
-        FileExistsError: if it holds an agent whose training ended without a checkpoint, unless it failed in its first
-            iteration, after which one would have been written.
+        FileExistsError: if it holds an agent whose training ended without a checkpoint. An agent that failed in its
+            first iteration does not count: a checkpoint would have been written after it.
     """
     folder = Path(resume).resolve()
     if folder != run_folder_of(resume) or checkpoints(folder):
         return False
-    left = [name for name in ("config.json", "policy") if (folder / name).exists()]
+
+    # An agent that a new run would replace
+    agent_files = [name for name in ("config.json", "policy") if (folder / name).exists()]
     steps = agent_steps(folder)
     ended_early = was_broken_off(folder) and len(json_lines(folder / "metrics.jsonl")) <= 1
-    if left and steps != 0 and not ended_early:
-        trained = "a trained agent" if steps is None else f"an agent trained for {steps} steps"
+    if agent_files and steps != 0 and not ended_early:
+        agent = "a trained agent"
+        if steps is not None:
+            agent = f"an agent trained for {steps} steps"
         raise FileExistsError(
-            f"{folder} holds {trained} ({', '.join(left)}) but no checkpoint to resume: a new run would replace it. "
-            "To train this agent on, load its policy (algos.load) and give another folder; to begin again, remove "
+            f"{folder} holds {agent} ({', '.join(agent_files)}) but no checkpoint to resume: a new run would replace "
+            "it. To train this agent on, load its policy (algos.load) and give another folder; to begin again, remove "
             "what is there (--overwrite, in Python overwrite=True)"
         )
     if holds_run(folder):
@@ -218,41 +282,46 @@ def has_nothing_to_resume(resume: str | Path) -> bool:
 
 
 def agent_steps(folder: Path) -> int | None:
-    """Return the steps for which the agent in a folder was trained, 0 without one; None if they are not known."""
-    if not (folder / "config.json").is_file():
+    """Return the steps for which the agent in a folder was trained; 0 without an agent; None if nothing says it."""
+    path = folder / "config.json"
+    if not path.is_file():
         return None if (folder / "policy").exists() else 0
     try:
-        steps = read_json(folder / "config.json", what="the description of an agent", kind=dict).get("steps")
+        steps = read_json(path, what="the description of an agent", kind=dict).get("steps")
         if steps is None and not (folder / HOLDER).exists():  # written before version 0.10, and not by a killed run
+            steps = 0
             rows = json_lines(folder / "metrics.jsonl")
-            steps = rows[-1]["steps"] if rows else 0
-        return None if steps is None else int(steps)
+            if rows:
+                steps = rows[-1]["steps"]
+        if steps is None:
+            return None
+        return int(steps)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def was_broken_off(folder: Path) -> bool:
-    """True if the agent in a folder is from the middle of an iteration, whose training goes on from a checkpoint."""
+    """Return True if a run failed or was stopped in mid-iteration: it goes on from a checkpoint, not from its agent."""
     path = folder / UNFINISHED
     return path.is_file() and path.read_text(encoding="utf-8", errors="replace") != STOPPED
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; what is written there replaces ``path``, unless an error is raised."""
-    new = path.with_name(f".draft-{os.getpid()}-{path.name}")
-    remove(new)
+    """Yield a temporary path; the file or folder written there replaces ``path``, unless an error is raised."""
+    draft = path.with_name(f".draft-{os.getpid()}-{path.name}")
+    remove(draft)
     try:
-        yield new
+        yield draft
         if path.is_dir():
             remove(path)
-        new.replace(path)
+        draft.replace(path)
     finally:
-        remove(new)
+        remove(draft)
 
 
 def force_to_disk(path: Path) -> None:
-    """Wait until a file, or the list of a folder's files, is on the disk."""
+    """Wait until a file, or the list of files in a folder, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -270,15 +339,7 @@ def remove(path: Path) -> None:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file, or number of visible entries of a folder; 0 if it is missing."""
+    """Return the bytes of a file, or the number of visible entries of a folder; 0 if it is missing."""
     if path.is_dir():
         return sum(not entry.name.startswith(".") for entry in path.iterdir())
     return path.stat().st_size if path.is_file() else 0
-
-
-def _holder(folder: Path) -> str:
-    try:
-        found = read_json(folder / HOLDER, what="the process that holds the folder")
-        return f"process {found['process']} on {found['host']} since {found['since']}"
-    except (OSError, ValueError, KeyError, TypeError):  # incomplete, or written by an older version
-        return "another process"

@@ -1,6 +1,6 @@
-"""Readers of a run's files, from anyone: typed, bounded in size, and with one error for whatever is damaged.
+"""Readers of a run's files, whoever wrote them: typed, bounded in size, with one error for whatever is damaged.
 
-Other files of this library read ``config.json``, ``run.yaml``, ``metrics.jsonl`` and ``samples.jsonl`` through these.
+The library reads ``config.json``, ``run.yaml``, ``metrics.jsonl`` and ``samples.jsonl`` only through these functions.
 """
 
 from __future__ import annotations
@@ -13,24 +13,29 @@ import yaml
 
 from textenv.json_files import json_lines, read_bytes, read_json
 
-METRICS, SAMPLES, TOKENS = "metrics.jsonl", "samples.jsonl", "tokens.jsonl"
+METRICS = "metrics.jsonl"
+"""File with the metrics of each iteration."""
+SAMPLES = "samples.jsonl"
+"""File with the rows of tables of samples."""
+TOKENS = "tokens.jsonl"
+"""File with the rows of tables of tokens."""
 MOST_BYTES_OF_RECORD = 2**24
 """Bytes that ``config.json`` may have."""
 MOST_BYTES_OF_OPTIONS = 2**17
-"""Bytes that a file of options may have; a run's has some 2,000."""
+"""Bytes that a file of options may have; one of a run has about 2,000."""
 MOST_LEVELS = 32
-"""Levels of lists and objects inside each other."""
+"""Levels to which lists and objects may be nested."""
 MOST_INTEGER = 2**63
-"""Bound of an integer; greater ones fit into no array."""
+"""Integers must be smaller; others fit into no array."""
 Plain = str | int | float | bool | None
 
 
 class DamagedRunError(ValueError):
-    """A file of a run is damaged, or holds something else than this library writes."""
+    """A file of a run is damaged, or holds something that this library does not write."""
 
 
 class MadeBy(TypedDict, total=False):
-    """What made a run; see `algos.storage.provenance`."""
+    """Command, versions and machine of a run; see `algos.storage.provenance`."""
 
     date: str
     command: str
@@ -76,12 +81,14 @@ KINDS: dict[str, tuple[type, ...]] = {
 }
 """Types of the fields of an `AgentRecord`."""
 REQUIRED = ("environment", "policy", "policy_arguments")
+"""Fields that an `AgentRecord` must have; `save.read_description` checks its format."""
 KINDS_OF_ENVIRONMENT: dict[str, tuple[type, ...]] = {
     "id": (str,),
     "kwargs": (dict,),
     "module": (str, type(None)),
     "wrappers": (list,),
 }
+"""Types of the fields of an `EnvironmentRecord`."""
 KINDS_OF_MADE_BY: dict[str, tuple[type, ...]] = {
     "date": (str,),
     "command": (str,),
@@ -91,14 +98,16 @@ KINDS_OF_MADE_BY: dict[str, tuple[type, ...]] = {
     "versions": (dict,),
     "machine": (dict,),
 }
+"""Types of the fields of `MadeBy`."""
 PLAIN = (str, int, float, bool, type(None))
+"""Types of single values in `MadeBy`."""
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Read a ``config.json`` as plain data of bounded size, of whatever format.
+    """Read a ``config.json`` of any format as plain data of bounded size.
 
     Raises:
-        DamagedRunError: if it is no object of JSON, or too large.
+        DamagedRunError: if it is not a JSON object, or too large.
     """
     try:
         record = read_json(path, what="the description of an agent", kind=dict, most=MOST_BYTES_OF_RECORD)
@@ -112,12 +121,15 @@ def check_record(record: Mapping[str, Any], path: Path) -> AgentRecord:
     """Return the content of a ``config.json``, if all its fields have the types of an `AgentRecord`.
 
     Raises:
-        DamagedRunError: naming the field, what it is and what was expected.
+        DamagedRunError: names the field, its value and what was expected.
     """
+    # Fields of the agent
     missing = [name for name in REQUIRED if name not in record]
     if missing:
         raise DamagedRunError(f"{path} has no {', '.join(missing)}, expected the description of an agent")
     _check_kinds(record, KINDS, f"{path}: ")
+
+    # Environment and seed
     environment = record["environment"]
     if environment is not None:
         absent = [name for name in ("id", "kwargs") if name not in environment]
@@ -126,10 +138,14 @@ def check_record(record: Mapping[str, Any], path: Path) -> AgentRecord:
         _check_kinds(environment, KINDS_OF_ENVIRONMENT, f"{path}: environment.")
         _check_items(environment.get("wrappers", []), (str,), f"{path}: environment.wrappers")
     _check_kinds(record.get("config", {}), {"seed": (int,)}, f"{path}: config.")
+
+    # What made it: plain values, and dictionaries of these
     made_by = record.get("made_by", {})
     _check_kinds(made_by, KINDS_OF_MADE_BY, f"{path}: made_by.")
     for name, value in made_by.items():
-        values = list(value.values()) if isinstance(value, dict) else [value]
+        values = [value]
+        if isinstance(value, dict):
+            values = list(value.values())
         _check_items(values, PLAIN, f"{path}: made_by.{name}")
     return cast("AgentRecord", record)
 
@@ -139,7 +155,9 @@ def check_plain(value: Any, where: str, *, levels: int = MOST_LEVELS) -> None:
     if isinstance(value, (dict, list)):
         if levels == 0:
             raise DamagedRunError(f"{where} is nested in more than {MOST_LEVELS} levels")
-        items = list(value.values()) if isinstance(value, dict) else value
+        items = value
+        if isinstance(value, dict):
+            items = list(value.values())
         for item in items:
             check_plain(item, where, levels=levels - 1)
     elif isinstance(value, int) and abs(value) >= MOST_INTEGER:
@@ -154,35 +172,35 @@ def read_options_file(path: Path) -> dict[str, Any]:
         DamagedRunError: if it is something else, too large or too deep.
     """
     try:
-        loader = _PlainLoader(read_bytes(path, most=MOST_BYTES_OF_OPTIONS).decode("utf-8-sig"))
-        found = loader.get_single_data()
+        text = read_bytes(path, most=MOST_BYTES_OF_OPTIONS).decode("utf-8-sig")
+        options = _PlainLoader(text).get_single_data()
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        said = " ".join(str(error).split())
-        raise DamagedRunError(f"{path} is no {path.suffix[1:]} in UTF-8 ({said:.500})") from error
-    if not isinstance(found, dict):
-        raise DamagedRunError(f"{path} holds {found!r:.200}, expected names of options with their values")
-    check_plain(found, str(path))
-    return found
+        reason = " ".join(str(error).split())
+        raise DamagedRunError(f"{path} is no {path.suffix[1:]} in UTF-8 ({reason:.500})") from error
+    if not isinstance(options, dict):
+        raise DamagedRunError(f"{path} holds {options!r:.200}, expected names of options with their values")
+    check_plain(options, str(path))
+    return options
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """YAML of plain data, bounded before it is built."""
+    """Loader of plain data in YAML, which refuses too much data before it builds it."""
 
     def fetch_flow_collection_start(self, TokenClass: Any) -> None:  # noqa: N803 (PyYAML's name)
-        """Refuse flow collections inside each other, for which the scanner's time grows with the square."""
+        """Refuse deeply nested flow collections: the scanner's time grows with the square of the depth."""
         if self.flow_level >= MOST_LEVELS:
             raise yaml.YAMLError(f"it is nested in more than {MOST_LEVELS} levels")
         super().fetch_flow_collection_start(TokenClass)
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuse aliases, a few of which can stand for billions of values."""
+        """Refuse aliases: a few of them can stand for billions of values."""
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("it has an alias (*name): write the value itself")
         return super().compose_node(parent, index)
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """Read a run's metrics, one dictionary an iteration, of those that are numbers: ``steps`` is an integer.
+    """Read the metrics of a run that are numbers: one dictionary an iteration, in which ``steps`` is an integer.
 
     Raises:
         DamagedRunError: if the file cannot be read.
@@ -206,11 +224,17 @@ def read_samples(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_tokens(folder: Path) -> list[dict[str, Any]]:
-    """Read the rows of a run's tables of tokens, each with its ``iteration`` and ``row``; raises as `read_samples`."""
-    return [row for row in _lines(folder / TOKENS) if _is_number(row.get("iteration")) and _is_number(row.get("row"))]
+    """Read the rows of a run's tables of tokens; rows without ``iteration`` or ``row`` are left out.
+
+    Raises:
+        DamagedRunError: if the file cannot be read.
+    """
+    rows = _lines(folder / TOKENS)
+    return [row for row in rows if _is_number(row.get("iteration")) and _is_number(row.get("row"))]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
+    """Read a file of JSON lines; raise a `DamagedRunError` if this fails."""
     try:
         return json_lines(path)
     except (OSError, ValueError) as error:
@@ -218,21 +242,25 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    """Return True for a float, and for an integer below `MOST_INTEGER`."""
+    if isinstance(value, bool):
         return False
-    return isinstance(value, float) or abs(value) < MOST_INTEGER
+    if isinstance(value, int):
+        return abs(value) < MOST_INTEGER
+    return isinstance(value, float)
 
 
 def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]], where: str) -> None:
+    """Raise a `DamagedRunError` if a value is not of one of the types for its name; missing values pass."""
     for name, expected in kinds.items():
         if name in values and not isinstance(values[name], expected):
-            names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in expected)
+            names = " or ".join(kind.__name__ for kind in expected).replace("NoneType", "null")
             raise DamagedRunError(f"{where}{name} is {values[name]!r:.100}, expected {names}")
 
 
 def _check_items(values: list[Any], kinds: tuple[type, ...], where: str) -> None:
+    """Raise a `DamagedRunError` if a value is not of one of these types."""
     for value in values:
         if not isinstance(value, kinds):
-            raise DamagedRunError(
-                f"{where} has {value!r:.100}, expected {' or '.join(kind.__name__ for kind in kinds)}"
-            )
+            names = " or ".join(kind.__name__ for kind in kinds)
+            raise DamagedRunError(f"{where} has {value!r:.100}, expected {names}")

@@ -1,6 +1,7 @@
-"""What a saved agent says about its environment, which may be somebody else's: names of ours, and plain data.
+"""Checks of what a saved agent says about its environment, because the agent may be somebody else's.
 
-Anything else that would be looked up, imported, opened or asked is used only if who runs the command names it again.
+Names of our environments and plain data are used. Whatever would be imported, opened or connected to is used only if
+the user names it again.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from algos.storage.run_reader import DamagedRunError, EnvironmentRecord
 from textenv.registration import NAMES
 
 MOST_TOKENS = 2**20
-"""Bound of sizes of a text environment, which allocates arrays of so many numbers per slot."""
-LONGEST_TEXT = 2**16
-"""Bound of a text among the arguments, in characters."""
+"""Largest size of a text environment, which allocates arrays of so many numbers per slot."""
+MOST_CHARACTERS = 2**16
+"""Characters that a text among the arguments may have."""
 
 
 def _is_number(value: Any) -> bool:
@@ -45,7 +46,7 @@ def _is_word(value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= LONGEST_TEXT
+    return isinstance(value, str) and len(value) <= MOST_CHARACTERS
 
 
 def _are_prompts(value: Any) -> bool:
@@ -57,7 +58,7 @@ def _are_stops(value: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return True for numbers, switches, words, and lists and objects of these."""
+    """Return True for numbers, switches, words, None, and lists and dictionaries of these."""
     if isinstance(value, list):
         return all(_is_plain(item) for item in value)
     if isinstance(value, dict):
@@ -74,15 +75,28 @@ TEXT = "a text", _is_text
 PROMPTS = "a file's name or a list of prompts", _are_prompts
 STOPS = "a list of texts and token ids", _are_stops
 Kind = tuple[str, Callable[[Any], bool]]
-"""What is expected, in words, and the function that finds out."""
+"""What an argument must be: in words, and as a function that returns True if it is."""
 OF_TEXT: dict[str, Kind] = {
-    "model": TEXT, "split": WORD, "kl_coef": NUMBER, "tool_timeout": NUMBER, "render_mode": WORD,
-    "score_while_generating": SWITCH, "autoreset_mode": WORD, "stop": STOPS, "forbidden": STOPS, "allowed": STOPS,
+    "model": TEXT,
+    "split": WORD,
+    "kl_coef": NUMBER,
+    "tool_timeout": NUMBER,
+    "render_mode": WORD,
+    "score_while_generating": SWITCH,
+    "autoreset_mode": WORD,
+    "stop": STOPS,
+    "forbidden": STOPS,
+    "allowed": STOPS,
     "overlong": WORD,
-    **dict.fromkeys(("max_prompt_tokens", "max_new_tokens", "min_new_tokens", "max_turns", "max_length"), SIZE),
-}  # fmt: skip
+    "max_prompt_tokens": SIZE,
+    "max_new_tokens": SIZE,
+    "min_new_tokens": SIZE,
+    "max_turns": SIZE,
+    "max_length": SIZE,
+}
 """Arguments of every text environment that a saved agent may have."""
 OF_GAME: dict[str, Kind] = {"pay_at": WORD}
+"""Further arguments of a game."""
 OF_TASK: dict[str, dict[str, Kind]] = {
     "Periods": {"k": SIZE},
     "Reviews": {"classifier": TEXT},
@@ -92,14 +106,36 @@ OF_TASK: dict[str, dict[str, Kind]] = {
     "Calculator": OF_GAME | {"terms": SIZE, "digits": SIZE},
     "TwentyQuestions": OF_GAME | {"max_questions": SIZE},
     "TextWorld": {
-        "games": SIZE, "seed": INTEGER, "admissible": SWITCH, "theme": WORD, "nb_rooms": SIZE, "nb_objects": SIZE,
+        "games": SIZE,
+        "seed": INTEGER,
+        "admissible": SWITCH,
+        "theme": WORD,
+        "nb_rooms": SIZE,
+        "nb_objects": SIZE,
         "quest_length": SIZE,
     },
     "OpenEnv": {},  # an address is asked only if it is named
-    "Prompts": {"prompts": PROMPTS, "eval_prompts": PROMPTS, "prompt_column": TEXT, "system_prompt": TEXT,
-                "chat": SWITCH},
-}  # fmt: skip
-"""Further arguments, by task. Those of ReasoningGym are the settings of its data set, as plain data."""
+    "Prompts": {
+        "prompts": PROMPTS,
+        "eval_prompts": PROMPTS,
+        "prompt_column": TEXT,
+        "system_prompt": TEXT,
+        "chat": SWITCH,
+    },
+}
+"""Further arguments, by task. ReasoningGym has any plain data: the settings of its data set."""
+OF_MAKING = (
+    "num_envs",
+    "seed_each",
+    "process_timeout",
+    "wrappers",
+    "vectorization_mode",
+    "vector_kwargs",
+    "env_id",
+    "spec",
+    "extract",
+)
+"""Arguments that decide how an environment is made; no environment has them itself."""
 
 
 def saved_arguments(saved: EnvironmentRecord, *, renamed: Collection[str]) -> dict[str, Any]:
@@ -107,12 +143,13 @@ def saved_arguments(saved: EnvironmentRecord, *, renamed: Collection[str]) -> di
 
     Args:
         saved: the environment of a saved agent.
-        renamed: arguments that are given anew, and so are not taken from the file.
+        renamed: names of arguments that the user gives again; they are left out.
 
     Raises:
-        DamagedRunError: if an argument is of another type than it must be.
-        ValueError: if an argument could do more than be a value; it says by which flag to name it again.
+        DamagedRunError: if an argument has the wrong type.
+        ValueError: if an argument may import, open or connect to something; says the flag that names it again.
     """
+    # Task and arguments
     task = saved["id"].removeprefix("textenv/").removesuffix("-v0")
     is_ours = saved["id"] == f"textenv/{task}-v0" and task in NAMES
     arguments = {name: value for name, value in saved["kwargs"].items() if name not in renamed}
@@ -120,14 +157,19 @@ def saved_arguments(saved: EnvironmentRecord, *, renamed: Collection[str]) -> di
         raise DamagedRunError(
             f"the environment {saved['id']} has the task {saved['kwargs']['task']!r:.100}, expected {task!r}"
         )
-    kinds = OF_TEXT | OF_TASK.get(task, {}) if is_ours else {}
-    any_plain = not is_ours or task == "ReasoningGym"
+
+    # Each is of a certain kind; of others, plain data is allowed in environments with arguments of their own
+    kinds: dict[str, Kind] = {}
+    if is_ours:
+        kinds = OF_TEXT | OF_TASK.get(task, {})
+    allows_plain = not is_ours or task == "ReasoningGym"
     refused = {}
     for name, value in arguments.items():
-        expected, fits = kinds.get(name, ("", _is_plain))
-        if name in kinds and value is not None and not fits(value):
-            raise DamagedRunError(f"the argument {name} of {saved['id']} is {value!r:.100}, expected {expected}")
-        if name not in kinds and not (any_plain and _is_plain(value) and name not in OF_MAKING):
+        if name in kinds:
+            expected, fits = kinds[name]
+            if value is not None and not fits(value):
+                raise DamagedRunError(f"the argument {name} of {saved['id']} is {value!r:.100}, expected {expected}")
+        elif name in OF_MAKING or not (allows_plain and _is_plain(value)):
             refused[name] = value
     if refused:
         flag = f"--env-kwargs {shlex.quote(json.dumps(refused))}"
@@ -137,20 +179,18 @@ def saved_arguments(saved: EnvironmentRecord, *, renamed: Collection[str]) -> di
     return arguments
 
 
-OF_MAKING = (
-    "num_envs", "seed_each", "process_timeout", "wrappers", "vectorization_mode", "vector_kwargs", "env_id", "spec",
-    "extract",
-)  # fmt: skip
-"""Arguments that decide how an environment is made, and are no environment's own."""
-
-
 def check_known_environment(env_id: str) -> None:
-    """Raise a ValueError unless an environment is one of ours or Gymnasium's, or its module is imported already."""
+    """Raise a ValueError if making an environment would import a module that is neither ours nor Gymnasium's.
+
+    A module that is imported already passes.
+    """
     spec = gymnasium.registry.get(env_id)
     if spec is None or env_id.startswith("textenv/"):
-        return  # making it says that there is none
+        return  # if there is none, making it raises an error
     for entry in (spec.entry_point, spec.vector_entry_point):
-        module = entry.partition(":")[0] if isinstance(entry, str) else ""
+        if not isinstance(entry, str):
+            continue
+        module = entry.partition(":")[0]
         if module and not module.startswith("gymnasium.envs.") and module not in sys.modules:
             raise ValueError(
                 f"this agent was trained on {env_id}, for which the module {module} would be imported: if you trust "
@@ -159,15 +199,16 @@ def check_known_environment(env_id: str) -> None:
 
 
 def names_that_run_code(options: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Return those of a run's options, by name, that would import, execute or connect to what they name.
+    """Return the options of a run that would import, execute or connect to what they name.
 
     Args:
-        options: as `algos.cli.arguments.options` returns them: words of the command line, by name.
+        options: words of the command line, by name, from `algos.cli.arguments.options`.
     """
     return {name: words for name, words in options.items() if _runs_code(name, words)}
 
 
 def _runs_code(name: str, words: list[str]) -> bool:
+    """Return True if an option would import, execute or connect to what it names."""
     values = [word.partition("=")[2] for word in words]
     if name == "workers":  # a cluster that Ray connects to
         return any("://" in value for value in values)
@@ -179,6 +220,7 @@ def _runs_code(name: str, words: list[str]) -> bool:
 
 
 def _is_plain_object(text: str) -> bool:
+    """Return True for a JSON object of plain data whose names are arguments of an environment itself."""
     try:
         arguments = json.loads(text)
     except (ValueError, RecursionError):

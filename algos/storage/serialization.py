@@ -16,17 +16,22 @@ from torch import Tensor, nn
 from textenv.lm.origin import checksum
 from textenv.state import Stateful
 
-_KINDS = (np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64)
-BIT_GENERATORS = {kind.__name__: kind for kind in _KINDS}
-"""numpy's bit generators by name."""
+BIT_GENERATORS: dict[str, type[np.random.BitGenerator]] = {
+    "MT19937": np.random.MT19937,
+    "PCG64": np.random.PCG64,
+    "PCG64DXSM": np.random.PCG64DXSM,
+    "Philox": np.random.Philox,
+    "SFC64": np.random.SFC64,
+}
+"""NumPy's bit generators by name."""
 DEVICES = ("cpu", "cuda", "mps", "xpu")
-"""Devices that torch's generators may be on."""
+"""Devices on which a generator of torch may be."""
 SEQUENCES: dict[str, Any] = {"size": torch.Size, "list": list, "tuple": tuple, "deque": deque}
-"""Sequence types by their names in JSON; `torch.Size` is a tuple too, so it comes first."""
+"""Sequence types by their names in JSON; `torch.Size` comes first because it is a tuple too."""
 
 
 def saved_state(owner: Any) -> dict[str, Any] | None:
-    """State of an object that is `Stateful`; None for others."""
+    """Return the state of an object that is `Stateful`; None for others."""
     return owner.state_dict() if isinstance(owner, Stateful) else None
 
 
@@ -37,11 +42,13 @@ def restore_state(owner: Any, state: Any) -> None:
 
 
 class Fields(dict[str, Any]):
-    """Fields of a saved dataclass; `set_attributes` puts them into the existing instance."""
+    """Fields of a saved dataclass, by name; `set_attributes` puts them into the existing instance."""
 
 
 def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
     """Convert a value to JSON; its arrays and tensors go into ``tensors``, each once, keyed by number.
+
+    A value that JSON does not have becomes an object whose first key says what it is, such as ``{"array": "3"}``.
 
     Args:
         value: None, a number, text, an array, a tensor, a random generator, or dataclasses, sequences and dictionaries
@@ -51,31 +58,47 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
     Raises:
         TypeError: on anything else.
     """
-    if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, np.generic)):
+    # Numbers, text and arrays
+    is_plain = value is None or isinstance(value, (bool, int, float, str))
+    if is_plain and not isinstance(value, np.generic):
         return value
     if isinstance(value, Tensor):
         return {"tensor": _put(value.detach(), tensors)}
     if isinstance(value, (np.ndarray, np.generic)):
-        array = np.asarray(value)
-        if array.dtype.kind in "SU":
-            return {"words": array.astype(str).tolist(), "dtype": array.dtype.str}
-        if array.dtype.kind not in "biuf":
-            raise TypeError(f"an array of {array.dtype} cannot be saved, only numbers and text can")
-        kind = "array" if isinstance(value, np.ndarray) else "number"
-        return {kind: _put(torch.from_numpy(array.copy()), tensors)}
+        return _array_to_json(value, tensors)
+
+    # Random generators
     if isinstance(value, np.random.Generator):
         return {"numpy_generator": to_json(value.bit_generator.state, tensors)}
     if isinstance(value, torch.Generator):
         return {"torch_generator": _put(value.get_state(), tensors), "device": str(value.device)}
+
+    # Sequences, dictionaries and dataclasses
     for name, sequence in SEQUENCES.items():
         if isinstance(value, sequence):
             return {name: [to_json(item, tensors) for item in value]}
     if isinstance(value, Mapping):
-        return {"dict": [[to_json(key, tensors), _entry_to_json(key, item, tensors)] for key, item in value.items()]}
+        entries = []
+        for key, item in value.items():
+            entries.append([to_json(key, tensors), _entry_to_json(key, item, tensors)])
+        return {"dict": entries}
     if dataclasses.is_dataclass(value) and all(field.init for field in dataclasses.fields(value)):
         names = [field.name for field in dataclasses.fields(value)]
         return {"fields": {name: to_json(getattr(value, name), tensors) for name in names}}
     raise TypeError(f"a {type(value).__name__} cannot be saved, only numbers, text, arrays and random generators can")
+
+
+def _array_to_json(value: np.ndarray | np.generic, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Convert an array or a number of NumPy; text becomes a list, because tensors cannot hold it."""
+    array = np.asarray(value)
+    if array.dtype.kind in "SU":
+        return {"words": array.astype(str).tolist(), "dtype": array.dtype.str}
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"an array of {array.dtype} cannot be saved, only numbers and text can")
+    kind = "number"
+    if isinstance(value, np.ndarray):
+        kind = "array"
+    return {kind: _put(torch.from_numpy(array.copy()), tensors)}
 
 
 def _entry_to_json(key: Any, item: Any, tensors: dict[str, Tensor]) -> Any:
@@ -87,33 +110,36 @@ def _entry_to_json(key: Any, item: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def from_json(saved: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Restore a value from the result of `to_json`."""
+    """Restore a value from the result of `to_json`.
+
+    Raises:
+        ValueError: on text or a generator of a kind that `to_json` does not save. Damaged data may raise other errors.
+    """
     if not isinstance(saved, dict):
         return saved
-    ((kind, content), *_) = saved.items()
+    first, *_ = saved.items()  # further keys are details, such as a dtype
+    kind, content = first
+
+    # Arrays
     if kind == "tensor":
         return tensors[content].clone()
-    if kind in ("array", "number"):
+    if kind == "array":
+        return tensors[content].numpy().copy()
+    if kind == "number":
         array = tensors[content].numpy().copy()
-        return array if kind == "array" else array[()]
+        return array[()]
     if kind == "words":
         if np.dtype(str(saved["dtype"])).kind not in "SU":
             raise ValueError(f"text of dtype {saved['dtype']!r:.50} was saved, expected a bytes or str dtype")
         return np.array(content, dtype=saved["dtype"])
+
+    # Random generators
     if kind == "numpy_generator":
-        state = from_json(content, tensors)
-        name = state["bit_generator"]
-        if name not in BIT_GENERATORS:
-            raise ValueError(f"a generator named {name!r} was saved, expected one of {', '.join(BIT_GENERATORS)}")
-        bits = BIT_GENERATORS[name]()
-        bits.state = state
-        return np.random.Generator(bits)
+        return _numpy_generator(from_json(content, tensors))
     if kind == "torch_generator":
-        if str(saved["device"]).partition(":")[0] not in DEVICES:
-            raise ValueError(f"a generator on {saved['device']!r:.50} was saved, expected one on {', '.join(DEVICES)}")
-        generator = torch.Generator(device=saved["device"])
-        generator.set_state(tensors[content].to(torch.uint8))
-        return generator
+        return _torch_generator(tensors[content], saved["device"])
+
+    # Dictionaries, dataclasses and sequences
     if kind == "dict":
         return {from_json(key, tensors): from_json(item, tensors) for key, item in content}
     if kind == "fields":
@@ -121,16 +147,35 @@ def from_json(saved: Any, tensors: Mapping[str, Tensor]) -> Any:
     return SEQUENCES[kind](from_json(item, tensors) for item in content)
 
 
+def _numpy_generator(state: Any) -> np.random.Generator:
+    """Restore a generator of NumPy from the state of its bit generator."""
+    name = state["bit_generator"]
+    if name not in BIT_GENERATORS:
+        raise ValueError(f"a generator named {name!r} was saved, expected one of {', '.join(BIT_GENERATORS)}")
+    bit_generator = BIT_GENERATORS[name]()
+    bit_generator.state = state
+    return np.random.Generator(bit_generator)
+
+
+def _torch_generator(state: Tensor, device: Any) -> torch.Generator:
+    """Restore a generator of torch on a device."""
+    if str(device).partition(":")[0] not in DEVICES:
+        raise ValueError(f"a generator on {device!r:.50} was saved, expected one on {', '.join(DEVICES)}")
+    generator = torch.Generator(device=device)
+    generator.set_state(state.to(torch.uint8))
+    return generator
+
+
 def attributes(owner: Any) -> dict[str, Any]:
-    """Return an object's attributes that can be saved; the others (models, functions, spaces) are left out."""
-    found = {}
+    """Return an object's attributes that can be saved; others (models, functions, spaces) are left out."""
+    saved = {}
     for name, value in vars(owner).items():
         try:
             to_json(value, {})
         except TypeError:
             continue
-        found[name] = value
-    return found
+        saved[name] = value
+    return saved
 
 
 def set_attributes(owner: Any, saved: Mapping[str, Any]) -> None:
@@ -139,32 +184,39 @@ def set_attributes(owner: Any, saved: Mapping[str, Any]) -> None:
         present = vars(owner).get(name)
         if isinstance(present, torch.Generator) and isinstance(value, torch.Generator):
             present.set_state(value.get_state())
-        elif isinstance(present, np.random.Generator) and isinstance(value, np.random.Generator):
-            if type(present.bit_generator) is type(value.bit_generator):
-                present.bit_generator.state = value.bit_generator.state
-            else:
-                setattr(owner, name, value)
+        elif _same_kind(present, value):
+            present.bit_generator.state = value.bit_generator.state
         elif not isinstance(value, Fields):
             setattr(owner, name, value)
         elif dataclasses.is_dataclass(present) and not isinstance(present, type):
             setattr(owner, name, dataclasses.replace(present, **value))
 
 
+def _same_kind(present: Any, value: Any) -> bool:
+    """Return True if both are generators of NumPy with bit generators of the same type."""
+    if not (isinstance(present, np.random.Generator) and isinstance(value, np.random.Generator)):
+        return False
+    return type(present.bit_generator) is type(value.bit_generator)
+
+
 def trained_weights(module: Any) -> dict[str, Tensor]:
     """Return the trainable weights and all buffers; frozen weights are restored by loading the model.
 
     Raises:
-        TypeError: if it is not a `torch.nn.Module`.
+        TypeError: if ``module`` is not a `torch.nn.Module`.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"a {type(module).__name__} cannot be saved: checkpoints need a torch.nn.Module as policy")
-    return {name: x for name, x in module.named_parameters() if x.requires_grad} | dict(module.named_buffers())
+    weights = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    return weights | dict(module.named_buffers())
 
 
 def frozen_checksum(module: nn.Module) -> int | None:
-    """Checksum of the weights that `trained_weights` leaves out; None if there are none."""
-    checksums = [checksum(x) for _, x in module.named_parameters() if not x.requires_grad]
-    return zlib.crc32(str(checksums).encode()) if checksums else None
+    """Return a checksum of the weights that `trained_weights` leaves out; None if there are none."""
+    checksums = [checksum(parameter) for parameter in module.parameters() if not parameter.requires_grad]
+    if not checksums:
+        return None
+    return zlib.crc32(str(checksums).encode())
 
 
 @torch.no_grad()
@@ -175,13 +227,18 @@ def load_weights(module: Any, saved: Mapping[str, Tensor]) -> None:
         ValueError: if the module is a different one; names the differing weights.
     """
     present = trained_weights(module)
-    new = {name: torch.zeros_like(x) for name, x in present.items() if name == "token_head"}  # absent in version 0.4.0
-    saved = new | dict(saved)
-    other = sorted(present.keys() ^ saved.keys())
-    other += [name for name in present.keys() & saved.keys() if present[name].shape != saved[name].shape]
-    if other:
+    saved = dict(saved)
+    if "token_head" in present and "token_head" not in saved:  # absent in version 0.4.0
+        saved["token_head"] = torch.zeros_like(present["token_head"])
+
+    # Names and shapes must be equal
+    different = sorted(present.keys() ^ saved.keys())
+    for name in present.keys() & saved.keys():
+        if present[name].shape != saved[name].shape:
+            different.append(name)
+    if different:
         raise ValueError(
-            f"the policy is not the one that was saved ({', '.join(other[:5])} differ): make it in the same way"
+            f"the policy is not the one that was saved ({', '.join(different[:5])} differ): make it in the same way"
         )
     for name, tensor in present.items():
         tensor.copy_(saved[name])
@@ -189,11 +246,17 @@ def load_weights(module: Any, saved: Mapping[str, Tensor]) -> None:
 
 def _put(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
     """Return the tensor's number; views of equal layout on one memory share a number."""
-    layout = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-    for name, other in tensors.items():
-        same_memory = tensor.data_ptr() == other.data_ptr() and tensor.numel()
-        if same_memory and layout == (other.shape, other.stride(), other.dtype, other.device):
+    for name, stored in tensors.items():
+        if _is_same_view(tensor, stored):
             return name
     name = str(len(tensors))
     tensors[name] = tensor
     return name
+
+
+def _is_same_view(tensor: Tensor, stored: Tensor) -> bool:
+    """Return True if two tensors, not empty, are the same view of the same memory."""
+    if tensor.data_ptr() != stored.data_ptr() or tensor.numel() == 0:
+        return False
+    same_layout = tensor.shape == stored.shape and tensor.stride() == stored.stride()
+    return same_layout and tensor.dtype == stored.dtype and tensor.device == stored.device

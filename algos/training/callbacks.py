@@ -20,9 +20,9 @@ DISTRIBUTIONS = ("reward", "kl", "value", "advantage", "log_prob")
 class RecordSamples(Callback):
     """Logs what the policy writes, with scores, and histograms of the rollout's columns.
 
-    The table ``samples`` has ``prompt``, ``completion``, ``score``, ``parts`` and ``logged`` (by name; the latter only
-    if rewards log numbers) and ``kl`` (nats, if measured). The first one is from before any update. The table
-    ``tokens`` has their tokens with `SHADED`, as far as the algorithm has them.
+    The first table is from before any update. ``samples`` has the columns ``prompt``, ``completion``, ``score``,
+    ``parts`` (by name), ``logged`` (by name, if rewards log numbers) and ``kl`` (nats, if measured). ``tokens`` has the
+    tokens of the same episodes, with those columns of `SHADED` that the algorithm has.
 
     Args:
         every: iterations from one table to the next.
@@ -32,7 +32,10 @@ class RecordSamples(Callback):
     def __init__(self, every: int = 10, num_samples: int = 8) -> None:
         if every < 1 or num_samples < 1:
             raise ValueError(f"every is {every} and num_samples {num_samples}, expected at least 1 of each")
-        self.every, self.num_samples = every, num_samples
+        self.every = every
+        self.num_samples = num_samples
+
+        # From `on_rollout` to `on_iteration`
         self._rollout: TensorDict | None = None
         self._rows: list[int] = []
         self._entropy = torch.zeros(0)
@@ -41,40 +44,57 @@ class RecordSamples(Callback):
         """See `Callback.on_rollout`."""
         if len(run.history) % self.every:
             return
-        self._rollout, self._rows = rollout, []
-        env, policy = run.agent.env, run.agent.policy
+        self._rollout = rollout
+        self._rows = []
+        env = run.agent.env
+        policy = run.agent.policy
         if not is_episode_env(env):
             return
-        own = len(rollout) // collectives.world_size()  # the environment's here, which come first
-        rows = np.unique(np.linspace(0, own - 1, self.num_samples).astype(int)).tolist()
-        table = [{"steps": run.steps, "iteration": len(run.history) + 1} | sample for sample in env.samples(rows)]
+
+        # Rows of this rank's environment, which come first
+        num_rows = len(rollout) // collectives.world_size()
+        rows = np.unique(np.linspace(0, num_rows - 1, self.num_samples).astype(int)).tolist()
+        iteration = {"steps": run.steps, "iteration": len(run.history) + 1}
+        table = [iteration | sample for sample in env.samples(rows)]
         if "kl" in rollout.keys():
             for row, sample in zip(rows, table, strict=False):
-                sample["kl"] = rollout["kl"][row][rollout["mask"][row]].sum().item()
-        if table:
-            run.log({"samples": table})
-        if table and hasattr(policy, "tokenizer"):
+                kl = rollout["kl"][row][rollout["mask"][row]]
+                sample["kl"] = kl.sum().item()
+        if not table:
+            return
+        run.log({"samples": table})
+
+        # Entropies of the policy before the update
+        if hasattr(policy, "tokenizer"):
+            self._rows = rows
             with torch.no_grad():
-                self._rows, self._entropy = rows, policy.evaluate(rollout[rows]).entropy
+                self._entropy = policy.evaluate(rollout[rows]).entropy
 
     def on_iteration(self, run: Run, metrics: Metrics) -> None:
         """See `Callback.on_iteration`; the update has added values and advantages to the rollout."""
-        if (rollout := self._rollout) is not None:
-            self._rollout = None
-            columns = [name for name in DISTRIBUTIONS if name in rollout.keys()]
-            mask = rollout["mask"]
-            if self._rows:
-                run.log({"tokens": self._tokens(run, rollout[self._rows].set("entropy", self._entropy))})
-            run.log({f"rollout/{name}": rollout[name].detach()[mask].float().cpu().numpy() for name in columns})
+        if self._rollout is None:
+            return
+        rollout = self._rollout
+        self._rollout = None
+        mask = rollout["mask"]
+        if self._rows:
+            rows = rollout[self._rows].set("entropy", self._entropy)
+            run.log({"tokens": self._tokens(run, rows)})
+        histograms = {}
+        for name in DISTRIBUTIONS:
+            if name in rollout.keys():
+                histograms[f"rollout/{name}"] = rollout[name].detach()[mask].float().cpu().numpy()
+        run.log(histograms)
 
-    def _tokens(self, run: Run, rollout: TensorDict) -> list[dict[str, Any]]:
-        """Tokens of some episodes from their first answer on, and the values of those that the policy chose."""
-        if "reference_log_prob" in rollout.keys():
-            rollout["log_ratio"] = rollout["log_prob"] - rollout["reference_log_prob"]
+    def _tokens(self, run: Run, rows: TensorDict) -> list[dict[str, Any]]:
+        """Return the tokens of some episodes from their first answer on, with values of those that the policy chose."""
+        if "reference_log_prob" in rows.keys():
+            rows["log_ratio"] = rows["log_prob"] - rows["reference_log_prob"]
         tokenizer: Any = getattr(run.agent.policy, "tokenizer")  # noqa: B009
-        place, table = {"steps": run.steps, "iteration": len(run.history) + 1}, []
-        for row in range(len(rollout)):
-            table.append(place | {"row": row} | answer_tokens(rollout, row, tokenizer, SHADED))
+        iteration = {"steps": run.steps, "iteration": len(run.history) + 1}
+        table = []
+        for row in range(len(rows)):
+            table.append(iteration | {"row": row} | answer_tokens(rows, row, tokenizer, SHADED))
         return table
 
 

@@ -5,7 +5,8 @@ iteration. Details are computed only after a failure.
 """
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from tensordict import TensorDict
@@ -15,12 +16,15 @@ from textenv.errors import InvariantError as InvariantError
 from textenv.lm.model import language_model_of
 from textenv.rollout import Evaluation, median_note, ratio_gap, start_tolerance
 
+if TYPE_CHECKING:
+    from algos.policies.policy import Policy
+
 ENTROPY_TOLERANCE = 1e-3
 """Nats below 0 that count as rounding of an entropy."""
 WHITE_TOLERANCE = 1e-2
 """Maximum distance of whitened advantages' mean from 0 and of their standard deviation from 1."""
-EVEN = 1e-5
-"""Relative spread below which float32 advantages count as equal, since whitening would only amplify rounding."""
+EQUAL_SPREAD = 1e-5
+"""Relative spread below which float32 advantages count as equal: whitening would only amplify their rounding."""
 
 CAUSES = {
     "observation": "The environment returned it: check its reset() and step().",
@@ -41,21 +45,22 @@ class NonFiniteError(InvariantError, FloatingPointError):
     """A column of a rollout, a loss or a gradient is infinite or NaN."""
 
 
-def scoring_dtype(policy: Any) -> torch.dtype:
+def scoring_dtype(policy: "Policy") -> torch.dtype:
     """Return the dtype of a policy's log-probabilities: its autocast's, else the least precise one of its weights.
 
     For a float32 adapter on bfloat16 weights, it is the base model's dtype.
     """
-    autocast = policy.autocast
-    floating = (p.dtype for p in policy.parameters() if p.dtype.is_floating_point)
-    return max(floating, key=lambda dtype: torch.finfo(dtype).eps) if autocast is None else autocast
+    if policy.autocast is not None:
+        return policy.autocast
+    floating = [p.dtype for p in policy.parameters() if p.dtype.is_floating_point]
+    return max(floating, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def check_finite(rollout: TensorDict, *names: str) -> None:
     """Check that the named columns are finite at the True entries; missing columns pass.
 
     Raises:
-        NonFiniteError: names the column, or an earlier one in `CAUSES` that is the cause.
+        NonFiniteError: names the first column in `CAUSES` that is not finite, which is the cause.
     """
     for name in names:
         column = rollout.get(name, None)
@@ -63,7 +68,11 @@ def check_finite(rollout: TensorDict, *names: str) -> None:
         if column is None or not column.is_floating_point() or math.isfinite(column.sum().item()):
             continue
         if not_finite(column, rollout).any():
-            cause, bad = first_not_finite(rollout) or (name, not_finite(column, rollout))
+            cause = name
+            bad = not_finite(column, rollout)
+            first = first_not_finite(rollout)
+            if first is not None:
+                cause, bad = first
             values = rollout[cause][bad][:3].tolist()
             raise NonFiniteError(
                 f"found {values}, expected finite numbers. {CAUSES[cause]}", tensor=cause, batch=rollout, bad=bad
@@ -73,12 +82,15 @@ def check_finite(rollout: TensorDict, *names: str) -> None:
 def not_finite(column: Tensor, batch: TensorDict) -> Tensor:
     """Return a bool tensor of the batch's shape: True where a column is not finite, inside the mask if there is one."""
     bad = ~column.isfinite()
-    bad = bad.flatten(batch.ndim).any(-1) if bad.ndim > batch.ndim else bad
-    return bad & batch["mask"] if "mask" in batch.keys() else bad
+    if bad.ndim > batch.ndim:  # [B, T, ...] -> [B, T]
+        bad = bad.flatten(batch.ndim).any(-1)
+    if "mask" in batch.keys():
+        bad = bad & batch["mask"]
+    return bad
 
 
 def first_not_finite(batch: TensorDict) -> tuple[str, Tensor] | None:
-    """Return the first column of `CAUSES` that is not finite in a batch, and where; None if all are finite."""
+    """Return the first column of `CAUSES` that is not finite, and `not_finite` of it; None if all are finite."""
     for name in CAUSES:
         column = batch.get(name, None)
         if column is None or not column.is_floating_point():
@@ -114,38 +126,48 @@ def check_inert(rollout: TensorDict, *names: str) -> None:
 
 
 def check_advantages(rollout: TensorDict) -> None:
-    """Apply `check_finite` and `check_inert` to advantages and, if there are any, value targets."""
+    """Apply `check_finite` and `check_inert` to advantages and, if present, value targets."""
     check_finite(rollout, "advantage", "value_target")
     check_inert(rollout, "advantage", "value_target")
 
 
 def check_whitened(batch: TensorDict, *, raw: Tensor) -> None:
-    """Check that advantages have mean 0 and standard deviation 1 over the mask, unless they were all equal before.
+    """Check that whitened advantages have mean 0 and standard deviation 1 over the mask.
+
+    Advantages that were all equal before whitening pass.
 
     Args:
-        batch: with the ``advantage`` to check.
-        raw: the advantages before whitening.
+        batch: has the ``advantage`` to check.
+        raw: the advantages before whitening, of the same shape.
 
     Raises:
         InvariantError: if they do not.
     """
-    mask, white = batch["mask"], batch["advantage"]
-    chosen = white if bool(mask.all()) else white[mask]
-    if chosen.numel() < 2:
+    # Mean and standard deviation
+    mask = batch["mask"]
+    white = batch["advantage"]
+    if not bool(mask.all()):
+        white = white[mask]
+    if white.numel() < 2:
         return
-    variance, centre = torch.var_mean(chosen, correction=0)
-    spread, mean = variance.item() ** 0.5, centre.item()
-    if abs(mean) <= WHITE_TOLERANCE and abs(spread - 1) <= WHITE_TOLERANCE:
+    variance_tensor, mean_tensor = torch.var_mean(white, correction=0)
+    mean = mean_tensor.item()
+    std = variance_tensor.item() ** 0.5
+    if abs(mean) <= WHITE_TOLERANCE and abs(std - 1) <= WHITE_TOLERANCE:
         return
-    before = raw[mask].double()
-    deviation, largest = before.std(correction=0).item(), before.abs().max().item()
-    if deviation > max(EVEN * largest, 1e-6):
+
+    # They are wrong, unless the advantages were equal
+    raw_values = raw[mask].double()
+    raw_mean = raw_values.mean().item()
+    raw_std = raw_values.std(correction=0).item()
+    largest = raw_values.abs().max().item()
+    if raw_std > max(EQUAL_SPREAD * largest, 1e-6):
         cause = "Was the mask omitted, or another mean subtracted?"
         if largest**2 > torch.finfo(raw.dtype).max:
             cause = f"Advantages of {largest:.3g} overflow when they are squared: scale the rewards down."
         raise InvariantError(
-            f"after whitening the mean is {mean:.3g} and the standard deviation {spread:.3g}, expected 0 and 1 "
-            f"(tolerance {WHITE_TOLERANCE}; before whitening {before.mean().item():.3g} and {deviation:.3g}). {cause}",
+            f"after whitening the mean is {mean:.3g} and the standard deviation {std:.3g}, expected 0 and 1 "
+            f"(tolerance {WHITE_TOLERANCE}; before whitening {raw_mean:.3g} and {raw_std:.3g}). {cause}",
             tensor="advantage",
             batch=batch.copy().set("advantage_before", raw),
             bad=mask,
@@ -153,7 +175,7 @@ def check_whitened(batch: TensorDict, *, raw: Tensor) -> None:
 
 
 def check_first(
-    log_ratio: Tensor, *, batch: TensorDict, evaluation: Evaluation, policy: Any, tolerance: float | None = None
+    log_ratio: Tensor, *, batch: TensorDict, evaluation: Evaluation, policy: "Policy", tolerance: float | None = None
 ) -> None:
     """Check, before the first step of an update, that all ratios are 1 and that discrete entropies are not negative.
 
@@ -169,12 +191,17 @@ def check_first(
             negative entropy of discrete actions. NaN is left to the gradient check, since the gradient is NaN too
             (`algos.optimizer.Optimizer.step`); an infinite ratio is refused here: its gradient may be 0.
     """
+    # Tolerance
     if log_ratio.isnan().any():
         return
     language_model = language_model_of(policy)
-    choices = () if language_model is None else language_model.hard_choices
+    choices: Sequence[str] = ()
+    if language_model is not None:
+        choices = language_model.hard_choices
     if tolerance is None:
         tolerance = start_tolerance(scoring_dtype(policy), choices)
+
+    # Ratios
     gap = log_ratio.detach().abs()
     if not ratio_gap(gap, mask=batch["mask"], choices=choices) <= tolerance:
         bad = ~(gap <= tolerance)
@@ -191,6 +218,8 @@ def check_first(
             batch=batch.copy().set("scored_log_prob", scored),
             bad=bad,
         )
+
+    # Entropies
     if batch["action"].is_floating_point():
         return  # a differential entropy may be negative
     entropy = torch.where(batch["mask"], evaluation.entropy.detach(), 0.0)

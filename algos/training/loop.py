@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from signal import SIGINT
+from signal import SIGINT, Signals
 from types import NoneType
 from typing import Any, SupportsFloat
 
@@ -42,6 +42,7 @@ from algos.training.run import Callback, Run
 from algos.training.save import spec_of
 from algos.training.signals import SIGNALS, Interrupted, Request, deferred_signals
 from textenv.envs.vector_env import TextVectorEnv
+from textenv.kl.penalty import KLPenalty
 from textenv.names import check_names
 from textenv.processes import end_if_forked
 from textenv.rewards.scores import StopTraining
@@ -74,7 +75,7 @@ def learn(
         total_steps: at least 1.
         run_dir: folder for ``metrics.jsonl`` and, at the end or after an error, the saved agent; for text also
             ``samples.jsonl`` and ``tokens.jsonl``.
-        progress: show the training in the terminal; plain lines if the output is none.
+        progress: show the training in the terminal, or in plain lines where there is no terminal.
         on_iteration: called with the metrics of every iteration; training ends when it returns a true value.
         callbacks: objects of `algos.training.callbacks.Callback`, such as `EvaluateEvery`; called in this order.
         loggers: further destinations of the metrics: ``"tensorboard"``, ``"wandb"``, ``"trackio"``, or your own
@@ -82,21 +83,21 @@ def learn(
         sample_every: iterations between tables of what the policy writes (`RecordSamples`); 0 records none.
         diagnose: called with the agent and each rollout after the update; its result is logged.
         checkpoint_every: steps between checkpoints, written to ``checkpoints/`` in the run's folder; None: a tenth of
-            the training. Others are written after the first iteration and at the end. Ctrl-C, SIGTERM or SIGHUP ends
-            training after the iteration and a checkpoint; without a folder, Ctrl-C ends it after the iteration.
-        resume: folder of a run, or of one of its checkpoints, to continue: the rest of the training is the same as
-            without the interruption, to the last bit on a CPU (except for environments that `algos.storage.env_state`
-            cannot save). Build agent and environment as for that run. If this is ``run_dir`` and has no checkpoint and
-            no agent yet, training starts from the beginning: the same call starts and resumes a run.
+            the training. There are also checkpoints after the first iteration and at the end. Ctrl-C, SIGTERM or SIGHUP
+            ends training after the iteration and a checkpoint; without a folder, Ctrl-C ends it after the iteration.
+        resume: folder of a run, or of one of its checkpoints, to continue. Build agent and environment as for that run.
+            On a CPU the result is the same as without the interruption, to the last bit (except for environments that
+            `algos.storage.env_state` cannot save). If this is ``run_dir`` and has no checkpoint and no agent yet,
+            training starts from the beginning: the same call starts and resumes a run.
         overwrite: first remove the run in ``run_dir``; if False, such a folder is an error. With ``resume``, replace
-            what the run's folder holds that was trained for longer than the checkpoint.
+            checkpoints and agents in the run's folder that were trained for longer than the checkpoint to resume.
 
     Returns:
         The metrics of every iteration; ``steps`` counts the steps so far. ``episode/return`` is the mean return paid by
         the environment, over the episodes that ended; absent if none ended.
 
     Raises:
-        Interrupted: a KeyboardInterrupt, after a signal.
+        Interrupted: after a signal; it is a KeyboardInterrupt.
         FileNotFoundError: if there is no checkpoint to resume.
         FileExistsError: if ``run_dir`` holds a run, unless it is resumed or overwritten; or if it holds an agent that
             was trained for longer than the checkpoint to resume, unless it is overwritten.
@@ -108,74 +109,112 @@ def learn(
             run's folder, in ``violation.safetensors``.
     """
     _check_lengths(total_steps, checkpoint_every, run_dir)
+    folder: Path | None = None
     if run_dir is not None:
-        run_dir = Path(run_dir).absolute()  # a reward or an environment may change the working folder
-    here = False
-    goes_on = resume is not None
+        folder = Path(run_dir).absolute()  # a reward or an environment may change the working folder
+
+    # What to resume; a run's own folder may have nothing yet
+    in_same_folder = False
+    has_checkpoint = False
     if resume is not None:
-        here = check_resume(resume, run_dir, overwrite=overwrite)
-        goes_on = not (here and has_nothing_to_resume(resume))
-    others = collectives.rank() > 0  # logs, files and callbacks belong to rank 0
-    shown = [] if others else make_loggers(loggers) + ([LiveView(total_steps)] if progress else [])
-    if isinstance(callbacks, Callback) or not all(isinstance(each, Callback) for each in callbacks):
-        raise TypeError(f"callbacks is {callbacks!r:.200}, expected a list of objects that inherit algos.Callback")
-    watching = [] if others else [*callbacks, *([RecordSamples(sample_every)] if sample_every else [])]
-    if on_iteration is not None and not callable(on_iteration):
-        advice = "an algos.Callback goes into the list callbacks=[...]"
-        raise TypeError(f"on_iteration is {on_iteration!r:.200}, expected a function of the metrics; {advice}")
-    if run_dir is not None:
+        in_same_folder = check_resume(resume, folder, overwrite=overwrite)
+        has_checkpoint = not (in_same_folder and has_nothing_to_resume(resume))
+
+    # Loggers, callbacks and files belong to rank 0; all ranks know the folder, where answers without a score go
+    _check_callbacks(callbacks, on_iteration)
+    run_loggers: list[Logger] = []
+    run_callbacks: list[Callback] = []
+    own_folder: Path | None = None
+    if collectives.rank() == 0:
+        own_folder = folder
+        run_loggers += make_loggers(loggers)
+        if progress:
+            run_loggers.append(LiveView(total_steps))
+        run_callbacks += callbacks
+        if sample_every:
+            run_callbacks.append(RecordSamples(sample_every))
+    else:
+        diagnose = None
+        on_iteration = None
+    if folder is not None:
         commit()  # read now, written with the agent
-    home = run_dir
-    if others:
-        run_dir = diagnose = on_iteration = None
     collectives.local_count(agent.config.num_episodes or 0, "num_episodes")
     collectives.check_same(agent.config, agent.policy.parameters())
-    with lock_run_folder(run_dir, resumed=here, overwrite=overwrite):
+
+    with lock_run_folder(own_folder, resumed=in_same_folder, overwrite=overwrite):
         # State of the run, from the beginning or from a checkpoint
-        listeners = {"on_iteration": on_iteration, "diagnose": diagnose, "loggers": list(loggers)}
-        in_folder = home is not None
         run = Run(
             agent,
             total_steps=total_steps,
-            run_dir=run_dir,
-            callbacks=watching,
-            listeners=listeners,
-            in_folder=in_folder,
+            run_dir=own_folder,
+            callbacks=run_callbacks,
+            listeners={"on_iteration": on_iteration, "diagnose": diagnose, "loggers": list(loggers)},
+            in_folder=folder is not None,
         )
-        if resume is not None and goes_on:
-            run.restore(resume, here=here)
-        logs = Logs(run_dir, shown, config=_configuration(run), before=run.history)
+        if resume is not None and has_checkpoint:
+            run.restore(resume, here=in_same_folder)
+        logs = Logs(own_folder, run_loggers, config=_configuration(run), before=run.history)
 
-        # Training; without a folder, other signals than Ctrl-C have nothing to save
-        noted = SIGNALS if in_folder else (SIGINT,)
-        with logs, _rescue(run, home), deferred_signals(noted) as request:
+        # Without a folder, signals other than Ctrl-C have nothing to save
+        deferred: Sequence[Signals] = SIGNALS
+        if folder is None:
+            deferred = (SIGINT,)
+
+        with logs, _rescue(run, folder), deferred_signals(deferred) as request:
             run.logs = logs
-            for callback in watching:
+            for callback in run_callbacks:
                 callback.on_start(run)
-            start = time.perf_counter() - run.seconds
-            while run.steps < total_steps:
-                with training(run.steps, run.steps / total_steps):  # for reward functions
-                    stop = _iteration(run, diagnose, start=start)
-                    stop = bool(on_iteration is not None and on_iteration(run.history[-1])) or stop
-                over = collectives.broadcast(stop) or run.steps >= total_steps
-                _check_folder(run, logs)
-                run.checkpoint(every=checkpoint_every, over=over, request=request)
-                if over:
-                    break
-            for callback in watching:
+            _train(run, logs, diagnose, on_iteration, checkpoint_every=checkpoint_every, request=request)
+            for callback in run_callbacks:
                 callback.on_end(run)
 
             # The agent; a signal that came too late to shorten the training still ends the program
-            if run_dir is not None:
-                agent.save(run_dir)
-                remove(Path(run_dir) / UNFINISHED)
+            if own_folder is not None:
+                agent.save(own_folder)
+                remove(own_folder / UNFINISHED)
             if request.name is not None:
                 raise run.interruption(request.name)
     return list(run.history)
 
 
+def _check_callbacks(callbacks: Sequence[Callback], on_iteration: object) -> None:
+    """Raise a TypeError unless callbacks are a list of `Callback` and ``on_iteration`` is a function or None."""
+    is_one = isinstance(callbacks, Callback)
+    if is_one or not all(isinstance(callback, Callback) for callback in callbacks):
+        raise TypeError(f"callbacks is {callbacks!r:.200}, expected a list of objects that inherit algos.Callback")
+    if on_iteration is not None and not callable(on_iteration):
+        raise TypeError(
+            f"on_iteration is {on_iteration!r:.200}, expected a function of the metrics; an algos.Callback goes "
+            "into the list callbacks=[...]"
+        )
+
+
+def _train(
+    run: Run,
+    logs: Logs,
+    diagnose: Callable[[Any, TensorDict], Metrics] | None,
+    on_iteration: Callable[[Metrics], Any] | None,
+    *,
+    checkpoint_every: int | None,
+    request: Request,
+) -> None:
+    """Run iterations, with checkpoints, until the training is complete or a callback ends it."""
+    total_steps = run.total_steps
+    start = time.perf_counter() - run.seconds
+    while run.steps < total_steps:
+        with training(run.steps, run.steps / total_steps):  # for reward functions
+            stop = _iteration(run, diagnose, start=start)
+            if on_iteration is not None and on_iteration(run.history[-1]):
+                stop = True
+        over = collectives.broadcast(stop) or run.steps >= total_steps
+        _check_folder(run, logs)
+        run.checkpoint(every=checkpoint_every, over=over, request=request)
+        if over:
+            break
+
+
 def _iteration(run: Run, diagnose: Callable[[Any, TensorDict], Metrics] | None, *, start: float) -> bool:
-    """Run one iteration and record it, even if a callback fails; return True if one ends the training."""
+    """Run one iteration and record it, even if a callback fails; return True if a callback ends the training."""
 
     def on_rollout(rollout: TensorDict) -> None:
         run.collected = int(rollout["mask"].sum())
@@ -187,21 +226,29 @@ def _iteration(run: Run, diagnose: Callable[[Any, TensorDict], Metrics] | None, 
     metrics = iterate(run.agent, run.meters, diagnose, on_rollout=on_rollout)
     metrics = run.count(metrics, seconds=time.perf_counter() - start)
     try:
-        ends = [callback.on_iteration(run, metrics) for callback in run.callbacks]  # call them all
-        return any(ends)
+        # Call all of them, even if one ends the training
+        stops = [callback.on_iteration(run, metrics) for callback in run.callbacks]
+        return any(stops)
     finally:
         end_if_forked(process, "a callback")
         run.record(metrics)
 
 
 def _configuration(run: Run) -> dict[str, Any]:
-    """Configuration of a run for loggers."""
-    spec, config = spec_of(run.agent.env), field_values(run.agent.config)
-    plain = {name: x if isinstance(x, (int, float, str, bool, NoneType)) else str(x) for name, x in config.items()}
-    algorithm = type(run.agent).__name__
-    if isinstance(run.agent.env, TextVectorEnv):
-        plain["turns_end_with"] = str(run.agent.env.ends)
-    return {"environment": spec.id if spec else None, "algorithm": algorithm, "total_steps": run.total_steps} | plain
+    """Return the configuration of a run for loggers: numbers, texts and None, by name."""
+    agent = run.agent
+    spec = spec_of(agent.env)
+    configuration: dict[str, Any] = {"environment": None}
+    if spec is not None:
+        configuration["environment"] = spec.id
+    configuration["algorithm"] = type(agent).__name__
+    configuration["total_steps"] = run.total_steps
+    for name, value in field_values(agent.config).items():
+        is_plain = isinstance(value, (int, float, str, bool, NoneType))
+        configuration[name] = value if is_plain else str(value)
+    if isinstance(agent.env, TextVectorEnv):
+        configuration["turns_end_with"] = str(agent.env.ends)
+    return configuration
 
 
 def check_resume(resume: str | Path, run_dir: str | Path | None, *, overwrite: bool) -> bool:
@@ -211,19 +258,22 @@ def check_resume(resume: str | Path, run_dir: str | Path | None, *, overwrite: b
         FileExistsError: if the folder holds something that was trained for longer, unless ``overwrite``.
         ValueError: if there is nothing to overwrite.
     """
-    here = run_dir is not None and run_folder_of(resume) == Path(run_dir).resolve()
-    longer = goes_back(resume) if here else None
-    if overwrite and longer is None:
+    in_same_folder = run_dir is not None and run_folder_of(resume) == Path(run_dir).resolve()
+    trained_longer = None
+    if in_same_folder:
+        trained_longer = goes_back(resume)
+    if overwrite and trained_longer is None:
         raise ValueError("resume continues a run and overwrite removes it: give only one of them")
-    if longer is not None and not overwrite:
+    if trained_longer is not None and not overwrite:
         raise FileExistsError(
-            f"{run_folder_of(resume)} holds {longer}, which going on from {resume} would replace: give another folder "
-            "(--run-dir, in Python run_dir=...), or replace it (--overwrite, in Python overwrite=True)"
+            f"{run_folder_of(resume)} holds {trained_longer}, which going on from {resume} would replace: give "
+            "another folder (--run-dir, in Python run_dir=...), or replace it (--overwrite, in Python overwrite=True)"
         )
-    return here
+    return in_same_folder
 
 
 def _check_lengths(total_steps: int, checkpoint_every: int | None, run_dir: str | Path | None) -> None:
+    """Raise a ValueError unless the lengths are at least 1, and checkpoints have a folder."""
     if not isinstance(total_steps, (int, float)) or not total_steps >= 1:
         raise ValueError(f"total_steps is {total_steps!r}, expected at least 1")
     if checkpoint_every is not None and (checkpoint_every < 1 or run_dir is None):
@@ -237,11 +287,11 @@ class FolderLostError(OSError):
 
 
 def _check_folder(run: Run, logs: Logs) -> None:
-    """Raise an error if the folder of the run is not in its place any more, after all is written there again."""
-    where = collectives.broadcast(logs.lost_folder())
-    if where is None:
+    """Raise a `FolderLostError` if the run's folder was removed or moved; first write a new one in its place."""
+    whereabouts = collectives.broadcast(logs.lost_folder())
+    if whereabouts is None:
         return
-    error = FolderLostError(f"the folder {run.run_dir} was removed or moved while the training used it: {where}")
+    error = FolderLostError(f"the folder {run.run_dir} was removed or moved while the training used it: {whereabouts}")
     if logs.folder is not None:
         logs.write_again()
     run.checkpoint(every=None, over=True, request=Request())
@@ -250,13 +300,14 @@ def _check_folder(run: Run, logs: Logs) -> None:
 
 
 @contextmanager
-def _rescue(run: Run, run_dir: str | Path | None) -> Iterator[None]:
+def _rescue(run: Run, run_dir: Path | None) -> Iterator[None]:
     """If training fails, save its results: the agent, unscored answers, the offending batch."""
     process = os.getpid()
     try:
         yield
-    except KeyboardInterrupt as interrupt:  # Ctrl-C at once is reported as after an iteration, without its place
+    except KeyboardInterrupt as interrupt:
         end_if_forked(process, "other code")
+        # A second Ctrl-C acts at once; report it like one after an iteration, without its traceback
         interruption = interrupt
         if not isinstance(interrupt, Interrupted):
             interruption = run.interruption("SIGINT")
@@ -273,36 +324,37 @@ def _rescue(run: Run, run_dir: str | Path | None) -> Iterator[None]:
         raise
 
 
-def _rescue_results(error: BaseException, run: Run, run_dir: str | Path | None) -> None:
-    """Save what is left of a training that an error ends; what fails then is a note of this error."""
+def _rescue_results(error: BaseException, run: Run, run_dir: Path | None) -> None:
+    """Save what an error leaves of a training; add a note to the error if this fails too."""
     if run_dir is None:
         return
-    when = {"iteration": len(run.history) + 1, "steps": run.steps}
     try:
-        _save_what_is_left(error, run, Path(run_dir), when)
+        _save_what_is_left(error, run, run_dir)
     except OSError as failure:  # a full disk may be the first error too
         error.add_note(f"not everything could be saved in {run_dir}: {failure}")
 
 
-def _save_what_is_left(error: BaseException, run: Run, run_dir: Path, when: Mapping[str, int]) -> None:
+def _save_what_is_left(error: BaseException, run: Run, run_dir: Path) -> None:
     """Write the agent, the answers and the batch of an error, and add notes with their paths."""
-    if answers := getattr(error, "answers", None):  # on any error of a reward, see `textenv.envs.task.score_turns`
-        path = run_dir / f"unscored{f'-{collectives.rank()}' if collectives.rank() else ''}.jsonl"
-        path.write_text("".join(json.dumps(answer, default=str) + "\n" for answer in answers), encoding="utf-8")
+    # Answers without a score, of any error of a reward (see `textenv.envs.task.score_turns`), on every rank
+    answers = getattr(error, "answers", None)
+    if answers:
+        path = _write_unscored(answers, run_dir)
         error.add_note(f"the {len(answers)} answers that were not scored are in {path}")
-        error.add_note(f"when the reward is mended, resume the run: --resume {run_dir} (in Python resume=...)")
-    if collectives.rank():
+        error.add_note(f"after fixing the reward, resume the run: --resume {run_dir} (in Python resume=...)")
+    if collectives.rank() > 0:
         return
+
+    # The offending batch, and the metrics if the folder was lost
     if isinstance(error, InvariantError) and error.batch is not None:
-        path = write_violation(error, run_dir, **when)
+        path = write_violation(error, run_dir, iteration=len(run.history) + 1, steps=run.steps)
         error.add_note(f"the batch is in {path}: safetensors.torch.load_file reads it")
     if isinstance(error, OSError) and run.logs is not None and run.logs.lost_folder() is not None:
         run.logs.write_again()
-    ending = FAILED
-    if isinstance(error, KeyboardInterrupt):
-        saved_steps = 0 if run.newest is None else checkpoint_steps(run.newest)
-        ending = STOPPED if saved_steps == run.steps else BROKEN_OFF
-    (run_dir / UNFINISHED).write_text(ending, encoding="utf-8")
+
+    # How the training ended
+    (run_dir / UNFINISHED).write_text(_ending(error, run), encoding="utf-8")
+
     # An agent that has learnt nothing is kept on request only: the folder of a failure stays free for the next try.
     if run.steps or isinstance(error, (KeyboardInterrupt, StopTraining)):
         run.agent.save(run_dir)
@@ -310,54 +362,104 @@ def _save_what_is_left(error: BaseException, run: Run, run_dir: Path, when: Mapp
             error.add_note(f"the agent in its present state is saved in {run_dir}")
 
 
+def _write_unscored(answers: Sequence[Mapping[str, Any]], run_dir: Path) -> Path:
+    """Write answers that could not be scored, one a line; return the file, which each rank has for itself."""
+    name = "unscored.jsonl"
+    if collectives.rank() > 0:
+        name = f"unscored-{collectives.rank()}.jsonl"
+    lines = [json.dumps(answer, default=str) + "\n" for answer in answers]
+    path = run_dir / name
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def _ending(error: BaseException, run: Run) -> str:
+    """Return the content of `UNFINISHED`: how an error ended the training."""
+    if not isinstance(error, KeyboardInterrupt):
+        return FAILED
+    saved_steps = 0
+    if run.newest is not None:
+        saved_steps = checkpoint_steps(run.newest)
+    return STOPPED if saved_steps == run.steps else BROKEN_OFF
+
+
 def iterate(
     agent: Learner,
     meters: tuple[EpisodeMeter, EpisodeMeter],
     diagnose: Callable[[Any, TensorDict], Metrics] | None = None,
-    on_rollout: Callable[[TensorDict], None] = lambda rollout: None,
+    on_rollout: Callable[[TensorDict], None] | None = None,
     rollout: TensorDict | None = None,
 ) -> Metrics:
-    """Run one iteration, on this rollout or the next one; the meters record returns before and after the penalty."""
+    """Run one iteration: collect, penalise, update.
+
+    Args:
+        agent: the agent to train.
+        meters: record the returns before and after the penalty.
+        diagnose: called with agent and rollout after the update; returns metrics.
+        on_rollout: called with the rollout before the update.
+        rollout: the rollout to use; None collects the next one.
+
+    Returns:
+        The metrics of the iteration.
+
+    Raises:
+        ValueError: if ``agent.progress`` is not between 0 and 1, or if no step of the rollout can be trained on.
+        InvariantError: see `algos.training.invariants`.
+    """
     if not (isinstance(agent.progress, SupportsFloat) and 0 <= agent.progress <= 1):
         raise ValueError(f"agent.progress is {agent.progress!r}, expected the finished part of the training, 0 to 1")
-    clock = [time.perf_counter()]
+
+    # Collect
+    start = time.perf_counter()
     process = os.getpid()
     try:
-        rollout = agent.collect() if rollout is None else rollout
+        if rollout is None:
+            rollout = agent.collect()
     finally:
         end_if_forked(process, "an environment or a task")
-    metrics = {"rollout/steps": int(rollout["mask"].sum())} | _episode_metrics(meters[0], rollout)
+    num_steps = int(rollout["mask"].sum())
+    metrics: Metrics = {"rollout/steps": num_steps}
+    metrics |= _episode_metrics(meters[0], rollout)
     if is_episode_env(agent.env):
         metrics |= collectives.mean(agent.env.metrics)
-    if not metrics["rollout/steps"]:
+    if num_steps == 0:
         raise ValueError(
             f"no trainable steps: mask is False everywhere in this rollout ({len(rollout)} rows). Did "
             "the reward return None or fail for every answer?"
         )
     rollout = rollout.to(agent.policy.device)
     check_finite(rollout, "observation", "reward", "log_prob")
-    clock.append(time.perf_counter())
+    collected = time.perf_counter()
+
+    # Charge the KL penalty
     if agent.penalty is not None:
-        _charge(agent, rollout)
+        _charge_penalty(agent, agent.penalty, rollout)
         check_finite(rollout, "reward", "reference_log_prob", "kl")
         check_inert(rollout, "reference_log_prob", "kl")
         metrics |= reference_metrics(rollout, coefficient=agent.penalty.coef)
         metrics |= _episode_metrics(meters[1], rollout, "episode/penalised_return")
-    on_rollout(rollout)
-    clock.append(time.perf_counter())
+    if on_rollout is not None:
+        on_rollout(rollout)
+    charged = time.perf_counter()
+
+    # Update
     metrics |= agent.update(rollout)
-    clock.append(time.perf_counter())
+    updated = time.perf_counter()
     if diagnose is not None:  # before the normalizer update, which would count as a change of the policy
         metrics |= diagnose(agent, rollout)
     agent.policy.update_normalizer(rollout)
     if agent.penalty is not None:
         agent.penalty.update(rollout)
-    return metrics | dict(zip(("time/collect", "time/penalty", "time/update"), np.diff(clock).tolist(), strict=True))
+
+    return metrics | {
+        "time/collect": collected - start,
+        "time/penalty": charged - collected,
+        "time/update": updated - charged,
+    }
 
 
-def _charge(agent: Learner, rollout: TensorDict) -> None:
-    """Charge the KL penalty."""
-
+def _charge_penalty(agent: Learner, penalty: KLPenalty, rollout: TensorDict) -> None:
+    """Charge the KL penalty: change the rewards, and add ``reference_log_prob`` and ``kl`` to the rollout."""
     # What may differ at the first rollout; a penalty of one's own needs to know it only if the config says so
     config = agent.config
     options: dict[str, Any] = {}
@@ -366,18 +468,23 @@ def _charge(agent: Learner, rollout: TensorDict) -> None:
     if isinstance(config, ClippedConfig) and config.max_importance_weight is not None:
         options["other_sampler"] = True
 
-    def charged(part: TensorDict) -> list[Tensor]:
-        assert agent.penalty is not None
-        agent.penalty(part, agent.policy, **options)
-        return [part[name] for name in names]
-
+    # Each rank charges its share of the rows
     names = ("reward", "reference_log_prob", "kl")
-    rollout.update(dict(zip(names, collectives.map_rows(charged, rollout), strict=True)))
+
+    def charge(rows: TensorDict) -> list[Tensor]:
+        penalty(rows, agent.policy, **options)
+        return [rows[name] for name in names]
+
+    columns = collectives.map_rows(charge, rollout)
+    rollout.update(dict(zip(names, columns, strict=True)))
 
 
 def _episode_metrics(meter: EpisodeMeter, rollout: TensorDict, name: str = "episode/return") -> Metrics:
+    """Return the mean return, under this name, and mean length of the episodes that end in a rollout."""
     returns, lengths = meter.finished(rollout)
     if not returns:
         return {}
     metrics = {name: float(np.mean(returns))}
-    return metrics if name != "episode/return" else metrics | {"episode/length": float(np.mean(lengths))}
+    if name == "episode/return":
+        metrics["episode/length"] = float(np.mean(lengths))
+    return metrics

@@ -1,4 +1,4 @@
-"""Reward-hacking monitor: the score, and the variety of the texts over the training."""
+"""Reward-hacking monitor: watches the score and the variety of the texts during the training."""
 
 import warnings
 
@@ -6,11 +6,14 @@ import numpy as np
 
 from algos.training.metrics import Metrics
 
-SCORE, VARIETY = "episode/return", "text/distinct_2"
+SCORE = "episode/return"
+"""Metric of the score."""
+VARIETY = "text/distinct_2"
+"""Metric of the variety: the share of distinct 2-grams."""
 WINDOW = 5
 """Number of first and of last iterations to average."""
 COLLAPSE = 0.5
-"""The variety has collapsed below this fraction of its initial value."""
+"""Fraction of its initial value below which the variety has collapsed."""
 RISE = 0.1
 """Minimum rise of the score for a warning, relative to the size of its initial value."""
 
@@ -35,15 +38,20 @@ class RewardHackingMonitor:
         self._variety.append(metrics[VARIETY])
         if len(self._scores) < 2 * WINDOW:
             return
-        (score, variety), (score_now, variety_now) = (
-            (np.mean(self._scores[part]), np.mean(self._variety[part]))
-            for part in (slice(WINDOW), slice(-WINDOW, None))
-        )
-        if score_now - score > RISE * abs(score) and variety_now < COLLAPSE * variety:
+
+        # Means of the first and of the last iterations
+        first_score = np.mean(self._scores[:WINDOW])
+        last_score = np.mean(self._scores[-WINDOW:])
+        first_variety = np.mean(self._variety[:WINDOW])
+        last_variety = np.mean(self._variety[-WINDOW:])
+        has_risen = last_score - first_score > RISE * abs(first_score)
+        has_collapsed = last_variety < COLLAPSE * first_variety
+        if has_risen and has_collapsed:
             self.warned = True
             warnings.warn(
-                f"the score rises ({score:.3g} to {score_now:.3g}) while the texts become alike (distinct 2-grams "
-                f"{variety:.2f} to {variety_now:.2f}): the policy may have found a text that the reward overrates. "
-                "Read some answers, try textenv.check_reward on the reward, or raise the KL coefficient",
+                f"the score rises ({first_score:.3g} to {last_score:.3g}) while the texts become alike (distinct "
+                f"2-grams {first_variety:.2f} to {last_variety:.2f}): the policy may have found a text that the "
+                "reward overrates. Read some answers, try textenv.check_reward on the reward, or raise the KL "
+                "coefficient",
                 stacklevel=2,
             )

@@ -14,6 +14,7 @@ from algos.ranks import collectives
 from algos.storage.checkpoint import read_checkpoint, write_checkpoint
 from algos.storage.env_state import env_state, restore_objects, set_env_state
 from algos.storage.run_folder import checkpoint_steps, checkpoints, run_folder_of
+from algos.storage.run_reader import METRICS
 from algos.storage.serialization import attributes, frozen_checksum, set_attributes
 from algos.training.learner import Learner
 from algos.training.loggers import Logs, Values
@@ -26,7 +27,9 @@ from textenv.state import global_random_states, set_global_random_states, set_st
 
 logger = logging.getLogger(__name__)
 OF_RANK = ("policy_generator", "policy_memory", "collector")
-"""Parts of an agent's state that are different on each rank, as its environment is."""
+"""Parts of an agent's state that differ between ranks, like the environment."""
+_Columns = tuple[tuple[str, type], ...]
+"""Names of an iteration's metrics, and for each whether it is an int or a float."""
 
 
 class History(Sequence[dict[str, float]]):
@@ -41,37 +44,48 @@ class History(Sequence[dict[str, float]]):
     """
 
     def __init__(self, metrics: Iterable[dict[str, float]] = ()) -> None:
-        self._kinds: dict[tuple[tuple[str, type], ...], tuple[tuple[str, type], ...]] = {}
-        self._rows: list[tuple[tuple[tuple[str, type], ...], array[float]]] = []
+        self._columns: dict[_Columns, _Columns] = {}
+        """Each distinct set of columns, kept once: iterations with equal names share a tuple."""
+        self._rows: list[tuple[_Columns, array[float]]] = []
         for row in metrics:
             self.append(row)
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
         """Restore a history from the result of `state`."""
+        # Distinct sets of columns
+        distinct: list[_Columns] = []
+        for saved_columns in state["kinds"]:
+            columns = [(str(name), int if is_integer else float) for name, is_integer in saved_columns]
+            distinct.append(tuple(columns))
+
+        # One row after the other, out of one array of values
         history = cls()
-        kinds = [tuple((str(name), int if whole else float) for name, whole in kind) for kind in state["kinds"]]
-        history._kinds = {kind: kind for kind in kinds}
+        history._columns = {columns: columns for columns in distinct}
         start = 0
         for number in state["rows"].tolist():
-            end = start + len(kinds[number])
-            history._rows.append((kinds[number], array("d", state["values"][start:end].tolist())))
+            columns_of_row = distinct[number]
+            end = start + len(columns_of_row)
+            values = array("d", state["values"][start:end].tolist())
+            history._rows.append((columns_of_row, values))
             start = end
         return history
 
     def state(self) -> dict[str, Any]:
         """Return all iterations, for a checkpoint: each distinct set of names once, and the values in one array."""
-        numbers = {kind: number for number, kind in enumerate(self._kinds)}
-        return {
-            "kinds": [[[name, as_type is int] for name, as_type in kind] for kind in numbers],
-            "rows": np.array([numbers[kind] for kind, _ in self._rows], dtype=np.int64),
-            "values": np.concatenate([np.array(values) for _, values in self._rows] or [np.zeros(0)]),
-        }
+        numbers = {columns: number for number, columns in enumerate(self._columns)}
+        kinds = [[[name, as_type is int] for name, as_type in columns] for columns in numbers]
+        rows = [numbers[columns] for columns, _ in self._rows]
+        values = [np.array(values) for _, values in self._rows]
+        if not values:
+            values = [np.zeros(0)]
+        return {"kinds": kinds, "rows": np.array(rows, dtype=np.int64), "values": np.concatenate(values)}
 
     def append(self, metrics: dict[str, float]) -> None:
         """Append the metrics of one iteration: integers and floats by name."""
-        kind = tuple((name, int if isinstance(value, int) else float) for name, value in metrics.items())
-        self._rows.append((self._kinds.setdefault(kind, kind), array("d", metrics.values())))
+        columns = tuple((name, int if isinstance(value, int) else float) for name, value in metrics.items())
+        shared = self._columns.setdefault(columns, columns)
+        self._rows.append((shared, array("d", metrics.values())))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -82,9 +96,9 @@ class History(Sequence[dict[str, float]]):
     def __getitem__(self, index: slice) -> list[dict[str, float]]: ...
     def __getitem__(self, index: int | slice) -> dict[str, float] | list[dict[str, float]]:
         if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        kind, values = self._rows[index]
-        return {name: as_type(value) for (name, as_type), value in zip(kind, values, strict=True)}
+            return [self[i] for i in range(*index.indices(len(self)))]
+        columns, values = self._rows[index]
+        return {name: as_type(value) for (name, as_type), value in zip(columns, values, strict=True)}
 
 
 class Callback:
@@ -127,8 +141,8 @@ class Run:
         agent: the agent to train.
         total_steps: length of the training.
         run_dir: folder of the run, if it has one.
-        callbacks: whose state is saved too.
-        listeners: other objects of the user that the training calls, by name, whose states are saved too.
+        callbacks: callbacks that watch the training; their states are saved.
+        listeners: other objects of the user that the training calls, by name; their states are saved.
         in_folder: True if the run has a folder, on this rank or on rank 0, which writes into it.
     """
 
@@ -144,36 +158,45 @@ class Run:
     ) -> None:
         self.agent = agent
         self.total_steps = total_steps
-        self.callbacks = callbacks
-        self.listeners = listeners or {}
-        self.run_dir = None if run_dir is None else Path(run_dir)
-        self.logs: Logs | None = None
-        self.steps = self.agent.steps = 0
+
+        # What the training has done so far
+        self.agent.steps = 0
+        self.steps = 0
         """Steps (True entries) so far."""
         self.collected = 0
         """Steps of a rollout that is not counted yet, since its iteration has not ended."""
-        self.saved = 0
-        """Steps at the last checkpoint that was due."""
-        self.newest: Path | None = None
-        """Newest checkpoint in the run's folder."""
-        self.in_folder = in_folder
-        """True if the run has a folder, on this rank or on rank 0."""
-        self.unsaved = UnsavedState(agent) if in_folder else None
-        self._has_warned = False
         self.seconds = 0.0
         """Training time so far, in seconds."""
         self.history = History()
         """Metrics of each iteration."""
+
+        # What watches it
+        self.callbacks = callbacks
+        self.listeners = listeners or {}
+        self.logs: Logs | None = None
         self.meters = EpisodeMeter(), EpisodeMeter()
         """Meters of the returns before and after the penalty."""
         self.watch = RewardHackingMonitor()
-        self.frozen = frozen_checksum(agent.policy) if isinstance(agent.policy, nn.Module) else None
-        """Checksum of the policy's weights that are not trained, which a checkpoint does not hold."""
+
+        # Its folder and checkpoints
+        self.run_dir = None if run_dir is None else Path(run_dir)
+        self.in_folder = in_folder
+        """True if the run has a folder, on this rank or on rank 0."""
+        self.saved = 0
+        """Steps at the last checkpoint that was due."""
+        self.newest: Path | None = None
+        """Newest checkpoint in the run's folder."""
+        self.unsaved = UnsavedState(agent) if in_folder else None
+        self._has_warned = False
+        self.frozen: int | None = None
+        """Checksum of the policy's frozen weights, which a checkpoint does not hold; None if there are none."""
+        if isinstance(agent.policy, nn.Module):
+            self.frozen = frozen_checksum(agent.policy)
 
     def log(self, values: Values) -> None:
         """Log numbers, arrays (histograms) and lists of dictionaries (tables), by name.
 
-        They belong to the iteration under way, and have the step count of its end.
+        They are logged with the current iteration and the step count at its end.
         """
         if self.logs is not None:
             self.logs.write(values, step=self.steps + self.collected, iteration=len(self.history) + 1)
@@ -182,46 +205,76 @@ class Run:
         """Restore agent, environment, counters, callbacks and history from a checkpoint.
 
         Args:
-            folder: of a checkpoint, or of a run: its newest one.
-            here: it is one of this run's own folder.
+            folder: folder of a checkpoint; or of a run, whose newest checkpoint is restored.
+            here: True if it is this run's own folder, or one of its checkpoints.
 
         Raises:
             FileNotFoundError: if there is no checkpoint.
             ValueError: if it is damaged, or of another agent or environment.
         """
-        state, own = read_checkpoint(folder), type(self.agent).__name__
-        if state.get("algorithm") != own:
-            raise ValueError(f"{folder} is a run of {state.get('algorithm')}, but this agent is {own}")
+        state = read_checkpoint(folder)
+        algorithm = type(self.agent).__name__
+        if state.get("algorithm") != algorithm:
+            raise ValueError(f"{folder} is a run of {state.get('algorithm')}, but this agent is {algorithm}")
         try:
             self._restore(state, Path(folder))
         except Exception as error:  # another agent's checkpoint may fail in any way
-            reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            reason = str(error)
+            if not isinstance(error, ValueError):
+                reason = f"{type(error).__name__}: {error}"
             raise ValueError(f"the checkpoint {folder} does not fit: {reason}") from error
         if here:
-            present = {checkpoint_steps(path): path for path in checkpoints(run_folder_of(folder))}
-            self.newest = present.get(self.steps)
+            by_steps = {checkpoint_steps(path): path for path in checkpoints(run_folder_of(folder))}
+            self.newest = by_steps.get(self.steps)
 
     def _restore(self, state: dict[str, Any], folder: Path) -> None:
-        agent = self.agent
-        slots = agent.env.num_envs * collectives.world_size()
+        """Restore everything from the content of a checkpoint; raise an error of any kind if it does not fit."""
+        self._check_setup(state)
+        self._restore_agent(state, folder)
+        steps = int(state["steps"])
+        self.steps = steps
+        self.saved = steps
+        self.agent.steps = steps
+        self.seconds = float(state["seconds"])
+        self._restore_history(state, folder)
+        self._restore_observers(state)
+
+    def _check_setup(self, state: dict[str, Any]) -> None:
+        """Raise a ValueError unless the agent has as many environment slots as the run, and its seed."""
+        slots = self.agent.env.num_envs * collectives.world_size()
         if state["num_envs"] != slots:
             raise ValueError(
                 f"the run has {state['num_envs']} environment slots, but this agent has {slots}: make the "
                 "same number (leave --num-envs out)"
             )
-        if state["seed"] != agent.config.seed:
-            raise ValueError(f"the run has seed {state['seed']} and this agent {agent.config.seed}: leave the seed out")
-        ranks, environment = state.get("ranks", []), state["environment"]
-        if same := len(ranks) + 1 == collectives.world_size():
-            own = ranks[collectives.rank() - 1] if collectives.rank() else {}
-            environment = own.pop("environment", environment)
-            random_states = own.pop("random", state.get("random"))  # absent before version 0.10
-            state["agent"] |= own
-        else:
-            said = "the run had %d processes, now there are %d: environments and actions begin anew from the seed"
-            logger.warning(said, len(ranks) + 1, collectives.world_size())
-            environment = random_states = None
+        seed = self.agent.config.seed
+        if state["seed"] != seed:
+            raise ValueError(f"the run has seed {state['seed']} and this agent {seed}: leave the seed out")
+
+    def _restore_agent(self, state: dict[str, Any], folder: Path) -> None:
+        """Restore agent and environment; with another number of processes, environments and actions begin anew."""
+        agent = self.agent
+
+        # The parts that differ between ranks; `ranks` has those of all ranks but the first
+        environment = state["environment"]
+        random_states = state.get("random")  # absent before version 0.10
+        states_of_ranks = state.get("ranks", [])
+        same_ranks = len(states_of_ranks) + 1 == collectives.world_size()
+        if not same_ranks:
+            logger.warning(
+                "the run had %d processes, now there are %d: environments and actions begin anew from the seed",
+                len(states_of_ranks) + 1,
+                collectives.world_size(),
+            )
+            environment = None
+            random_states = None
             restore_objects(agent.env, state["environment"])
+        elif collectives.rank() > 0:
+            state_of_rank = states_of_ranks[collectives.rank() - 1]
+            environment = state_of_rank.pop("environment", environment)
+            random_states = state_of_rank.pop("random", random_states)
+            state["agent"] |= state_of_rank
+
         # The environment first: if it shares a random generator with the agent, the agent's state is kept.
         if environment is not None:
             set_env_state(agent.env, environment)
@@ -234,32 +287,43 @@ class Run:
                 "another policy: load the same base model, and change it in the same way",
                 folder,
             )
-        # Seeds that depend on the steps, so that resuming twice from here gives the same run.
-        anew = collectives.local_seed(agent.config.seed) + int(state["steps"])
-        if not same:
-            agent.policy.generator.manual_seed(anew + 2**32)
+
+        # What begins anew gets seeds that depend on the steps, so that resuming twice from here gives the same run.
+        new_seed = collectives.local_seed(agent.config.seed) + int(state["steps"])
+        if not same_ranks:
+            agent.policy.generator.manual_seed(new_seed + 2**32)
             agent.collector.group_seeds = None
         if environment is not None:
             agent.collector.resume()
         else:
             agent.collector.observation = None
-            agent.collector.seed = anew
-        self.steps = self.saved = agent.steps = int(state["steps"])
-        self.seconds = float(state["seconds"])
+            agent.collector.seed = new_seed
+
+    def _restore_history(self, state: dict[str, Any], folder: Path) -> None:
+        """Restore the metrics of all iterations; warn if ``metrics.jsonl`` has fewer."""
         self.history = History.from_state(state["history"])
-        path = run_folder_of(folder) / "metrics.jsonl"
-        lines = path.read_bytes().count(b"\n") if path.is_file() else 0
-        if lines < len(self.history):
+        path = run_folder_of(folder) / METRICS
+        num_lines = 0
+        if path.is_file():
+            num_lines = path.read_bytes().count(b"\n")
+        if num_lines < len(self.history):
             logger.warning(
-                "%s has %d of %d iterations: the rest are taken from the checkpoint", path, lines, len(self.history)
+                "%s has %d of %d iterations: the rest are taken from the checkpoint", path, num_lines, len(self.history)
             )
-        for owner, saved in zip((*self.meters, self.watch), state["watches"], strict=True):
-            set_attributes(owner, saved)
+
+    def _restore_observers(self, state: dict[str, Any]) -> None:
+        """Restore meters, monitor, callbacks and listeners."""
+        for observer, saved in zip((*self.meters, self.watch), state["watches"], strict=True):
+            set_attributes(observer, saved)
+
+        # Callbacks of the same class are told apart by their order
         waiting = list(self.callbacks)
         for name, saved in state.get("callbacks", ()):  # absent in runs of 0.3.0
-            for callback in [each for each in waiting if type(each).__name__ == name][:1]:
+            callback = next((callback for callback in waiting if type(callback).__name__ == name), None)
+            if callback is not None:
                 callback.load_state_dict(saved)
                 waiting.remove(callback)
+
         different = set_states(self.listeners, state.get("listeners", {}))  # absent before version 0.10
         if different:
             logger.warning("the state of %s is not that of the saved run: it begins anew", ", ".join(different))
@@ -270,10 +334,10 @@ class Run:
         self.agent.steps = self.steps
         self.collected = 0
         self.seconds = seconds
-        path = metrics.pop("update/path", int(bool(TAKEN)))
+        update_path = metrics.pop("update/path", int(bool(TAKEN)))
         metrics = {"steps": self.steps, "iteration": len(self.history) + 1} | metrics
-        if not self.history:
-            metrics["update/path"] = path
+        if not self.history:  # logged once, in the first iteration
+            metrics["update/path"] = update_path
         return metrics | {"time/seconds": seconds, "time/steps_per_second": self.steps / seconds}
 
     def record(self, metrics: dict[str, float]) -> None:
@@ -288,22 +352,28 @@ class Run:
         """Write a checkpoint if one is due: after the first iteration, then regularly, at the end, or after a signal.
 
         Args:
-            every: steps between checkpoints; None: a tenth of the training, and an agent that cannot be saved in a
-                checkpoint is trained without.
+            every: steps between checkpoints; None: a tenth of the training, and none for an agent that cannot be
+                saved in a checkpoint.
             over: the training is complete.
-            request: signal to stop, if there was one on this rank.
+            request: has the name of the signal that this rank received, if any.
 
         Raises:
             Interrupted: after a signal on any rank, unless the training is complete.
         """
-        signal = next((name for name in collectives.gather(request.name) if name is not None), None)
-        interval = max(1, int(self.total_steps) // 10) if every is None else every
+        names = collectives.gather(request.name)
+        signal = next((name for name in names if name is not None), None)
+
+        # Is a checkpoint due?
+        interval = every
+        if interval is None:
+            interval = max(1, int(self.total_steps) // 10)
         regular = self.steps - self.saved >= interval
         first = self.newest is None  # tells early that one cannot be written, and leaves one for an early failure
         if self.in_folder and (first or regular or over or signal is not None):
             if regular:
                 self.saved = self.steps
             self.newest = self._write_checkpoint(asked=every is not None) or self.newest
+
         if signal is not None and not over:
             raise self.interruption(signal)
 
@@ -311,16 +381,21 @@ class Run:
         """Return the exception for a signal, which says what is left of the training."""
         if not self.in_folder:
             return Interrupted(signal, f"stopped by {signal} after {self.steps} steps", resumable=False)
-        where = "before its first checkpoint" if self.newest is None else f"see {self.newest}"
-        return Interrupted(signal, f"stopped by {signal} after {self.steps} steps, {where}")
+        checkpoint = "before its first checkpoint"
+        if self.newest is not None:
+            checkpoint = f"see {self.newest}"
+        return Interrupted(signal, f"stopped by {signal} after {self.steps} steps, {checkpoint}")
 
     def _write_checkpoint(self, *, asked: bool) -> Path | None:
-        """Write a checkpoint and return its folder; None, with a warning, if it was not asked for and is impossible."""
+        """Write a checkpoint and return its folder.
+
+        If the agent cannot be saved: raise a TypeError if checkpoints were asked for; else warn once and return None.
+        """
         if self.unsaved is not None:
             self.unsaved.warn()
+        folder = None
         try:
             state = self._state()
-            folder = None
             if self.run_dir is not None:
                 folder = write_checkpoint(self.run_dir, state, steps=self.steps, save=self.agent.save)
         except TypeError as error:
@@ -329,16 +404,16 @@ class Run:
             if not self._has_warned:
                 logger.warning("no checkpoint can be written, so this run cannot be resumed: %s", error)
             self._has_warned = True
-            folder = None
         return collectives.broadcast(folder)
 
     def _state(self) -> dict[str, Any]:
-        """Return everything that a resumed run needs; the other ranks' part comes from them."""
+        """Return everything that a resumed run needs; ``ranks`` has what differs on ranks other than the first."""
         agent = self.agent.state_dict()
         environment = env_state(self.agent.env)
-        of_this_rank = {name: agent[name] for name in OF_RANK}
-        of_this_rank |= {"environment": environment, "random": global_random_states()}
-        _, *ranks = collectives.gather(of_this_rank)
+        random_states = global_random_states()
+        state_of_rank = {name: agent[name] for name in OF_RANK}
+        state_of_rank |= {"environment": environment, "random": random_states}
+        states_of_ranks = collectives.gather(state_of_rank)
         return {
             "algorithm": type(self.agent).__name__,
             "steps": self.steps,
@@ -349,9 +424,9 @@ class Run:
             "agent": agent,
             "frozen": self.frozen,
             "environment": environment,
-            "random": of_this_rank["random"],
-            "ranks": ranks,
-            "callbacks": [[type(each).__name__, each.state_dict()] for each in self.callbacks],
+            "random": random_states,
+            "ranks": states_of_ranks[1:],
+            "callbacks": [[type(callback).__name__, callback.state_dict()] for callback in self.callbacks],
             "listeners": states_of(self.listeners),
-            "watches": [attributes(owner) for owner in (*self.meters, self.watch)],
+            "watches": [attributes(observer) for observer in (*self.meters, self.watch)],
         }

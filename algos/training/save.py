@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from algos.training.learner import Learner
 
 FORMAT = 4
-"""Format version of the folder; also read: 3 (argument names of 0.2) and 2 (no dtype of observations)."""
+"""Format version of the folder."""
+READ_FORMATS = (2, 3, FORMAT)
+"""Formats that are read: 3 has argument names of version 0.2; 2 has no dtype of observations either."""
 VECTOR_ONLY = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
 """Arguments of a vector environment's spec that the environment itself does not have."""
 
@@ -35,8 +37,11 @@ VECTOR_ONLY = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
 def save(agent: Learner, folder: str | Path) -> Path:
     """Write an agent's policy and config; a language model goes to ``policy/`` as a `transformers` folder.
 
-    States of rewards and of other objects of the environment go to ``objects.safetensors``, for
-    `algos.storage.env_state.load_objects`. Earlier files in the folder stay until the new ones are complete.
+    States of rewards and of other objects of the environment go to ``objects.safetensors``, which
+    `algos.storage.env_state.load_objects` reads. Earlier files in the folder stay until the new ones are complete.
+
+    Returns:
+        The folder.
 
     Raises:
         OSError: if they cannot be written (a full disk, a read-only folder).
@@ -44,33 +49,45 @@ def save(agent: Learner, folder: str | Path) -> Path:
     from safetensors import SafetensorError
 
     from algos.storage.env_state import save_objects
-    from textenv.envs.vector_env import TextVectorEnv
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with replacing(folder / "config.json") as config, replacing(folder / "policy") as weights:
-            weights.mkdir()
-            rewards, penalty = agent.reward_normalizer, agent.penalty
-            description = {
-                "format": FORMAT,
-                "environment": _describe_environment(spec_of(agent.env)),
-                "algorithm": type(agent).__name__,
-                "config": dataclasses.asdict(agent.config),
-                "steps": agent.steps,
-                "policy": _class_name(type(agent.policy)),
-                "policy_arguments": agent.policy.save(weights),
-                "reward_normalizer": None if rewards is None else rewards.state_dict(),
-                "penalty": None if penalty is None else penalty.state_dict(),
-                "made_by": made_by(),
-            }
-            if isinstance(agent.env, TextVectorEnv):
-                description["turns_end_with"] = str(agent.env.ends)  # for readers; the policy's folder has the ids
-            config.write_text(json.dumps(description, indent=2, default=describe) + "\n", encoding="utf-8")
+        with replacing(folder / "config.json") as new_config, replacing(folder / "policy") as new_weights:
+            new_weights.mkdir()
+            description = _describe_agent(agent, new_weights)
+            new_config.write_text(json.dumps(description, indent=2, default=describe) + "\n", encoding="utf-8")
         save_objects(agent.env, folder)
     except SafetensorError as error:
         raise OSError(f"the agent could not be saved in {folder}: {error}") from error
     return folder
+
+
+def _describe_agent(agent: Learner, weights: Path) -> dict[str, Any]:
+    """Write the policy into a folder; return the content of ``config.json``."""
+    from textenv.envs.vector_env import TextVectorEnv
+
+    description: dict[str, Any] = {
+        "format": FORMAT,
+        "environment": _describe_environment(spec_of(agent.env)),
+        "algorithm": type(agent).__name__,
+        "config": dataclasses.asdict(agent.config),
+        "steps": agent.steps,
+        "policy": _class_name(type(agent.policy)),
+        "policy_arguments": agent.policy.save(weights),
+        "reward_normalizer": None,
+        "penalty": None,
+        "made_by": made_by(),
+    }
+
+    # What not every agent has
+    if agent.reward_normalizer is not None:
+        description["reward_normalizer"] = agent.reward_normalizer.state_dict()
+    if agent.penalty is not None:
+        description["penalty"] = agent.penalty.state_dict()
+    if isinstance(agent.env, TextVectorEnv):
+        description["turns_end_with"] = str(agent.env.ends)  # for readers; the policy's folder has the ids
+    return description
 
 
 def load(
@@ -79,22 +96,23 @@ def load(
     device: str | torch.device | None = None,
     policy_class: type[Policy] | None = None,
 ) -> Policy:
-    """Load the policy of a saved agent, ready to act: on the CPU, or on another device (`textenv.device.find_device`).
-
-    The folder may also be the name of an agent on the hub, such as ``user/name``; see `from_hub`.
+    """Load the policy of a saved agent, ready to act.
 
     Args:
-        folder: folder of a run or of a saved agent.
-        device: where to move the policy; None is the CPU.
-        policy_class: class of the policy if it is one of your own, which is never looked up by what a folder says. It
-            needs a classmethod ``load(folder, saved)`` that reads what its ``save(folder)`` wrote and returned, as
-            `ControlPolicy` has.
+        folder: folder of a run or of a saved agent; or the name of an agent on the hub, such as ``user/name`` (see
+            `from_hub`).
+        device: where to move the policy, see `textenv.device.find_device`; None is the CPU.
+        policy_class: class of a policy of your own; a class that a folder names is never imported. It needs a
+            classmethod ``load(folder, saved)`` that reads what its ``save(folder)`` wrote and returned, like
+            `ControlPolicy`.
 
     Raises:
         FileNotFoundError: if the folder holds no saved agent, and the hub has none of this name.
         TypeError: if ``policy_class`` is no class of policies with a method ``load``.
-        ValueError: if it has an unknown format, or holds a policy of another class; or if there is no such device.
+        ValueError: if the folder has an unknown format, or holds a policy of another class; or if there is no such
+            device.
     """
+    # Description and class
     target = find_device(device)
     folder = agent_folder(folder)
     description = read_description(folder)
@@ -104,6 +122,7 @@ def load(
         loaded_class = _policy_class(saved_name, folder)
     _check_class(loaded_class, saved_name, folder)
 
+    # Policy
     weights = Path(folder) / "policy"
     try:
         if _is_language_model(loaded_class):
@@ -112,19 +131,24 @@ def load(
     except ImportError:  # its message names what to install
         raise
     except Exception as error:  # the arguments come from a file, and safetensors has its own errors
-        reason = error if type(error) is ValueError else repr(error)
+        reason = repr(error)
+        if type(error) is ValueError:
+            reason = str(error)
         raise ValueError(f"{weights} does not match the {saved_name} in config.json: {reason}") from error
-    return policy if target is None else policy.to(target)
+    if target is None:
+        return policy
+    return policy.to(target)
 
 
 def _class_name(policy_class: type) -> str:
-    """Name of a policy's class in a saved agent: of ours the name alone, of others ``module:name``."""
-    ours = policy_class.__module__.startswith("algos.policies.")
-    return policy_class.__name__ if ours else f"{policy_class.__module__}:{policy_class.__qualname__}"
+    """Return the name of a policy's class for a saved agent: the name alone for ours, ``module:name`` for others."""
+    if policy_class.__module__.startswith("algos.policies."):
+        return policy_class.__name__
+    return f"{policy_class.__module__}:{policy_class.__qualname__}"
 
 
 def _policy_class(saved_name: str, folder: Path) -> Any:
-    """Find a class of ours by the name in a saved agent; a ValueError on any other name, which is not imported."""
+    """Return a class of ours by its name in a saved agent; raise a ValueError on other names, and import nothing."""
     from algos.policies.registry import CONTROL_POLICIES, find_policy
 
     ours = [home.partition(":")[2] for home in CONTROL_POLICIES.values()]
@@ -142,7 +166,7 @@ def _policy_class(saved_name: str, folder: Path) -> Any:
 
 
 def _check_class(policy_class: Any, saved_name: str, folder: Path) -> None:
-    """Raise an error unless a class loads policies, and has the name of the class that was saved."""
+    """Raise an error unless a class can load policies and has the name of the saved class."""
     if not isinstance(policy_class, type) or not callable(getattr(policy_class, "load", None)):
         raise TypeError(
             f"policy_class is {policy_class!r:.100}, expected a class of policies with a classmethod "
@@ -155,7 +179,7 @@ def _check_class(policy_class: Any, saved_name: str, folder: Path) -> None:
 
 
 def _is_language_model(policy_class: type) -> bool:
-    """Whether a class is `LMPolicy` or inherits it, without importing it for control."""
+    """Return True if a class is `LMPolicy` or inherits from it; a control run need not import it for this."""
     return any(base.__module__ == "algos.policies.lm" for base in policy_class.__mro__)
 
 
@@ -183,12 +207,13 @@ def from_hub(
 
 
 def read_description(folder: str | Path) -> AgentRecord:
-    """Read the ``config.json`` of a saved agent, in a folder or on the hub, of any format that this version reads.
+    """Read the ``config.json`` of a saved agent, in a folder or on the hub, in one of `READ_FORMATS`.
 
     Raises:
         FileNotFoundError: if there is no saved agent.
-        DamagedRunError: if it is damaged, of another format, or names an environment with a module to import.
+        DamagedRunError: if it is damaged, has another format, or names an environment with a module to import.
     """
+    # The file
     path = agent_folder(folder) / "config.json"
     if not path.is_file():
         raise FileNotFoundError(
@@ -196,11 +221,13 @@ def read_description(folder: str | Path) -> AgentRecord:
             "or by 'algos train --run-dir'"
         )
     content = read_record(path)
+
+    # Format and fields
     if "model_type" in content:
         raise DamagedRunError(
             f"{folder} holds a transformers model, not an agent: algos.LMPolicy.load or --model reads it"
         )
-    if content.get("format") not in (2, 3, FORMAT):
+    if content.get("format") not in READ_FORMATS:
         raise DamagedRunError(
             f"{path} has format {content.get('format')!r:.100}, but this version reads 2 to {FORMAT}: "
             "load it with the version of algos that wrote it"
@@ -208,8 +235,10 @@ def read_description(folder: str | Path) -> AgentRecord:
     record = check_record(content, path)
     if record["format"] < FORMAT:
         _rename_old_arguments(record)
+
+    # Gymnasium would import what stands before a colon
     environment = record["environment"]
-    if environment is not None and ":" in environment["id"]:  # Gymnasium would import the text before ':'
+    if environment is not None and ":" in environment["id"]:
         raise DamagedRunError(
             f"{path} names the environment {environment['id']!r:.200}, whose module would be imported: if you trust "
             f"it, name it yourself (algos evaluate {path.parent} --env module:id)"
@@ -218,50 +247,81 @@ def read_description(folder: str | Path) -> AgentRecord:
 
 
 def _rename_old_arguments(record: AgentRecord) -> None:
-    """Change what formats 2 and 3 called otherwise into what `FORMAT` calls it."""
+    """Rename what formats 2 and 3 call by other names than `FORMAT`; changes the record."""
+    # Policy
     arguments = record["policy_arguments"]
     if record["format"] == 2 and "observation_shape" in arguments:
-        dtype = "uint8" if record["policy"] == "CNNPolicy" else "float32"
+        dtype = "float32"
+        if record["policy"] == "CNNPolicy":
+            dtype = "uint8"
         arguments["observation"] = {"shape": arguments.pop("observation_shape"), "dtype": dtype}
     if arguments.get("sde_sample_freq") is not None:
         record["policy"] = "GSDEPolicy"
     else:
         arguments.pop("sde_sample_freq", None)
+
+    # Environment
     environment = record["environment"]
     if environment is not None and environment["id"].startswith("textenv/"):
-        environment["kwargs"] = {
-            next(iter(our_names(name)), name): value for name, value in environment["kwargs"].items()
-        }
+        renamed = {}
+        for name, value in environment["kwargs"].items():
+            new_name = next(iter(our_names(name)), name)
+            renamed[new_name] = value
+        environment["kwargs"] = renamed
 
 
-def describe(function: Any) -> Any:
-    """Describe a function in a config, such as a loss: its name, and the arguments of `functools.partial`."""
+def describe(function: Any) -> str | dict[str, Any]:
+    """Describe a function in a config, such as a loss: its module and name; for `functools.partial` also arguments."""
     if isinstance(function, partial):
         return {"function": describe(function.func), "arguments": function.keywords}
     return f"{function.__module__}.{function.__qualname__}"
 
 
 def spec_of(env: Any) -> EnvSpec | None:
-    """Gymnasium's specification of an environment; None if it has none, or one of another kind, as EnvPool's."""
+    """Return Gymnasium's specification of an environment; None if it has none, or another kind, such as EnvPool's."""
     return env.spec if isinstance(env.spec, EnvSpec) else None
 
 
-def _describe_environment(spec: Any) -> dict[str, Any] | None:
-    """Id and arguments of the environment; None if it was built by hand or has arguments that JSON cannot hold."""
+def _describe_environment(spec: EnvSpec | None) -> dict[str, Any] | None:
+    """Describe an environment for ``config.json``.
+
+    Returns:
+        ``id``, ``kwargs``, ``module`` and, if there are any, names of ``wrappers``. None without a spec (an environment
+        built by hand), or if JSON cannot hold the arguments.
+    """
     if spec is None:
         return None
-    arguments = {
-        name: str(x) if isinstance(x, Path) else plain(x) for name, x in spec.kwargs.items() if name not in VECTOR_ONLY
-    }
+
+    # Arguments as plain data
+    arguments: dict[str, Any] = {}
+    for name, value in spec.kwargs.items():
+        if name in VECTOR_ONLY:
+            continue
+        if isinstance(value, Path):
+            arguments[name] = str(value)
+        else:
+            arguments[name] = plain(value)
+
+    # The initial value of a coefficient that changes: a reader only needs to know that a KL is measured
     kl_coef: Any = arguments.get("kl_coef")
-    if kl_coef is not None:  # of a changing one, what it is at the start: it only says that a KL is measured
+    if kl_coef is not None:
         arguments["kl_coef"] = as_coefficient(kl_coef).value
-    if isinstance(arguments.get("model"), str) and Path(arguments["model"]).is_dir():  # make it absolute
-        arguments["model"] = str(Path(arguments["model"]).resolve())
+
+    # Another working folder must find the model, too
+    model = arguments.get("model")
+    if isinstance(model, str) and Path(model).is_dir():
+        arguments["model"] = str(Path(model).resolve())
     try:
         json.dumps(arguments)
     except TypeError:
         return None
-    names = [x if isinstance(x, str) else name_of(x) for x in spec.kwargs.get("wrappers", ())]
-    module = getattr(spec, "module", None)
-    return {"id": spec.id, "kwargs": arguments, "module": module} | ({"wrappers": names} if names else {})
+
+    # Wrappers, which are functions or their names
+    description = {"id": spec.id, "kwargs": arguments, "module": getattr(spec, "module", None)}
+    names = []
+    for wrapper in spec.kwargs.get("wrappers", ()):
+        name = wrapper if isinstance(wrapper, str) else name_of(wrapper)
+        names.append(name)
+    if names:
+        description["wrappers"] = names
+    return description

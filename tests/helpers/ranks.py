@@ -129,7 +129,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     collectives.start()
     if collectives.world_size() == 3:
-        collectives.LARGE = 100  # gradients in messages of their own
+        collectives.LARGE_GRADIENT_ELEMENTS = 100  # gradients in messages of their own
     command, *arguments = sys.argv[1:]
     if command == "train":
         train(arguments[0], Path(arguments[1]), *arguments[2:])
