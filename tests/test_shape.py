@@ -138,6 +138,14 @@ UNFOLDED = """
     textenv/state.py textenv/lm/answers.py textenv/prompts/messages.py algos/envs/spaces.py algos/envs/batching.py
     algos/envs/flatten.py algos/training/signals.py algos/training/unsaved.py algos/cli/user_code.py
     textenv/importing.py textenv/processes.py
+    textenv/lm/decoding.py
+    textenv/lm/caches.py
+    textenv/lm/model.py
+    textenv/lm/loading.py
+    textenv/lm/seq2seq.py
+    textenv/lm/sampling.py
+    textenv/lm/scoring.py
+    textenv/lm/recording.py
 """
 """Files to be read once: one idea a line. New files belong here; the others are unfolded one by one."""
 VAGUE = {"found", "said", "own", "given", "place", "whole", "known", "each"}

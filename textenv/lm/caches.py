@@ -156,9 +156,10 @@ class _RwkvStates(_StateLayer):
         if self.conv_states[0] is None:
             first = torch.zeros(5, len(positions), *self.state_shape, device=positions.device)
             first[4] -= 1e30  # logarithm of 0
-            self.conv_states = dict(enumerate(first))
+            states = list(first)
             for index in (0, 1):  # the last inputs; the others are float32
-                self.conv_states[index] = self.conv_states[index].to(self.input_dtype)
+                states[index] = states[index].to(self.input_dtype)
+            self.conv_states = dict(enumerate(states))
 
         self.model_states: list[Any] = list(self.conv_states.values())
         """The states as the model takes them."""
@@ -263,7 +264,7 @@ class SlotCache:
             if self.alibi and isinstance(layer, _SlotLayer):
                 layer.past = 0 if positions.shape[1] > 1 else width - 1
 
-        cache = Cache(layers=list(self.layers)) if self.argument != "state" else self.layers[0].model_states
+        cache = self.layers[0].model_states if self.argument == "state" else Cache(layers=list(self.layers))
         hidden = self.lm.trunk(
             input_ids=new_tokens,
             position_ids=positions,
