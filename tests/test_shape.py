@@ -146,6 +146,12 @@ UNFOLDED = """
     textenv/lm/sampling.py
     textenv/lm/scoring.py
     textenv/lm/recording.py
+    textenv/lm/padding.py
+    textenv/lm/memory.py
+    textenv/lm/ends.py
+    textenv/lm/origin.py
+    textenv/lm/choices.py
+    textenv/lm/adapter_config.py
 """
 """Files to be read once: one idea a line. New files belong here; the others are unfolded one by one."""
 VAGUE = {"found", "said", "own", "given", "place", "whole", "known", "each"}
