@@ -169,8 +169,10 @@ def _attend(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     # [1, heads, N, size] to [B, heads, L, size]
-    padded = [packed_rows.spread(x[0].transpose(0, 1)).transpose(1, 2) for x in (query, key, value)]
-    output, _ = sdpa_attention_forward(module, *padded, attention_mask, **options)
+    query = packed_rows.spread(query[0].transpose(0, 1)).transpose(1, 2)
+    key = packed_rows.spread(key[0].transpose(0, 1)).transpose(1, 2)
+    value = packed_rows.spread(value[0].transpose(0, 1)).transpose(1, 2)
+    output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
     # [B, L, heads, size] to [1, N, heads, size]
     packed = output.flatten(0, 1).index_select(0, packed_rows.indices)

@@ -191,7 +191,7 @@ def record(function: Function, *examples: Tensor) -> Function:
 def _python_binding(operation: torch._ops.OpOverload) -> Callable[..., Any]:
     """Return the operation as torch's Python binding, which is faster to call; itself if there is none."""
     name = operation._schema.name.removeprefix("aten::")
-    namespaces: list[tuple[Any, type]] = [
+    namespaces: list[tuple[Any, Any]] = [
         (torch, BuiltinFunctionType),
         (torch._C._nn, BuiltinFunctionType),
         (torch.Tensor, MethodDescriptorType),
