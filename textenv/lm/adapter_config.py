@@ -1,7 +1,7 @@
-"""The configuration of a saved adapter, which may be somebody else's: fields that are plain data, and nothing else.
+"""Read the configuration of a saved adapter, which may be somebody else's: only fields that are plain data.
 
-`peft` imports modules that some fields name (``megatron_core``), loads other models by others (X-LoRA's ``adapters``),
-and tokenizers with their code by others (``tokenizer_kwargs`` of prompt tuning). None of these is read here.
+Some fields make `peft` import a module (``megatron_core``), load other models (X-LoRA's ``adapters``), or load
+tokenizers with their code (``tokenizer_kwargs`` of prompt tuning). A configuration with such a field is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from textenv.json_files import read_json
 ADAPTER_CONFIG = "adapter_config.json"
 """File that only a folder with an adapter has."""
 MOST_BYTES_OF_CONFIG = 2**22
-"""Bytes that the file may have."""
+"""Largest size of the file, in bytes."""
 TYPES = (
     "LORA", "ADALORA", "IA3", "LOHA", "LOKR", "OFT", "BOFT", "VERA", "FOURIERFT", "HRA", "LN_TUNING", "RANDLORA",
     "MISS", "BONE", "SHIRA", "C3A", "ROAD", "DELORA", "WAVEFT", "VBLORA", "GRALORA", "TRAINABLE_TOKENS",
@@ -41,8 +41,9 @@ FIELDS = {
 }  # fmt: skip
 """Fields that hold plain data: numbers, switches, and names of layers and methods."""
 EMPTY: tuple[Any, ...] = (None, False, {}, [], "megatron.core")
-"""Values of other fields under which nothing is done; ``megatron.core`` is the default of ``megatron_core``."""
+"""Values with which other fields do nothing; ``megatron.core`` is the default of ``megatron_core``."""
 MOST_LEVELS = 4
+"""How deep lists and objects in the file may be nested."""
 
 
 def is_adapter(folder: str | Path) -> bool:
@@ -62,19 +63,17 @@ def read_adapter_config(folder: str | Path, *, trusted: bool = False) -> dict[st
     """
     path = Path(folder) / ADAPTER_CONFIG
     config: dict[str, Any] = read_json(path, what="an adapter's configuration", kind=dict, most=MOST_BYTES_OF_CONFIG)
+
+    # Its kind and fields
     if config.get("peft_type") not in TYPES:
         raise ValueError(
             f"{path} has the peft_type {config.get('peft_type')!r:.100}, expected one of {', '.join(TYPES)}"
         )
-    for name, value in config.items() if not trusted else ():
-        if name not in FIELDS and not any(value is empty or value == empty for empty in EMPTY):
-            raise ValueError(
-                f"{path} sets {name} to {json.dumps(value):.100}, by which peft could import or load something else: "
-                "remove it, or pass --trust-remote-code if you trust the adapter (in Python: load it inside "
-                "textenv.lm.loading.trust_remote_code())"
-            )
-        if not _is_plain(value):
-            raise ValueError(f"{path} sets {name} to {json.dumps(value):.100}, expected plain data")
+    if not trusted:
+        for name, value in config.items():
+            _check_field(name, value, path)
+
+    # Its base model
     base = config.get("base_model_name_or_path")
     if base is not None and not isinstance(base, str):
         raise ValueError(f"{path} has the base model {base!r:.100}, expected a name or null")
@@ -82,6 +81,19 @@ def read_adapter_config(folder: str | Path, *, trusted: bool = False) -> dict[st
     if not trusted and not str(library).startswith("transformers.models"):
         raise ValueError(f"{path} says that its base model is of the library {library!r:.100}, expected transformers")
     return config
+
+
+def _check_field(name: str, value: Any, path: Path) -> None:
+    """Raise a ValueError if a field of the configuration at ``path`` is more than plain data."""
+    is_empty = any(value is empty or value == empty for empty in EMPTY)
+    if name not in FIELDS and not is_empty:
+        raise ValueError(
+            f"{path} sets {name} to {json.dumps(value):.100}, by which peft could import or load something else: "
+            "remove it, or pass --trust-remote-code if you trust the adapter (in Python: load it inside "
+            "textenv.lm.loading.trust_remote_code())"
+        )
+    if not _is_plain(value):
+        raise ValueError(f"{path} sets {name} to {json.dumps(value):.100}, expected plain data")
 
 
 def _is_plain(value: Any, levels: int = MOST_LEVELS) -> bool:

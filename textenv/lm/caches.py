@@ -23,38 +23,59 @@ if TYPE_CHECKING:
 
 
 class _SlotLayer(CacheLayerMixin):
-    """Keys and values ``[slots, max_length, heads, head size]`` of one attention layer."""
+    """Keys and values of one attention layer, by slot.
 
-    def __init__(self, num_slots: int, max_length: int, own: Any) -> None:
+    Args:
+        num_slots: number of slots.
+        max_length: maximum number of tokens in a slot.
+        layer: the layer of `transformers` that this one replaces.
+    """
+
+    def __init__(self, num_slots: int, max_length: int, layer: Any) -> None:
         super().__init__()
-        self.num_slots, self.max_length = num_slots, max_length
-        self.rows: Tensor | None = None  # slots in this forward pass; None means all
-        self.positions = torch.empty(0, device="cpu")  # int64 [n, q], where the new keys go
-        self.width: int | torch.SymInt = 0  # number of keys that queries may attend to
-        self.past: int | torch.SymInt = 0  # position of the first query, for models that are not given positions
+        self.num_slots = num_slots
+        self.max_length = max_length
+        self.rows: Tensor | None = None
+        """Slots in this forward pass, int64 ``[n]``; None means all."""
+        self.positions = torch.empty(0, device="cpu")
+        """Where the new keys go, int64 ``[n, q]``."""
+        self.width: int | torch.SymInt = 0
+        """Number of keys that queries may attend to."""
+        self.past: int | torch.SymInt = 0
+        """Position of the first query, for models that are not given positions."""
 
     def begin(self, rows: Tensor | None, positions: Tensor, width: int | torch.SymInt) -> None:
         """Prepare a forward pass over new tokens at these positions."""
-        self.rows, self.positions, self.width = rows, positions, width
+        self.rows = rows
+        self.positions = positions
+        self.width = width
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        slots, size = self.num_slots, self.max_length
-        self.keys = key_states.new_zeros(slots, size, key_states.shape[1], key_states.shape[3])
-        self.values = value_states.new_zeros(slots, size, value_states.shape[1], value_states.shape[3])
-        self.every = torch.arange(slots, device=key_states.device)
+        # [slots, max_length, heads, head size]
+        slots = self.num_slots
+        length = self.max_length
+        self.keys = key_states.new_zeros(slots, length, key_states.shape[1], key_states.shape[3])
+        self.values = value_states.new_zeros(slots, length, value_states.shape[1], value_states.shape[3])
+        self.all_rows = torch.arange(slots, device=key_states.device)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write the new keys and values at their positions and return those of the active rows."""
         if not self.is_initialized:
-            _SlotLayer.lazy_initialization(self, key_states, value_states)
+            _SlotLayer.lazy_initialization(self, key_states, value_states)  # layers with states have another one
         assert self.keys is not None and self.values is not None
-        rows = self.every if self.rows is None else self.rows
+
+        # Write: [n, heads, q, head size] to [n, q, heads, head size]
+        rows = self.all_rows if self.rows is None else self.rows
         self.keys[rows[:, None], self.positions] = key_states.transpose(1, 2)
         self.values[rows[:, None], self.positions] = value_states.transpose(1, 2)
-        keys, values = self.keys[:, : self.width], self.values[:, : self.width]
+
+        # Read
+        keys = self.keys[:, : self.width]
+        values = self.values[:, : self.width]
         if self.rows is not None:
-            keys, values = keys.index_select(0, rows), values.index_select(0, rows)  # faster than []
+            keys = keys.index_select(0, rows)  # faster than []
+            values = values.index_select(0, rows)
         return keys.transpose(1, 2), values.transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -71,41 +92,50 @@ class _StateLayer(LinearAttentionLayer):
     """States ``[slots, ...]`` of one recurrent or convolutional layer.
 
     A pass over one token continues from the states of its slots; a pass over several reads texts from their beginning.
+
+    Args:
+        num_slots: number of slots.
+        max_length: maximum number of tokens in a slot.
+        layer: the layer of `transformers` that this one replaces.
     """
 
-    def __init__(self, num_slots: int, max_length: int, own: Any) -> None:
-        super().__init__(own.number_of_states)
+    def __init__(self, num_slots: int, max_length: int, layer: Any) -> None:
+        super().__init__(layer.number_of_states)
         self.num_slots = num_slots
         self.stored: dict[tuple[str, int], Tensor] = {}
-        self.chosen: Tensor | None = None  # slots in this forward pass; None means all
+        """States of all slots, by their attribute in `transformers` and their index in it."""
+        self.active_rows: Tensor | None = None
+        """Slots in this forward pass, int64 ``[n]``; None means all."""
 
     def begin(self, rows: Tensor | None, positions: Tensor, width: int | torch.SymInt) -> None:
         """Give the model the states of these slots, or none at the beginning of texts."""
-        self.chosen = rows
+        self.active_rows = rows
         if positions.shape[1] > 1 or width == 1:
             LinearAttentionLayer.__init__(self, self.number_of_states)
             return
-        for (kind, i), states in self.stored.items():
-            getattr(self, kind)[i] = states if rows is None else states.index_select(0, rows)
+        for (attribute, index), states in self.stored.items():
+            active_states = states if rows is None else states.index_select(0, rows)
+            getattr(self, attribute)[index] = active_states
 
     def end(self) -> None:
         """Store the new states of these slots; if all slots were read, the model has written into the stored ones."""
-        if self.chosen is None:
+        if self.active_rows is None:
             return
-        for kind in ("conv_states", "recurrent_states"):
-            for i, states in getattr(self, kind).items():
-                if states is not None:
-                    if (kind, i) not in self.stored:
-                        self.stored[kind, i] = states.new_zeros(self.num_slots, *states.shape[1:])
-                    self.stored[kind, i][self.chosen] = states
+        for attribute in ("conv_states", "recurrent_states"):
+            for index, states in getattr(self, attribute).items():
+                if states is None:
+                    continue
+                if (attribute, index) not in self.stored:
+                    self.stored[attribute, index] = states.new_zeros(self.num_slots, *states.shape[1:])
+                self.stored[attribute, index][self.active_rows] = states
 
 
 class _BothLayer(_StateLayer, _SlotLayer):  # type: ignore[override]
     """Attention and recurrence in one layer."""
 
-    def __init__(self, num_slots: int, max_length: int, own: Any) -> None:
-        _SlotLayer.__init__(self, num_slots, max_length, own)
-        _StateLayer.__init__(self, num_slots, max_length, own)
+    def __init__(self, num_slots: int, max_length: int, layer: Any) -> None:
+        _SlotLayer.__init__(self, num_slots, max_length, layer)
+        _StateLayer.__init__(self, num_slots, max_length, layer)
 
     def begin(self, rows: Tensor | None, positions: Tensor, width: int | torch.SymInt) -> None:
         _SlotLayer.begin(self, rows, positions, width)
@@ -117,18 +147,25 @@ class _RwkvStates(_StateLayer):
 
     def __init__(self, num_slots: int, max_length: int, trunk: PreTrainedModel) -> None:
         super().__init__(num_slots, max_length, LinearAttentionLayer(number_of_states=5))
-        self.size, self.kind = (trunk.config.hidden_size, trunk.config.num_hidden_layers), trunk.dtype
+        self.state_shape = (trunk.config.hidden_size, trunk.config.num_hidden_layers)
+        self.input_dtype = trunk.dtype
 
     def begin(self, rows: Tensor | None, positions: Tensor, width: int | torch.SymInt) -> None:
         """Give the model the states of these slots, or those at the beginning of texts."""
         super().begin(rows, positions, width)
         if self.conv_states[0] is None:
-            first = torch.zeros(5, len(positions), *self.size, device=positions.device)
+            first = torch.zeros(5, len(positions), *self.state_shape, device=positions.device)
             first[4] -= 1e30  # logarithm of 0
-            self.conv_states = {i: x.to(self.kind) if i < 2 else x for i, x in enumerate(first)}
-        self.given: list[Any] = list(self.conv_states.values())
+            states = list(first)
+            for index in (0, 1):  # the last inputs; the others are float32
+                states[index] = states[index].to(self.input_dtype)
+            self.conv_states = dict(enumerate(states))
+
+        self.model_states: list[Any] = list(self.conv_states.values())
+        """The states as the model takes them."""
         if positions.shape[1] == 1:
-            self.given[:2] = map(_LastInputs, self.given[:2])
+            for index in (0, 1):
+                self.model_states[index] = _LastInputs(self.model_states[index])
 
 
 class _LastInputs:
@@ -145,12 +182,16 @@ class _LastInputs:
 
 
 LAYERS: dict[str, type[_SlotLayer | _StateLayer]] = {
-    **dict.fromkeys(("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"), _SlotLayer),  # a dummy remains empty
+    "DynamicLayer": _SlotLayer,
+    "DynamicSlidingWindowLayer": _SlotLayer,
+    "DummyLayer": _SlotLayer,  # it remains empty
     "LinearAttentionLayer": _StateLayer,
     "LinearAttentionAndFullAttentionLayer": _BothLayer,
     "LinearAttentionAndSlidingWindowAttentionLayer": _BothLayer,
 }
 """Layers with slots, by the name of the layer of `transformers` that they replace."""
+NO_TIME_STEP_LIMIT = (0.0, math.inf)
+"""``time_step_limit`` of a recurrent layer that does not limit its time steps."""
 
 
 class SlotCache:
@@ -163,85 +204,148 @@ class SlotCache:
     """
 
     def __init__(self, lm: LanguageModel, num_slots: int, max_length: int) -> None:
-        self.lm, trunk, config = lm, trunk_of(lm.model), lm.model.config.get_text_config(decoder=True)
-        taken = inspect.signature(trunk.forward).parameters
-        own: list[Any] = DynamicCache(config=config).layers
-        self.argument = next((name for name in ("state", "cache_params") if name in taken), "past_key_values")
-        kinds = [LAYERS.get(type(layer).__name__) for layer in own]
-        limits = {tuple(getattr(module, "time_step_limit", (0.0, math.inf))) for module in trunk.modules()}
+        self.lm = lm
+        trunk = trunk_of(lm.model)
+        config = lm.model.config.get_text_config(decoder=True)
+        model_layers: list[Any] = DynamicCache(config=config).layers
+
+        # Layers with slots
+        self.argument = _cache_argument(trunk)
+        """Argument of the trunk's forward that takes the cache."""
         self.layers: list[Any] = []
         """Empty if the model has a layer without such a cache."""
         if self.argument == "state":
             self.layers = [_RwkvStates(num_slots, max_length, trunk)]
-        elif None not in kinds and limits == {(0.0, math.inf)}:  # steps of one token ignore limits (Zamba 2)
-            self.layers = [kind(num_slots, max_length, layer) for kind, layer in zip(kinds, own, strict=True) if kind]
-        self._states = [layer for layer in self.layers if isinstance(layer, _StateLayer)]
-        self.recurrent = bool(self._states)
+        elif not _limits_time_steps(trunk):
+            self.layers = _slot_layers(model_layers, num_slots, max_length)
+        self._state_layers = [layer for layer in self.layers if isinstance(layer, _StateLayer)]
+
+        # How texts may be read
+        self.recurrent = bool(self._state_layers)
         """True if slots have states, which each token must change once and padding must not change."""
         self.pads = self.recurrent and self.argument != "state"
         """True if texts of unequal length are read with padding on the left, which the model masks."""
         self.alibi = bool(getattr(trunk, "use_alibi", hasattr(trunk, "build_alibi_tensor")))
-        """True if the model makes biases by distance itself, of a mask of keys (BLOOM, Falcon)."""
+        """True if the model itself computes biases by distance, from a mask of keys (BLOOM, Falcon)."""
         self.restarts = self.recurrent or self.alibi
         """True if several new tokens are read from the beginning of a text only."""
-        attention: list[Any] = [layer for layer in own if isinstance(layer, DynamicLayer)]
-        windows = [layer.sliding_window for layer in attention if layer.is_sliding]
+
+        # Masks
+        attention_layers: list[Any] = [layer for layer in model_layers if isinstance(layer, DynamicLayer)]
+        windows = [layer.sliding_window for layer in attention_layers if layer.is_sliding]
         self.window = min([*windows, max_length])
-        self.chunked, self.mixed = setting(config, "sliding_window") is None, len(windows) < len(attention)
-        self._steps = torch.arange(max_length, device=lm.device)
-        added = [torch.finfo(lm.model.dtype).min, 0.0]
-        self._lowest, self._nothing = torch.tensor(added, dtype=lm.model.dtype, device=lm.device)
+        """Number of keys that a query of a layer with a window, or with chunks, attends to at most."""
+        self.chunked = setting(config, "sliding_window") is None
+        """True if such layers have chunks: their queries attend to keys of their own chunk."""
+        self.mixed = len(windows) < len(attention_layers)
+        """True if other layers attend to all keys."""
+        self._columns = torch.arange(max_length, device=lm.device)
+        dtype = lm.model.dtype
+        mask_values = torch.tensor([torch.finfo(dtype).min, 0.0], dtype=dtype, device=lm.device)
+        self._lowest = mask_values[0]
+        self._zero = mask_values[1]
 
     def mask(self, positions: Tensor, width: int) -> Tensor:
-        """Additive mask of keys for queries at positions ``[n, q]``: ``[n, 1, q, width]``, 0 up to the query.
+        """Return the additive mask of keys for queries at positions ``[n, q]``, 0 up to the query.
 
-        For ALiBi int64 ``[n, width]`` instead, 1 up to the last query's position.
+        It is ``[n, 1, q, width]``. For ALiBi it is int64 ``[n, width]`` instead, 1 up to the last query's position.
         """
+        keys = self._columns[:width]
         if self.alibi:
-            return (self._steps[:width] <= positions[:, -1:]).long()
-        return torch.where(self._steps[:width] > positions.unsqueeze(1).unsqueeze(3), self._lowest, self._nothing)
+            return (keys <= positions[:, -1:]).long()
+        queries = positions.unsqueeze(1).unsqueeze(3)
+        return torch.where(keys > queries, self._lowest, self._zero)
 
-    def read(self, rows: Tensor | None, fresh: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+    def read(self, rows: Tensor | None, new_tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """Run the trunk on new tokens ``[n, q]`` of these slots (None: of all), and return its output."""
         width = mask.shape[-1]
         for layer in self.layers:
             layer.begin(rows, positions, width)
             if self.alibi and isinstance(layer, _SlotLayer):
                 layer.past = 0 if positions.shape[1] > 1 else width - 1
-        cache = self.layers[0].given if self.argument == "state" else Cache(layers=list(self.layers))
+
+        cache = self.layers[0].model_states if self.argument == "state" else Cache(layers=list(self.layers))
         hidden = self.lm.trunk(
-            input_ids=fresh,
+            input_ids=new_tokens,
             position_ids=positions,
-            attention_mask=self._by_layer(positions, mask),
+            attention_mask=self._mask_by_layer(positions, mask),
             use_cache=True,
             **{self.argument: cache},
         )
-        for layer in self._states:
+        for layer in self._state_layers:
             layer.end()
         return hidden
 
     def copy(self, source: Tensor, target: Tensor, width: int) -> None:
         """Give slots the states of other slots, and their first ``width`` keys and values; int64 ``[n]`` each."""
         for layer in self.layers:
-            kept = [*layer.stored.values()] if isinstance(layer, _StateLayer) else []
+            by_slot: list[Tensor] = []
+            if isinstance(layer, _StateLayer):
+                by_slot += layer.stored.values()
             if isinstance(layer, _SlotLayer) and layer.is_initialized:
-                kept += [x[:, :width] for x in (layer.keys, layer.values) if x is not None]
-            for x in kept:
-                x[target] = x[source]
+                assert layer.keys is not None and layer.values is not None
+                by_slot += [layer.keys[:, :width], layer.values[:, :width]]
+            for tensor in by_slot:
+                tensor[target] = tensor[source]
 
-    def _by_layer(self, positions: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor | None] | None:
-        """Masks as the model takes them: one for all layers, or one for each kind of layer."""
-        if not self.recurrent and self.window == len(self._steps):
+    def _mask_by_layer(self, positions: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor | None] | None:
+        """Return the mask as the model takes it: one for all layers, or one for each kind of layer."""
+        if not self.recurrent and self.window == len(self._columns):
             return mask
-        # Padding on the left has the position after the text.
-        real = (positions <= positions[:, -1:]).long() if self.pads and positions.shape[1] > 1 else None
+
+        # Layers with states: 1 on real tokens; padding on the left has the position after the text
+        is_real = None
+        if self.pads and positions.shape[1] > 1:
+            is_real = (positions <= positions[:, -1:]).long()
         if not any(isinstance(layer, _SlotLayer) for layer in self.layers):
-            return real
-        keys, queries = self._steps[: mask.shape[-1]], positions.unsqueeze(1).unsqueeze(3)
-        near = keys // self.window == queries // self.window if self.chunked else keys > queries - self.window
-        windowed = torch.where(near, mask, self._lowest)
+            return is_real
+
+        # Attention layers with windows or chunks
+        keys = self._columns[: mask.shape[-1]]
+        queries = positions.unsqueeze(1).unsqueeze(3)
+        if self.chunked:
+            is_near = keys // self.window == queries // self.window
+        else:
+            is_near = keys > queries - self.window
+        window_mask = torch.where(is_near, mask, self._lowest)
         if not self.recurrent and not self.mixed:
-            return windowed
-        masks: dict[str, Any] = dict.fromkeys(("full_attention", "hybrid"), mask)
-        masks |= dict.fromkeys(("linear_attention", "conv"), real)
-        return masks | dict.fromkeys(("sliding_attention", "hybrid_sliding", "chunked_attention"), windowed)
+            return window_mask
+
+        return {
+            "full_attention": mask,
+            "hybrid": mask,
+            "linear_attention": is_real,
+            "conv": is_real,
+            "sliding_attention": window_mask,
+            "hybrid_sliding": window_mask,
+            "chunked_attention": window_mask,
+        }
+
+
+def _cache_argument(trunk: PreTrainedModel) -> str:
+    """Return the name of the argument of the trunk's forward that takes the cache."""
+    parameters = inspect.signature(trunk.forward).parameters
+    for name in ("state", "cache_params"):
+        if name in parameters:
+            return name
+    return "past_key_values"
+
+
+def _limits_time_steps(trunk: PreTrainedModel) -> bool:
+    """Return True if a recurrent layer limits its time steps (Zamba 2): steps of one token ignore the limits."""
+    for module in trunk.modules():
+        limits = getattr(module, "time_step_limit", NO_TIME_STEP_LIMIT)
+        if tuple(limits) != NO_TIME_STEP_LIMIT:
+            return True
+    return False
+
+
+def _slot_layers(model_layers: list[Any], num_slots: int, max_length: int) -> list[_SlotLayer | _StateLayer]:
+    """Return a layer with slots in place of each of the model's; none if one of them has no counterpart."""
+    slot_layers = []
+    for layer in model_layers:
+        layer_class = LAYERS.get(type(layer).__name__)
+        if layer_class is None:
+            return []
+        slot_layers.append(layer_class(num_slots, max_length, layer))
+    return slot_layers

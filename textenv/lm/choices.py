@@ -1,8 +1,8 @@
-"""Models whose outputs jump where a choice turns: experts, and attention that reads only the highest keys.
+"""Models whose outputs may jump: those with experts, and with attention that reads only the keys of highest score.
 
-A router takes the experts with the highest scores. Where two scores are nearly equal, another shape of the same
-product rounds them in the other order, another expert computes, and log-probabilities jump by tenths of a nat. So two
-computations of one log-probability are equal in most places, and far apart in a few.
+A router chooses the experts with the highest scores. Where two scores are nearly equal, the same product in another
+shape may round them to the other order. Then another expert computes, and log-probabilities jump by tenths of a nat.
+So two computations of one log-probability are equal in most places, and far apart in a few.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ KEY_LIMITS = ("keep_window_size", "index_topk", "indexer_budget")
 
 
 def hard_choices(model: PreTrainedModel) -> tuple[str, ...]:
-    """Name what a model takes by the order of scores, for messages: experts, keys; empty for other models."""
+    """Name what a model chooses by the order of scores (experts, keys), for messages; empty for other models."""
     choices = []
     if any("experts" in name.rpartition(".")[2] for name, _ in model.named_modules()):
         choices.append("experts")
     config = model.config.get_text_config()
-    choices += [f"the keys of attention ({name})" for name in KEY_LIMITS if getattr(config, name, None)]
+    for name in KEY_LIMITS:
+        if getattr(config, name, None):
+            choices.append(f"the keys of attention ({name})")
     return tuple(choices)

@@ -1,11 +1,12 @@
 """Cached decoding in slots: each row of the cache has its own position, so a slot can be refilled at any time.
 
-A new prompt can enter a slot while other slots are in the middle of a text (`textenv.lm.caches`). Models with another
-kind of cache, and those whose outputs with a cache differ from a plain pass, use the padded path, which reads the whole
-prefix again at every step.
+A new prompt can enter a slot while other slots are in the middle of a text (`textenv.lm.caches`). Two kinds of models
+use the padded path, which reads each prefix again at every step: models with another kind of cache, and models whose
+outputs with a cache differ from those of a plain pass.
 
 After some calls, three kinds of step are recorded and then replayed (`textenv.lm.recording`): one token in every slot,
-one token in some slots, and several tokens. Steps of models with states are not, because they cannot be repeated.
+one token in some slots, and several tokens. Steps of models with recurrent states are not recorded, because they cannot
+be repeated.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from textenv.lm.model import LanguageModel
 
 logger = logging.getLogger(__name__)
-WHOLE = 7 / 8
+FRACTION_TO_READ_ALL = 7 / 8
 """If this fraction of slots has one new token, all slots are read: copying some from the cache would cost more."""
 
 
@@ -56,11 +57,17 @@ class Decoder:
         self._slots = np.arange(num_slots)
         self.device = lm.device
         """Device of the model at construction; stored, because `transformers` searches the weights for it each time."""
-        steps = (self._one_everywhere, self._some, self._some)
-        self.everywhere, self.one, self.several = self.recordings = [RecordedStep(x, model=lm.model) for x in steps]
         self.cache = SlotCache(lm, num_slots, max_length)
+
+        # Steps, which are recorded after some calls
+        self.everywhere = RecordedStep(self._one_everywhere, model=lm.model)
+        self.one = RecordedStep(self._some, model=lm.model)
+        self.several = RecordedStep(self._some, model=lm.model)
+        self.recordings = [self.everywhere, self.one, self.several]
         for step in self.recordings:
             step.recordable &= not self.cache.recurrent  # a recording is compared by running a step twice
+
+        # With or without the cache; decided once for a model and length
         self.cached = bool(self.cache.layers) and max_length > 3  # a text of 3 tokens needs no cache
         """False if the model uses the padded path."""
         if max_length > 3 and max_length not in lm.cached:
@@ -71,56 +78,91 @@ class Decoder:
     @torch.no_grad()
     def _choose_path(self) -> None:
         """Use the cache if it agrees with a plain pass over the longest text, else the padded path, or raise."""
-        name, cause, paths = type(self.lm.model).__name__, None, (True, False) if self.cached else (False,)
-        for self.cached in paths:
-            try:
-                gap, allowed = self._gap()
-                reason = f"log-probabilities after a prefix differ by up to {gap:.3g} from those in the whole text"
-                if not gap > allowed:
-                    break
-            except Exception as error:  # a model may raise anything for such a cache or text
-                cause, reason = error, f"{type(error).__name__}: {error}"
-            if self.cached:
-                logger.warning("%s decodes without a cache: %s", name, reason)
-        else:
-            raise ValueError(
-                f"{name} cannot sample texts of up to {self.shape[1]} tokens ({reason}), because sampling and scoring "
-                "must use the same probabilities: switch dropout off (model.eval()), lower max_prompt_tokens, "
-                "max_new_tokens or max_length, or use another model."
-            ) from cause
+        model_name = type(self.lm.model).__name__
+        cause: Exception | None = None
+        if self.cached:
+            reason, cause = self._disagreement()
+            if reason:
+                logger.warning("%s decodes without a cache: %s", model_name, reason)
+                self.cached = False
+        if not self.cached:
+            reason, error = self._disagreement()
+            if reason:
+                raise ValueError(
+                    f"{model_name} cannot sample texts of up to {self.shape[1]} tokens ({reason}), because sampling "
+                    "and scoring must use the same probabilities: switch dropout off (model.eval()), lower "
+                    "max_prompt_tokens, max_new_tokens or max_length, or use another model."
+                ) from (error or cause)
+
+        # Forget the texts of this check
         self.reset()
         for step in self.recordings:
             step.forget()
 
-    def _gap(self) -> tuple[float, float]:
-        """Largest log-probability difference of slots and one plain pass over the longest text, nats; its tolerance.
+    def _disagreement(self) -> tuple[str, Exception | None]:
+        """Compare the chosen path with a plain pass.
 
-        One slot reads the text in pieces, with the last token alone; a second slot has a shorter prefix. Of a model of
-        experts it is the median over the prefixes of their largest differences; see `textenv.lm.choices`.
+        Returns:
+            Why the path cannot be used, empty if it can; and the error that the model raised, if any.
         """
-        longest, behind = self.shape[1], {3: 2, self.shape[1]: 3}
+        try:
+            gap, tolerance = self._gap()
+        except Exception as error:  # a model may raise anything for such a cache or text
+            return f"{type(error).__name__}: {error}", error
+        if gap > tolerance:
+            return f"log-probabilities after a prefix differ by up to {gap:.3g} from those in the whole text", None
+        return "", None
+
+    def _gap(self) -> tuple[float, float]:
+        """Measure how far slots and one plain pass over the longest text differ.
+
+        The first slot reads the text in pieces, and its last token alone; a second slot has a shorter prefix. For a
+        model of experts the difference is the median over the prefixes of their largest differences; see
+        `textenv.lm.choices`.
+
+        Returns:
+            Largest difference of log-probabilities, and its tolerance; nats.
+        """
+        longest = self.shape[1]
         tokens = np.random.default_rng(0).integers(0, self.lm.num_tokens, (1, longest)).repeat(2, axis=0)
         hidden = self.lm.hidden(torch.from_numpy(tokens[:1]).to(self.device))[0]
-        ends = {3, *range(POSITIONS_AT_ONCE, longest, POSITIONS_AT_ONCE), longest - 1, longest}
-        if self.cache.restarts:
+
+        # Prefixes of the first slot, and those of the second one, by the first one's
+        if not self.cached:
+            ends = {3, longest // 2, longest - 1}
+        elif self.cache.restarts:
             ends = {3, longest - 2, longest - 1, longest}
-        lengths, found = [], []
-        for end in sorted(ends if self.cached else {3, longest // 2, longest - 1}):
-            length = np.array([end, behind[end]] if end in behind else [end])[: self.num_slots]
-            found.append(self._extend(np.arange(len(length)), tokens[: len(length)], length))
+        else:
+            ends = {3, *range(POSITIONS_AT_ONCE, longest, POSITIONS_AT_ONCE), longest - 1, longest}
+        second_ends = {3: 2, longest: 3}
+
+        lengths = []
+        logits = []
+        for end in sorted(ends):
+            prefix_lengths = [end]
+            if end in second_ends:
+                prefix_lengths.append(second_ends[end])
+            length = np.array(prefix_lengths[: self.num_slots])
+            logits.append(self._extend(np.arange(len(length)), tokens[: len(length)], length))
             lengths.append(length)
-        plain = self.lm.logits(hidden[torch.from_numpy(np.concatenate(lengths) - 1).to(self.device)])
-        gap = torch.cat(found).log_softmax(-1) - plain.float().log_softmax(-1)
-        largest = gap.abs().amax(-1)
+
+        # The same positions of the plain pass
+        positions = torch.from_numpy(np.concatenate(lengths) - 1).to(self.device)
+        plain_logits = self.lm.logits(hidden[positions])
+        difference = torch.cat(logits).log_softmax(-1) - plain_logits.float().log_softmax(-1)
+        largest = difference.abs().amax(-1)
         everywhere = torch.ones_like(largest, dtype=torch.bool)
-        return ratio_gap(largest, mask=everywhere, choices=self.lm.hard_choices), rounding(plain)
+        gap = ratio_gap(largest, mask=everywhere, choices=self.lm.hard_choices)
+        return gap, rounding(plain_logits)
 
     def reset(self, rows: np.ndarray | None = None) -> None:
         """Clear these slots (bool ``[num_slots]``); None clears all, and drops recordings of replaced weights."""
-        if rows is None:
-            for step in self.recordings:
-                step.forget_replaced()
-        self.read[slice(None) if rows is None else rows] = 0
+        if rows is not None:
+            self.read[rows] = 0
+            return
+        for step in self.recordings:
+            step.forget_replaced()
+        self.read[:] = 0
 
     @torch.no_grad()
     def logits(self, tokens: np.ndarray, length: np.ndarray) -> Tensor:
@@ -147,11 +189,12 @@ class Decoder:
         logits = torch.zeros(self.num_slots, self.lm.num_tokens, device=self.device)
 
         # One new token in nearly all slots: the other slots also read their next token
-        if self.cached and not self.cache.recurrent and len(one) >= WHOLE * self.num_slots:
+        if self.cached and not self.cache.recurrent and len(one) >= FRACTION_TO_READ_ALL * self.num_slots:
             rows = torch.from_numpy(one).to(self.device)
             logits[rows] = self._read_next(tokens)[rows]
         elif len(one):
-            logits[torch.from_numpy(one).to(self.device)] = self._extend(one, tokens[one], length[one])
+            rows = torch.from_numpy(one).to(self.device)
+            logits[rows] = self._extend(one, tokens[one], length[one])
 
         # Several new tokens: equal prompts, such as those of a group, are read once and copied
         originals, copies = self._distinct(several, tokens, length)
@@ -163,12 +206,12 @@ class Decoder:
         return logits
 
     def _distinct(self, rows: np.ndarray, tokens: np.ndarray, length: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
-        """Keep one of the slots that begin with equal texts.
+        """Keep one slot per distinct text, among those that read a text from its beginning.
 
         Returns:
-            The slots to read; and for each other slot the one to copy from.
+            The slots to read; and for each other slot the slot to copy from.
         """
-        first: dict[bytes, int] = {}
+        first_rows: dict[bytes, int] = {}
         originals = []
         copies = {}
         for row in rows.tolist():
@@ -176,7 +219,7 @@ class Decoder:
                 originals.append(row)
                 continue
             text = tokens[row, : length[row]].tobytes()
-            original = first.setdefault(text, row)
+            original = first_rows.setdefault(text, row)
             if original == row:
                 originals.append(row)
             else:
@@ -184,7 +227,7 @@ class Decoder:
         return np.array(originals, dtype=np.int64), copies
 
     def _copy(self, copies: dict[int, int], length: np.ndarray, logits: Tensor) -> None:
-        """Copy logits and cache to these slots, each from the one named."""
+        """Give the slots that are keys of ``copies`` the logits and cache of the slots that are the values."""
         rows = list(copies)
         target = torch.tensor(rows, device=self.device)
         source = torch.tensor(list(copies.values()), device=self.device)
@@ -195,24 +238,30 @@ class Decoder:
 
     def _forget_other_texts(self, tokens: np.ndarray, length: np.ndarray) -> None:
         """Clear slots whose prefix does not extend the text read so far (the same prefix again, or another text)."""
-        other = length <= self.read
-        at = np.minimum(self.read, tokens.shape[1] - 1)
-        self._seen[self._slots, at] = tokens[self._slots, at]  # equal now if only the next token is new
+        is_other = length <= self.read
+
+        # Compare texts only where more than the next tokens are new
+        columns = np.minimum(self.read, tokens.shape[1] - 1)
+        self._seen[self._slots, columns] = tokens[self._slots, columns]
         width = int(length.max())
         if not np.array_equal(self._seen[:, :width], tokens[:, :width]):
-            read = np.arange(width) < self.read[:, None]
-            other |= ((self._seen[:, :width] != tokens[:, :width]) & read).any(1)
+            was_read = np.arange(width) < self.read[:, None]
+            differs = self._seen[:, :width] != tokens[:, :width]
+            is_other |= (differs & was_read).any(1)
             self._seen[:] = tokens
-        if other.any():
-            self.read[other & (self.read > 0)] = 0
+
+        if is_other.any():
+            self.read[is_other & (self.read > 0)] = 0
 
     def _read_next(self, tokens: np.ndarray) -> Tensor:
         """Read one more token in every slot and return the logits after it."""
-        at = np.minimum(self.read, tokens.shape[1] - 1)  # an idle slot may be full
+        columns = np.minimum(self.read, tokens.shape[1] - 1)  # an idle slot may be full
         self.read = self.read + 1
-        fresh, where = (torch.from_numpy(x[:, None]).to(self.device) for x in (tokens[self._slots, at], at))
-        width = int(at.max()) + 1
-        return self.everywhere(fresh, where, self.cache.mask(where, width), sizes=(width, tokens.shape[1]))
+        new_tokens = torch.from_numpy(tokens[self._slots, columns][:, None]).to(self.device)
+        positions = torch.from_numpy(columns[:, None]).to(self.device)
+        width = int(columns.max()) + 1
+        mask = self.cache.mask(positions, width)
+        return self.everywhere(new_tokens, positions, mask, sizes=(width, tokens.shape[1]))
 
     def _extend(self, rows: np.ndarray, tokens: np.ndarray, length: np.ndarray) -> Tensor:
         """Read the new tokens of these slots and return the logits after them."""
@@ -237,28 +286,34 @@ class Decoder:
             new = np.full_like(new, width)
 
         # Read them
-        fresh = torch.from_numpy(np.take_along_axis(tokens, columns, axis=1)).to(self.device)
+        new_tokens = torch.from_numpy(np.take_along_axis(tokens, columns, axis=1)).to(self.device)
         last = torch.from_numpy(new - 1).to(self.device)
         self.read[rows] = length
         if not self.cached:
-            return self._at_last(self.lm.hidden(fresh), last)
-        # One extra key, because a recording needs a width that differs from the number of new tokens.
-        num_keys = min(int(columns.max()) + 1 + (width > 1), tokens.shape[1])
+            return self._at_last(self.lm.hidden(new_tokens), last)
+        num_keys = int(columns.max()) + 1
+        if width > 1:
+            num_keys += 1  # because a recording needs a width that differs from the number of new tokens
+        num_keys = min(num_keys, tokens.shape[1])
         positions = torch.from_numpy(columns).to(self.device)
         mask = self.cache.mask(positions, num_keys)
-        inputs = (torch.from_numpy(rows).to(self.device), fresh, positions, mask, last)
+        slots = torch.from_numpy(rows).to(self.device)
+        inputs = (slots, new_tokens, positions, mask, last)
         if width == 1:
             return self.one(*inputs, sizes=(len(rows), num_keys, tokens.shape[1]))
-        return self.several(*inputs, sizes=(*columns.shape, num_keys, tokens.shape[1]))
+        return self.several(*inputs, sizes=(len(rows), width, num_keys, tokens.shape[1]))
 
     def _at_last(self, hidden: Tensor, last: Tensor) -> Tensor:
-        """Logits at the last new token of each row, whose indices are ``last`` (int64 ``[n]``)."""
-        return self.lm.logits(hidden[torch.arange(hidden.shape[0], device=hidden.device), last]).float()
+        """Logits at the last new token of each row, which has the index ``last`` (int64 ``[n]``)."""
+        rows = torch.arange(hidden.shape[0], device=hidden.device)
+        return self.lm.logits(hidden[rows, last]).float()
 
-    def _one_everywhere(self, fresh: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+    def _one_everywhere(self, new_tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """Logits after one new token in every slot."""
-        return self.lm.logits(self.cache.read(None, fresh, positions, mask)[:, -1]).float()
+        hidden = self.cache.read(None, new_tokens, positions, mask)
+        return self.lm.logits(hidden[:, -1]).float()
 
-    def _some(self, rows: Tensor, fresh: Tensor, positions: Tensor, mask: Tensor, last: Tensor) -> Tensor:
+    def _some(self, rows: Tensor, new_tokens: Tensor, positions: Tensor, mask: Tensor, last: Tensor) -> Tensor:
         """Logits after the new tokens of some slots."""
-        return self._at_last(self.cache.read(rows, fresh, positions, mask), last)
+        hidden = self.cache.read(rows, new_tokens, positions, mask)
+        return self._at_last(hidden, last)

@@ -1,6 +1,7 @@
-"""What ends a model's turn: token ids and texts. All who need to know it ask here, so that they agree.
+"""What ends a model's turn: token ids and texts.
 
-These are environments, `LMPolicy.generate`, ``algos serve``, engines that generate text, and `check_text_env`.
+Environments, `LMPolicy.generate`, ``algos serve``, engines that generate text, and `check_text_env` ask here, so that
+they agree.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _ANSWER = "\U000f0002"
-"""A private-use character as the content of an assistant message: what the template writes after it is its end."""
+"""A private-use character as the content of an assistant message: the template's text after it ends the message."""
 
 
 class TurnEnds(NamedTuple):
@@ -31,27 +32,28 @@ class TurnEnds(NamedTuple):
     """Texts that end a turn."""
 
 
-class _Written(NamedTuple):
+class _EndSettings(NamedTuple):
     """What a ``generation_config`` says about the end of a text."""
 
     eos: Any = None
-    """Its ``eos_token_id``: an id, a list of ids, or None; of a file, anything."""
+    """The ``eos_token_id``: an id, a list of ids, or None; anything if it was read from a file."""
     stop_strings: Any = None
+    """A text, a list of texts, or None; anything if it was read from a file."""
     by_default: bool = False
-    """True if it is the default of a configuration's class, and nobody's choice."""
+    """True if ``eos`` is the default of a configuration's class, and nobody's choice."""
 
 
-_MODELS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[Any, Any]] = WeakKeyDictionary()
-"""``generation_config`` and configuration of a tokenizer's model, for an environment, which is given no model."""
-_FILES: WeakKeyDictionary[PreTrainedTokenizerBase, _Written] = WeakKeyDictionary()
-"""What stands beside the files of a tokenizer."""
-_CACHE: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[Any, TurnEnds]] = WeakKeyDictionary()
-"""What `turn_ends` depends on, and its result: rules for ``allowed=`` ask at every token."""
+_MODEL_CONFIGS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[Any, Any]] = WeakKeyDictionary()
+"""``generation_config`` and configuration of a tokenizer's model, for environments, which get no model."""
+_FILE_SETTINGS: WeakKeyDictionary[PreTrainedTokenizerBase, _EndSettings] = WeakKeyDictionary()
+"""Settings from the ``generation_config.json`` beside the files of a tokenizer."""
+_TURN_ENDS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[Any, TurnEnds]] = WeakKeyDictionary()
+"""What `turn_ends` depends on, and the result; cached, because rules for ``allowed=`` ask at every token."""
 
 
 def remember_model(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
     """Note the model to which a tokenizer belongs, so that `turn_ends` of the tokenizer has the model's ids."""
-    _MODELS[tokenizer] = setting(model, "generation_config"), model.config
+    _MODEL_CONFIGS[tokenizer] = (setting(model, "generation_config"), model.config)
 
 
 def turn_ends(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None = None) -> TurnEnds:
@@ -65,39 +67,50 @@ def turn_ends(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None 
         model: the model. None: the one that was made with this tokenizer (`remember_model`), or else the
             ``generation_config.json`` in the folder from which the tokenizer was loaded, if there is one on this disk.
     """
+    # The model's settings
     if model is not None:
-        written = _written(setting(model, "generation_config"), model.config)
-    elif tokenizer in _MODELS:
-        written = _written(*_MODELS[tokenizer])
+        settings = _settings_of(setting(model, "generation_config"), model.config)
+    elif tokenizer in _MODEL_CONFIGS:
+        settings = _settings_of(*_MODEL_CONFIGS[tokenizer])
     else:
-        written = _written_beside(tokenizer)
-    state = (len(tokenizer), tokenizer.eos_token_id, tokenizer.chat_template, written)
-    cached = _CACHE.get(tokenizer)
-    if cached is None or cached[0] != state:
-        from_template = template_end(tokenizer)
-        ids = [*_eos(tokenizer), *_written_ids(written, tokenizer), *from_template.ids]
-        texts = [*_written_texts(written), *from_template.texts]
-        cached = state, TurnEnds(tuple(dict.fromkeys(ids)), tuple(dict.fromkeys(texts)))
-        _CACHE[tokenizer] = cached
-    return cached[1]
+        settings = _settings_beside(tokenizer)
+
+    # Without a change since the last call, the same result
+    state = (len(tokenizer), tokenizer.eos_token_id, tokenizer.chat_template, settings)
+    cached = _TURN_ENDS.get(tokenizer)
+    if cached is not None:
+        cached_state, cached_ends = cached
+        if cached_state == state:
+            return cached_ends
+
+    # Each end once, in this order
+    from_template = template_end(tokenizer)
+    ids = [*_eos(tokenizer), *_ids_in(settings, tokenizer), *from_template.ids]
+    texts = [*_texts_in(settings), *from_template.texts]
+    ends = TurnEnds(tuple(dict.fromkeys(ids)), tuple(dict.fromkeys(texts)))
+    _TURN_ENDS[tokenizer] = (state, ends)
+    return ends
 
 
 def closing_ids(tokenizer: PreTrainedTokenizerBase, *, chat: bool) -> list[int]:
     """Token ids that close an answer: in a chat as its template does, else EOS; empty if there is no such thing."""
-    from_template = template_end(tokenizer) if chat else TurnEnds(())
-    if from_template.ids:
-        return [from_template.ids[0]]
-    if from_template.texts:
-        return text_ids(from_template.texts[0], tokenizer)
+    if chat:
+        from_template = template_end(tokenizer)
+        if from_template.ids:
+            return [from_template.ids[0]]
+        if from_template.texts:
+            return text_ids(from_template.texts[0], tokenizer)
     return _eos(tokenizer)
 
 
 def ids_after_end(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Token ids that the chat template writes after the end of the last assistant message, such as a line break."""
     text = _text_after_answer(tokenizer)
-    token = _added_token_at_start(text, tokenizer)
-    rest = text.removeprefix(token) if token else ""
-    return list(tokenizer(rest, add_special_tokens=False, verbose=False)["input_ids"]) if rest else []
+    end = _added_token_at_start(text, tokenizer)
+    text_after_end = text.removeprefix(end)
+    if not end or not text_after_end:
+        return []
+    return list(tokenizer(text_after_end, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def template_end(tokenizer: PreTrainedTokenizerBase) -> TurnEnds:
@@ -123,55 +136,72 @@ def template_end(tokenizer: PreTrainedTokenizerBase) -> TurnEnds:
 
 
 def _eos(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    return [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    """Return the id of EOS; an empty list if the tokenizer has none."""
+    if tokenizer.eos_token_id is None:
+        return []
+    return [int(tokenizer.eos_token_id)]
 
 
-def _written(generation: Any, config: Any) -> _Written:
+def _settings_of(generation: Any, config: Any) -> _EndSettings:
     """Read a model's ``generation_config``; ``config`` is the model's configuration."""
     if generation is None:
-        return _Written()
+        return _EndSettings()
     eos = generation.eos_token_id
     by_default = bool(generation._from_model_config) and not isinstance(eos, (list, tuple))
     if eos != setting(config.get_text_config(), "eos_token_id"):
         by_default = False
-    return _Written(eos, generation.stop_strings, by_default)
+    return _EndSettings(eos, generation.stop_strings, by_default)
 
 
-def _written_beside(tokenizer: PreTrainedTokenizerBase) -> _Written:
+def _settings_beside(tokenizer: PreTrainedTokenizerBase) -> _EndSettings:
     """Read the ``generation_config.json`` in a tokenizer's folder, or in the hub's cache, if there is a valid one."""
     from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
-    if tokenizer not in _FILES:
-        settings = None
-        if tokenizer.name_or_path:
-            with suppress(OSError, ValueError, RecursionError):  # of a model that cannot be loaded its loader tells
-                path = cached_file(tokenizer.name_or_path, GENERATION_CONFIG_NAME, local_files_only=True)
-                settings = json.loads(Path(str(path)).read_text(encoding="utf-8"))
-        if not isinstance(settings, dict):
-            settings = {}
-        eos = settings.get("eos_token_id")
-        by_default = bool(settings.get("_from_model_config")) and not isinstance(eos, list)
-        _FILES[tokenizer] = _Written(eos, settings.get("stop_strings"), by_default)
-    return _FILES[tokenizer]
+    if tokenizer in _FILE_SETTINGS:
+        return _FILE_SETTINGS[tokenizer]
+
+    content: Any = None
+    if tokenizer.name_or_path:
+        with suppress(OSError, ValueError, RecursionError):  # the loader of the model explains what is wrong
+            path = cached_file(tokenizer.name_or_path, GENERATION_CONFIG_NAME, local_files_only=True)
+            content = json.loads(Path(str(path)).read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        content = {}
+
+    eos = content.get("eos_token_id")
+    by_default = bool(content.get("_from_model_config")) and not isinstance(eos, list)
+    _FILE_SETTINGS[tokenizer] = _EndSettings(eos, content.get("stop_strings"), by_default)
+    return _FILE_SETTINGS[tokenizer]
 
 
-def _written_ids(written: _Written, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Ids of ``eos_token_id`` that are in the vocabulary; never an ordinary token that only a class's default names.
+def _ids_in(settings: _EndSettings, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids of ``eos_token_id`` that are in the vocabulary.
 
-    A model made from a configuration has the default of its class there (2 in Llama's), which may be any token of
-    another tokenizer, such as ``#``.
+    A model made from a configuration has the default of the configuration's class there (2 for Llama). With another
+    tokenizer this id may be any token, such as ``#``. So a default counts only if it is a special token, and neither
+    BOS, padding nor the unknown token.
     """
-    listed = written.eos if isinstance(written.eos, (list, tuple)) else [written.eos]
-    ids = [token for token in listed if type(token) is int and 0 <= token < vocabulary_size(tokenizer)]
-    if not written.by_default:
+    ids = []
+    for token in _as_list(settings.eos):
+        if type(token) is int and 0 <= token < vocabulary_size(tokenizer):
+            ids.append(token)
+    if not settings.by_default:
         return ids
-    named = (tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id)
-    return [token for token in ids if token in special_tokens(tokenizer).values() and token not in named]
+    with_other_use = (tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id)
+    special_ids = special_tokens(tokenizer).values()
+    return [token for token in ids if token in special_ids and token not in with_other_use]
 
 
-def _written_texts(written: _Written) -> list[str]:
-    listed = written.stop_strings if isinstance(written.stop_strings, (list, tuple)) else [written.stop_strings]
-    return [text for text in listed if isinstance(text, str) and text]
+def _texts_in(settings: _EndSettings) -> list[str]:
+    """Return the texts of ``stop_strings``."""
+    return [text for text in _as_list(settings.stop_strings) if isinstance(text, str) and text]
+
+
+def _as_list(value: Any) -> list[Any]:
+    """Return a list or tuple as a list, and anything else as its only entry."""
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    return [value]
 
 
 def _text_after_answer(tokenizer: PreTrainedTokenizerBase, *, following: str = "") -> str:
@@ -192,8 +222,10 @@ def _text_after_answer(tokenizer: PreTrainedTokenizerBase, *, following: str = "
             rendered = render([*beginning, *chat], tokenizer, add_generation_prompt=False)
         except ValueError:  # the template takes no such chat
             continue
-        _, shown, after = rendered.rpartition(_ANSWER)
-        return after.lstrip() if shown else ""
+        if _ANSWER not in rendered:
+            return ""
+        _, _, text_after_answer = rendered.rpartition(_ANSWER)
+        return text_after_answer.lstrip()
     return ""
 
 

@@ -1,6 +1,6 @@
 """Load tokenizers and language models (built-in, a local folder, a GGUF file, a hub name); load, save, merge adapters.
 
-Only data is loaded: weights from safetensors, and no code from a model's folder unless `trust_remote_code` allows it.
+Only data is loaded: weights come from safetensors, and a model's own code runs only inside `trust_remote_code`.
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ EMBEDDED = "embedded"
 """Name of the model that the project builds itself, without any download."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 """Weight files that can run code when loaded, so they are never loaded."""
-SETTINGS = (".json", ".jinja", ".txt", ".model")
-"""Endings of the files of a model's folder that are read whole."""
+SETTINGS_SUFFIXES = (".json", ".jinja", ".txt", ".model")
+"""Endings of the files of a model's folder that are read as a whole."""
 MOST_BYTES_OF_SETTINGS = 2**28
-"""Bytes that such a file may have; a tokenizer of 250,000 words has 35 million."""
+"""Largest size of such a file, in bytes; a tokenizer of 250,000 words has 35 million."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 BASE = "base"
 """Subfolder, in an adapter's folder, for a base model that no name gives: built here, or changed since loading."""
 _SOURCES: dict[str, str] = {}
-"""Name or GGUF file of each folder of the cache that this process loads from, which adapters give as their base."""
+"""By folder of the cache that this process loads from: the name or GGUF file, which adapters give as their base."""
+_CODE_TRUSTED: ContextVar[bool] = ContextVar("trust_remote_code", default=False)
+"""True inside `trust_remote_code`."""
 
 
 def model_folder(name: str | Path, part: str = "lm") -> str:
@@ -61,24 +63,30 @@ def model_folder(name: str | Path, part: str = "lm") -> str:
     Raises:
         ValueError: if the name is a built-in model's, misspelt.
     """
-    if str(name) == EMBEDDED:
+    source = str(name)
+    if source == EMBEDDED:
         from textenv.embedded import embedded_folder
 
         folder = embedded_folder() / part
-    elif str(name) == SMOLLM2:
+    elif source == SMOLLM2:
         folder = smollm2_folder()
-    elif str(name).lower().endswith(".gguf"):
-        folder, name = gguf_folder(name), Path(name).expanduser().resolve()
+    elif source.lower().endswith(".gguf"):
+        folder = gguf_folder(name)
+        source = str(Path(name).expanduser().resolve())
     else:
-        if (close := nearest(str(name).lower(), (EMBEDDED, SMOLLM2))) and not Path(name).exists():
-            raise ValueError(f"there is no model {str(name)!r}: did you mean {close!r}?")  # before a hub is asked
-        # An adapter is saved with this path, from a working folder that a reward may have changed.
-        return str(Path(name).resolve()) if Path(name).is_dir() else str(name)
-    _SOURCES[str(folder)] = str(name)
+        return _folder_or_hub_name(name)
+    _SOURCES[str(folder)] = source
     return str(folder)
 
 
-_CODE_TRUSTED: ContextVar[bool] = ContextVar("trust_remote_code", default=False)
+def _folder_or_hub_name(name: str | Path) -> str:
+    """Return the absolute path of a folder, or a hub name as it is; raise a ValueError for a misspelt name of ours."""
+    similar_name = nearest(str(name).lower(), (EMBEDDED, SMOLLM2))
+    if similar_name and not Path(name).exists():
+        raise ValueError(f"there is no model {str(name)!r}: did you mean {similar_name!r}?")  # before a hub is asked
+    if Path(name).is_dir():
+        return str(Path(name).resolve())  # adapters are saved with it, maybe after a change of the working folder
+    return str(name)
 
 
 @contextmanager
@@ -92,11 +100,11 @@ def trust_remote_code() -> Iterator[None]:
         >>> with trust_remote_code():  # doctest: +SKIP
         ...     policy = LMPolicy.load("an/unusual-model")
     """
-    before = _CODE_TRUSTED.set(True)
+    token = _CODE_TRUSTED.set(True)
     try:
         yield
     finally:
-        _CODE_TRUSTED.reset(before)
+        _CODE_TRUSTED.reset(token)
 
 
 def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: Any) -> Any:
@@ -109,63 +117,79 @@ def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: 
     """
     import torch
 
-    folder, trusted = model_folder(name, part), _CODE_TRUSTED.get()
+    # Refuse what could harm
+    folder = model_folder(name, part)
+    is_trusted = _CODE_TRUSTED.get()
     _refuse_large_files(Path(folder))
-    if not trusted:
+    if not is_trusted:
         _refuse_code(folder, name)
-        if is_adapter(folder):  # which `transformers` would load with its base
+        if is_adapter(folder):  # `transformers` would load it with its base
             _adapter_settings(folder)
+
+    progress = no_progress_bars() if Path(folder).is_dir() else nullcontext()
     try:
-        with torch.device("cpu"), no_progress_bars() if Path(folder).is_dir() else nullcontext():
-            return loader.from_pretrained(folder, trust_remote_code=trusted, **options)
+        with torch.device("cpu"), progress:
+            return loader.from_pretrained(folder, trust_remote_code=is_trusted, **options)
     except ImportError:
         raise
     except BaseException as error:  # a file of somebody else may make it raise anything
         # A panic in the Rust code of `tokenizers` is no Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        where = "a folder without readable files" if Path(folder).is_dir() else "neither a folder nor a hub name"
-        if (Path(folder) / "policy").is_dir():
-            where = f"a run, whose model is in {Path(folder) / 'policy'}"
-        weights = sorted(map(str, Path(folder).glob("*.gguf")))
-        if weights:
-            where = f"a folder that holds {weights[0]}: give that file itself"
-        pickles = sorted(path.name for kind in PICKLES for path in Path(folder).glob(kind))
-        if pickles and options.get("use_safetensors"):
-            where = f"a folder whose weights ({', '.join(pickles)}) are not .safetensors, which only are loaded"
+        kind = _kind_of_folder(Path(folder), only_safetensors=bool(options.get("use_safetensors")))
         raise ValueError(
-            f"cannot load {str(name)!r} with {loader.__name__}: it is {where} ({str(error):.1000}). "
+            f"cannot load {str(name)!r} with {loader.__name__}: it is {kind} ({str(error):.1000}). "
             f"Give {EMBEDDED!r}, {SMOLLM2!r}, the path of a GGUF file or of a folder written by save_pretrained, or a "
             "hub name like 'gpt2'."
         ) from error
 
 
+def _kind_of_folder(folder: Path, *, only_safetensors: bool) -> str:
+    """Say what is in a folder from which no model can be loaded, as far as one can tell."""
+    pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    if pickles and only_safetensors:
+        return f"a folder whose weights ({', '.join(pickles)}) are not .safetensors, and no others are loaded"
+    gguf_files = sorted(map(str, folder.glob("*.gguf")))
+    if gguf_files:
+        return f"a folder that holds {gguf_files[0]}: give that file itself"
+    if (folder / "policy").is_dir():
+        return f"a run, whose model is in {folder / 'policy'}"
+    if folder.is_dir():
+        return "a folder without readable files"
+    return "neither a folder nor a hub name"
+
+
 def _refuse_large_files(folder: Path) -> None:
-    """Raise a ValueError if a model's folder has a file, other than weights, that is too large to be read whole."""
-    for path in folder.glob("*") if folder.is_dir() else ():
-        if path.suffix in SETTINGS and path.is_file() and path.stat().st_size > MOST_BYTES_OF_SETTINGS:
-            raise ValueError(f"{path} has {path.stat().st_size:,} bytes, expected at most {MOST_BYTES_OF_SETTINGS:,}")
+    """Raise a ValueError if a model's folder has a file, other than weights, that is too large to be read."""
+    if not folder.is_dir():
+        return
+    for path in folder.glob("*"):
+        if path.suffix in SETTINGS_SUFFIXES and path.is_file():
+            size = path.stat().st_size
+            if size > MOST_BYTES_OF_SETTINGS:
+                raise ValueError(f"{path} has {size:,} bytes, expected at most {MOST_BYTES_OF_SETTINGS:,}")
 
 
 def _adapter_settings(folder: str | Path) -> dict[str, Any]:
-    """Read the configuration of an adapter, and refuse what its base model brings, unless code is trusted.
+    """Read the configuration of an adapter, and refuse code of its base model, unless code is trusted.
 
     Raises:
         ValueError: if the adapter is damaged, not in safetensors, more than plain data, or on top of another adapter;
-            or if its base brings code.
+            or if its base has code of its own.
     """
     if not (Path(folder) / ADAPTER_WEIGHTS).is_file():  # peft would unpickle another file
         raise ValueError(f"{folder} has an adapter without {ADAPTER_WEIGHTS}: weights are loaded from safetensors only")
     config = read_adapter_config(folder, trusted=_CODE_TRUSTED.get())
     base = config.get("base_model_name_or_path")
-    if base and not (Path(folder) / BASE).is_dir():
-        if is_adapter(base):
-            raise ValueError(
-                f"{folder} holds an adapter whose base model {base!r} is an adapter itself: merge that first"
-            )
-        is_missing = Path(base).is_absolute() and not Path(base).exists()  # `load_adapter` says so
-        if not is_missing and not _CODE_TRUSTED.get():
-            _refuse_code(model_folder(base), base)  # a name of ours is no name on a hub, which would be asked
+    if not base or (Path(folder) / BASE).is_dir():
+        return config
+
+    # The base that the configuration names
+    if is_adapter(base):
+        raise ValueError(f"{folder} holds an adapter whose base model {base!r} is an adapter itself: merge that first")
+    is_missing = Path(base).is_absolute() and not Path(base).exists()  # `load_adapter` says so
+    if not is_missing and not _CODE_TRUSTED.get():
+        _refuse_code(model_folder(base), base)  # by its folder, because a hub is not asked for a name of ours
     return config
 
 
@@ -179,29 +203,48 @@ def _refuse_code(folder: str, name: str | Path) -> None:
             settings = read_json(path, what="settings of a model", kind=dict, most=MOST_BYTES_OF_SETTINGS)
         except (OSError, ValueError):
             continue  # missing or unreadable: the loader raises
-        found, instead = "", "remove that line from the file"
-        if kernel := _hub_kernel(settings):
-            found = f"needs code from a hub ({kernel} in its {file})"
+
+        # Settings that would fetch or run code
+        kernel = _hub_kernel(settings)
+        if kernel:
+            reason = f"needs code from a hub ({kernel} in its {file})"
+            alternative = "remove that line from the file"
         elif settings.get("auto_map"):
-            found = f"has its own Python code ('auto_map' in its {file})"
-            instead += " if transformers supports the model itself"
-        if found:
-            raise ValueError(
-                f"{str(name)!r} {found}, which is not run by default: pass --trust-remote-code if you trust it (in "
-                f"Python: load it inside textenv.lm.loading.trust_remote_code()), or {instead}"
-            )
+            reason = f"has its own Python code ('auto_map' in its {file})"
+            alternative = "remove that line from the file if transformers supports the model itself"
+        else:
+            continue
+        raise ValueError(
+            f"{str(name)!r} {reason}, which is not run by default: pass --trust-remote-code if you trust it (in "
+            f"Python: load it inside textenv.lm.loading.trust_remote_code()), or {alternative}"
+        )
 
 
 def _hub_kernel(settings: Any, implementation: str = "") -> str:
-    """First attention or experts implementation, at any depth, that is a hub name; empty if there is none."""
-    if isinstance(settings, str):
-        return f"{implementation} {settings!r:.100}" if implementation and "/" in settings else ""
+    """Find the first attention or experts implementation, at any depth, that is a hub name.
+
+    Args:
+        settings: settings of a model, or a part of them.
+        implementation: name of the setting, around this part, that chooses an implementation; empty if there is none.
+
+    Returns:
+        Name and value of the setting; empty if there is none.
+    """
+    if isinstance(settings, str) and implementation and "/" in settings:
+        return f"{implementation} {settings!r:.100}"
     if isinstance(settings, list):
-        return next(filter(None, (_hub_kernel(item, implementation) for item in settings)), "")
-    if not isinstance(settings, dict):
-        return ""
-    names = {key: str(key) if "implementation" in str(key) else implementation for key in settings}
-    return next(filter(None, (_hub_kernel(settings[key], name) for key, name in names.items())), "")
+        for item in settings:
+            kernel = _hub_kernel(item, implementation)
+            if kernel:
+                return kernel
+    if isinstance(settings, dict):
+        for key, value in settings.items():
+            is_choice = "implementation" in str(key)
+            name = str(key) if is_choice else implementation
+            kernel = _hub_kernel(value, name)
+            if kernel:
+                return kernel
+    return ""
 
 
 def load_tokenizer(name: str | Path = EMBEDDED) -> PreTrainedTokenizerBase:
@@ -227,7 +270,8 @@ def load_causal_lm(name: str | Path = EMBEDDED, *, dtype: torch.dtype | None = N
         return load_adapter(model_folder(name), dtype=dtype).eval()
     config = from_pretrained(AutoConfig, name)
     loader = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    dtype = torch.float32 if dtype is None else dtype
+    if dtype is None:
+        dtype = torch.float32
     model: PreTrainedModel = from_pretrained(loader, name, use_safetensors=True, dtype=dtype).eval()
     remember_origin(model)
     return model
@@ -245,26 +289,34 @@ def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
 
 def plain_model(model: Any) -> PreTrainedModel:
     """Return the `transformers` model inside an adapted one, adapters included; return any other model itself."""
-    return model.get_base_model() if is_adapted(model) else model
+    if is_adapted(model):
+        return model.get_base_model()
+    return model
 
 
 def trunk_of(model: Any, part: str = "") -> PreTrainedModel:
     """Return the plain model without its output layer (the trunk), or its part "encoder" or "decoder"."""
     plain: Any = plain_model(model)
+    if part == "encoder":
+        return plain.get_encoder()
     if part:
-        return plain.get_encoder() if part == "encoder" else plain.get_decoder()
-    return plain.model if plain.base_model is plain else plain.base_model  # the former in Llama 4
+        return plain.get_decoder()
+    if plain.base_model is plain:  # Llama 4
+        return plain.model
+    return plain.base_model
 
 
 def check_adapter(model: Any) -> None:
-    """Raise if a model has another adapter than one inside its trunk, which is all that a saved policy holds.
+    """Raise a ValueError if a model has an adapter that a saved policy could not hold.
 
     Raises:
         ValueError: on prompt tuning and related methods, which put virtual tokens before the text; on several adapters,
-            side by side or one over the other.
+            side by side or one over the other; on an adapter that ties layers by itself.
     """
     if not is_adapted(model):
         return
+
+    # Kinds of adapters that are not inside the layers, or that no copy would keep
     if model.active_peft_config.is_prompt_learning:
         raise ValueError(
             f"{type(model.active_peft_config).__name__} puts virtual tokens before the text, which positions and cache "
@@ -272,8 +324,8 @@ def check_adapter(model: Any) -> None:
         )
     if is_adapted(model.get_base_model()):
         raise ValueError(
-            "the model has an adapter over another adapter, of which only the outer one would be saved: merge the "
-            "inner one into the weights first (model.merge_and_unload()), and give its result an adapter"
+            "the model has an adapter over another adapter, and only the outer one would be saved: merge the inner "
+            "one into the weights first (model.merge_and_unload()), and give the result an adapter"
         )
     if getattr(model.active_peft_config, "target_modules_to_tie", None):
         raise ValueError(
@@ -281,10 +333,12 @@ def check_adapter(model: Any) -> None:
             "keeps as two views of one memory: copies of the model would lose the tie. Leave ensure_weight_tying out, "
             "or name the layers in modules_to_save"
         )
+
+    # Several adapters side by side
     if len(model.peft_config) > 1:
         names = ", ".join(model.peft_config)
         raise ValueError(
-            f"the model has {len(model.peft_config)} adapters ({names}), of which a saved policy holds one: remove the "
+            f"the model has {len(model.peft_config)} adapters ({names}), and a saved policy holds one: remove the "
             "others (model.delete_adapter(name)), or merge them into the weights first (model.merge_and_unload())"
         )
 
@@ -292,8 +346,8 @@ def check_adapter(model: Any) -> None:
 def merged(model: Any) -> PreTrainedModel:
     """Return a copy of the model, with the adapters merged into its weights.
 
-    Where the adapter changes one of two tied weights, such as the output layer and not the embedding, the copy has both
-    weights apart, and its configuration says so.
+    An adapter may change one of two tied weights, such as the output layer and not the embedding. Then the copy has two
+    separate weights, and its configuration says so.
 
     Raises:
         ValueError: if the merged model has other logits than the adapted one.
@@ -305,7 +359,10 @@ def merged(model: Any) -> PreTrainedModel:
         return _without_layers_of_peft(copied.merge_and_unload)
     expected = trial_logits(copied.eval())
     config = plain_model(copied).config
-    is_tied = bool(setting(config, "tie_word_embeddings") or setting(config.get_text_config(), "tie_word_embeddings"))
+    tied_settings = [setting(part, "tie_word_embeddings") for part in (config, config.get_text_config())]
+    is_tied = any(tied_settings)
+
+    # Merge with weights apart, and tie them again where they are still equal
     try:
         if is_tied:
             _untie(copied)
@@ -327,9 +384,10 @@ def _untie(model: Any) -> None:
 
     seen: set[int] = set()
     for module in model.modules():
-        for name, weight in [*module.named_parameters(recurse=False)]:
+        for name, weight in list(module.named_parameters(recurse=False)):
             if id(weight) in seen:
-                setattr(module, name, nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad))
+                copied = nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)
+                setattr(module, name, copied)
             seen.add(id(weight))
 
 
@@ -339,18 +397,20 @@ def _tied_if_equal(model: PreTrainedModel) -> PreTrainedModel:
     _set_tied(tied, True)
     tied.tie_weights()
     weights = dict(model.named_parameters(remove_duplicate=False))
-    same = all(weight.equal(weights[name]) for name, weight in tied.named_parameters(remove_duplicate=False))
-    return tied if same else model
+    for name, weight in tied.named_parameters(remove_duplicate=False):
+        if not weight.equal(weights[name]):
+            return model
+    return tied
 
 
 def _set_tied(model: PreTrainedModel, tied: bool) -> None:
-    """Say in a model's configurations whether its output layer is its embedding."""
+    """Write into a model's configurations whether its output layer is its embedding."""
     for config in (model.config, model.config.get_text_config()):
         config.tie_word_embeddings = tied
 
 
 def trial_logits(model: Any) -> Tensor:
-    """Logits of a model for some tokens of its vocabulary, float32 on the CPU, to compare it with another one."""
+    """Return a model's logits for some tokens of its vocabulary, float32 on the CPU, to compare two models."""
     import torch
 
     config = model.config.get_text_config()
@@ -363,12 +423,19 @@ def trial_logits(model: Any) -> Tensor:
         return model(**inputs, use_cache=False).logits.float().cpu()
 
 
-def check_same_logits(expected: Tensor, found: Tensor, *, dtype: torch.dtype, what: str) -> None:
-    """Raise a ValueError if logits of `trial_logits` differ by more than rounding in a dtype explains."""
+def check_same_logits(expected: Tensor, logits: Tensor, *, dtype: torch.dtype, what: str) -> None:
+    """Raise a ValueError if two results of `trial_logits` differ by more than rounding in a dtype explains.
+
+    Args:
+        expected: logits of the model with its adapter.
+        logits: logits to compare.
+        dtype: dtype of the weights.
+        what: description of the model that has ``logits``, for the message.
+    """
     from textenv.rollout import rounding_tolerance
 
     scale = max(1.0, expected.abs().max().item())
-    gap = (found - expected).abs().max().item()
+    gap = (logits - expected).abs().max().item()
     if not gap <= rounding_tolerance(dtype) * scale:
         raise ValueError(
             f"{what} has other logits than the model with its adapter beside the weights (they differ by {gap:.3g}), "
@@ -379,7 +446,9 @@ def check_same_logits(expected: Tensor, found: Tensor, *, dtype: torch.dtype, wh
 
 def merged_trunk(model: Any) -> PreTrainedModel:
     """Return a copy as `merged` does, without the output layer."""
-    return trunk_of(merged(model)) if is_adapted(model) else copy.deepcopy(trunk_of(model))
+    if is_adapted(model):
+        return trunk_of(merged(model))
+    return copy.deepcopy(trunk_of(model))
 
 
 @no_progress_bars()
@@ -394,36 +463,42 @@ def save_model(model: Any, folder: Path) -> None:
     Raises:
         ValueError: if the adapter is merged into the weights at present.
     """
-    adapter = is_adapted(model)
-    if adapter and any(getattr(module, "merged", False) for module in model.modules()):
+    has_adapter = is_adapted(model)
+    if has_adapter and any(getattr(module, "merged", False) for module in model.modules()):
         raise ValueError("the adapter is merged into the weights of its base: call model.unmerge_adapter() to save it")
+
+    # The model, or only its adapter
     with warnings.catch_warnings():  # of peft, about embeddings that it saves with the adapter
         warnings.filterwarnings("ignore", message="Setting `save_embedding_layers`|Could not find a config file")
         model.save_pretrained(folder)
-    if not adapter:
+    if not has_adapter:
         (folder / ADAPTER_CONFIG).unlink(missing_ok=True)
         (folder / ORIGIN_FILE).unlink(missing_ok=True)
         return
-    if plain_model(model).generation_config is not None:  # what ends the model's turns may differ from the base's
-        plain_model(model).generation_config.save_pretrained(folder)
+    generation_config = plain_model(model).generation_config
+    if generation_config is not None:  # what ends the model's turns may differ from the base's
+        generation_config.save_pretrained(folder)
+
+    # The base model by its name, if the name still gives it; else in a subfolder
     base = _base_of(model)
-    name = str(base.name_or_path or "")
-    present = Origin.of(base)
-    unchanged = is_what_its_name_gives(base, present, partial(load_causal_lm, dtype=base.dtype))
-    of_an_adapter = bool(name) and Path(name).name == BASE and is_adapter(Path(name).parent)
+    base_name = str(base.name_or_path or "")
+    origin = Origin.of(base)
+    is_unchanged = is_what_its_name_gives(base, origin, partial(load_causal_lm, dtype=base.dtype))
+    is_beside_adapter = bool(base_name) and Path(base_name).name == BASE and is_adapter(Path(base_name).parent)
     config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    if unchanged and not of_an_adapter:
+    if is_unchanged and not is_beside_adapter:
         shutil.rmtree(folder / BASE, ignore_errors=True)
-        if Path(name).is_dir():
-            config["base_model_name_or_path"] = _SOURCES.get(name, str(Path(name).resolve()))
+        if Path(base_name).is_dir():
+            config["base_model_name_or_path"] = _SOURCES.get(base_name, str(Path(base_name).resolve()))
     else:
-        in_its_place = of_an_adapter and Path(name).resolve() == (folder / BASE).resolve()
-        if not (unchanged and in_its_place):
+        is_in_this_folder = is_beside_adapter and Path(base_name).resolve() == (folder / BASE).resolve()
+        if not (is_unchanged and is_in_this_folder):
             base.save_pretrained(folder / BASE)
         config["base_model_name_or_path"] = None  # another reader would take the base of that name
         if isinstance(config.get("init_lora_weights"), str):
             config["init_lora_weights"] = True  # otherwise the start of the adapter would change this base once more
-    write_origin(present, base, folder)
+
+    write_origin(origin, base, folder)
     (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
@@ -459,13 +534,17 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
     from transformers.utils import GENERATION_CONFIG_NAME
 
     peft = package("peft", "lora")
-    beside = Path(folder) / BASE
-    name = _adapter_settings(folder).get("base_model_name_or_path")
-    base = str(beside) if beside.is_dir() else name
+
+    # The base model
+    base_folder = Path(folder) / BASE
+    base_name = _adapter_settings(folder).get("base_model_name_or_path")
+    base = str(base_folder) if base_folder.is_dir() else base_name
     if not base or (Path(base).is_absolute() and not Path(base).exists()):
-        missing = f"its base model {name!r} does not exist" if name else f"its {ADAPTER_CONFIG} names no base model"
+        reason = f"its {ADAPTER_CONFIG} names no base model"
+        if base_name:
+            reason = f"its base model {base_name!r} does not exist"
         raise ValueError(
-            f"{folder} holds an adapter, but {missing}: save the base in {beside}, or put its path or hub name in "
+            f"{folder} holds an adapter, but {reason}: save the base in {base_folder}, or put its path or hub name in "
             f"base_model_name_or_path of {ADAPTER_CONFIG}"
         )
     base_model = load_causal_lm(base, dtype=dtype)
@@ -475,6 +554,8 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
             "will not do what it did: give it the former model",
             folder, base,
         )  # fmt: skip
+
+    # The adapter
     try:
         with torch.device("cpu"), warnings.catch_warnings(action="ignore", category=FutureWarning):
             model = peft.PeftModel.from_pretrained(base_model, str(folder), is_trainable=True)
@@ -502,31 +583,49 @@ def add_lora(model: Any, lora: Any, *, seed: int) -> Any:
         ValueError: if a setting is unknown or not valid, or the model has an adapter already.
     """
     import torch
-    from transformers.pytorch_utils import Conv1D
 
     peft = package("peft", "lora")
     if is_adapted(model):
         raise ValueError(f"lora is {lora!r}, but the model has an adapter already, which is trained further: omit lora")
-    chosen = lora
     try:
+        config = lora
         if isinstance(lora, str):
-            own = dict(part.partition("=")[::2] for part in lora.split(","))
-            targets = own.pop("targets", "all-linear")
-            chosen = peft.LoraConfig(
-                task_type="SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM",
-                r=int(own.pop("r", "16")),
-                lora_alpha=int(own.pop("alpha", "32")),
-                target_modules=targets if targets == "all-linear" else targets.split("+"),
-                fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
-            )
-            if own:
-                raise ValueError(f"no setting is named {', '.join(own)} (dropout is always off in training here)")
+            config = _lora_config(lora, model)
         # peft asks transformers by an old name.
         with torch.random.fork_rng(), warnings.catch_warnings(action="ignore", category=FutureWarning):
             torch.manual_seed(seed)
-            return peft.get_peft_model(model, chosen)
+            return peft.get_peft_model(model, config)
     except ValueError as error:  # of peft too
         raise ValueError(f"lora is {lora!r:.100}, expected r=16,alpha=32,targets=q_proj+v_proj: {error}") from error
+
+
+def _lora_config(text: str, model: Any) -> Any:
+    """Return the `peft.LoraConfig` for settings as `add_lora` takes them; raise a ValueError for unknown ones."""
+    from transformers.pytorch_utils import Conv1D
+
+    # Settings, such as {"r": "16", "targets": "q_proj+v_proj"}
+    settings = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        settings[name] = value
+    targets = settings.pop("targets", "all-linear")
+    target_modules: str | list[str] = targets
+    if targets != "all-linear":
+        target_modules = targets.split("+")
+
+    rank = int(settings.pop("r", "16"))
+    alpha = int(settings.pop("alpha", "32"))
+    task_type = "SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM"
+    config = package("peft", "lora").LoraConfig(
+        task_type=task_type,
+        r=rank,
+        lora_alpha=alpha,
+        target_modules=target_modules,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+    )
+    if settings:
+        raise ValueError(f"no setting is named {', '.join(settings)} (dropout is always off in training here)")
+    return config
 
 
 def is_adapted(model: Any) -> bool:

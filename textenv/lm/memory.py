@@ -25,26 +25,38 @@ def trunk_output(
 
     Where gradients are off, checkpointing is ignored, so caches work.
     """
-    checkpointed = gradient_checkpointing and torch.is_grad_enabled()
-    with precision(trunk, autocast), recomputed_layers(trunk) if checkpointed else nullcontext():
-        parts = [trunk(**part).last_hidden_state for part in _row_groups(inputs)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    checkpointing: AbstractContextManager[None] = nullcontext()
+    if gradient_checkpointing and torch.is_grad_enabled():
+        checkpointing = recomputed_layers(trunk)
+    with precision(trunk, autocast), checkpointing:
+        hidden = [trunk(**group).last_hidden_state for group in _row_groups(inputs)]
+    if len(hidden) == 1:
+        return hidden[0]
+    return torch.cat(hidden)
 
 
 def _row_groups(inputs: dict[str, Any]) -> list[dict[str, Any]]:
     """Split inputs into groups of rows if on a CPU, without key-value cache and gradients; else keep them together."""
     tokens = inputs["input_ids"]
-    rows = max(1, POSITIONS_AT_ONCE // max(1, tokens.shape[1]))
-    if torch.is_grad_enabled() or tokens.is_cuda or inputs.get("use_cache") or len(tokens) <= rows:
+    rows_at_once = max(1, POSITIONS_AT_ONCE // max(1, tokens.shape[1]))
+    if torch.is_grad_enabled() or tokens.is_cuda or inputs.get("use_cache") or len(tokens) <= rows_at_once:
         return [inputs]
-    columns = {name: x.split(rows) for name, x in inputs.items() if isinstance(x, Tensor) and len(x) == len(tokens)}
-    shared = {name: x for name, x in inputs.items() if name not in columns}
-    return [shared | dict(zip(columns, part, strict=True)) for part in zip(*columns.values(), strict=True)]
+
+    groups = []
+    for start in range(0, len(tokens), rows_at_once):
+        group = dict(inputs)
+        for name, value in inputs.items():
+            if isinstance(value, Tensor) and len(value) == len(tokens):
+                group[name] = value[start : start + rows_at_once]
+        groups.append(group)
+    return groups
 
 
 def precision(model: PreTrainedModel, autocast: torch.dtype | None) -> AbstractContextManager[Any]:
-    """Context in which matrix products use this dtype, while weights keep their own; None changes nothing."""
-    return nullcontext() if autocast is None else torch.autocast(model.device.type, dtype=autocast)
+    """Context in which matrix products use this dtype, while weights keep theirs; None changes nothing."""
+    if autocast is None:
+        return nullcontext()
+    return torch.autocast(model.device.type, dtype=autocast)
 
 
 @contextmanager
@@ -55,16 +67,16 @@ def recomputed_layers(trunk: nn.Module) -> Iterator[None]:
     keep their mode; in training mode, recomputation draws the same dropout mask again.
     """
     layers = _layers(trunk)
-    before = [vars(layer).get("forward") for layer in layers]  # set by hooks of other libraries, if any
+    former_forwards = [vars(layer).get("forward") for layer in layers]  # set by hooks of other libraries, if any
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=layer.training)
     try:
         yield
     finally:
-        for layer, forward in zip(layers, before, strict=True):
+        for layer, former_forward in zip(layers, former_forwards, strict=True):
             del layer.forward
-            if forward is not None:
-                layer.forward = forward
+            if former_forward is not None:
+                layer.forward = former_forward
 
 
 def check_memory_options(trunk: PreTrainedModel, *, gradient_checkpointing: bool, autocast: torch.dtype | None) -> None:
@@ -82,6 +94,7 @@ def check_memory_options(trunk: PreTrainedModel, *, gradient_checkpointing: bool
 
 
 def _layers(trunk: nn.Module) -> list[nn.Module]:
+    """Return the layers that `transformers` marks for gradient checkpointing."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in trunk.modules() if isinstance(module, GradientCheckpointingLayer)]

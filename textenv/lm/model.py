@@ -38,20 +38,37 @@ if TYPE_CHECKING:
 
 CHUNK_ELEMENTS = 2**23
 """Maximum number of logits scored at a time (32 MiB in float32); larger batches are scored in chunks."""
-FINISHES: dict[str, Callable[[float], Callable[[Tensor], Tensor]]] = {
-    **dict.fromkeys(
-        ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"),
-        lambda c: lambda x: c * torch.tanh(x / c),
-    ),
-    **dict.fromkeys(("logit_scale", "lm_head_multiplier"), lambda c: lambda x: x * c),
-    **dict.fromkeys(("logits_scaling", "logits_mup_width_multiplier"), lambda c: lambda x: x / c),
-}
-"""Functions of the logits x after the output layer, by configuration setting c (Gemma, Cohere, Granite, MiniCPM3)."""
 
-FINISHES_OF_TYPE: dict[tuple[str, str], Callable[[float], Callable[[Tensor], Tensor]]] = {
-    ("hyperclovax", "logits_scaling"): lambda c: lambda x: x * c,
+
+def _soft_cap(cap: float, logits: Tensor) -> Tensor:
+    return cap * torch.tanh(logits / cap)
+
+
+def _multiply(factor: float, logits: Tensor) -> Tensor:
+    return logits * factor
+
+
+def _divide(divisor: float, logits: Tensor) -> Tensor:
+    return logits / divisor
+
+
+FINISHES: dict[str, Callable[[float, Tensor], Tensor]] = {
+    "final_logit_softcapping": _soft_cap,
+    "logits_soft_cap": _soft_cap,
+    "output_logit_soft_cap": _soft_cap,
+    "logit_scale": _multiply,
+    "lm_head_multiplier": _multiply,
+    "logits_scaling": _divide,
+    "logits_mup_width_multiplier": _divide,
 }
-"""The same for the model types that read a setting of this name in another way than the others."""
+"""What models do with logits after the output layer (Gemma, Cohere, Granite, MiniCPM3).
+
+By the name of the setting in the configuration; the function gets the value of the setting, and the logits.
+"""
+FINISHES_OF_TYPE: dict[tuple[str, str], Callable[[float, Tensor], Tensor]] = {
+    ("hyperclovax", "logits_scaling"): _multiply,
+}
+"""The same, by model type and setting, for types that read a setting in another way than the others."""
 
 
 class LanguageModel(nn.Module):
@@ -93,27 +110,36 @@ class LanguageModel(nn.Module):
             raise ValueError(f"temperature is {temperature}, expected a number > 0 (1 leaves the logits as they are)")
         check_adapter(model)
         check_memory_options(plain_model(model), gradient_checkpointing=gradient_checkpointing, autocast=autocast)
+
+        # Model, tokenizer and options
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.temperature = temperature
-        self.gradient_checkpointing, self.autocast = gradient_checkpointing, autocast
+        self.gradient_checkpointing = gradient_checkpointing
+        self.autocast = autocast
         self.stop = tuple(stop)
         """Texts and token ids that end a turn, in addition to `turn_ends`; an agent adds those of its environment."""
         remember_model(tokenizer, plain_model(model))
+
+        # What the model is like
         self.num_tokens = vocabulary_size(tokenizer)
-        self.seq2seq = Seq2Seq.of(model, tokenizer)  # None for a decoder-only model
+        self.seq2seq = Seq2Seq.of(model, tokenizer)
+        """How an encoder-decoder reads rows; None for a decoder-only model."""
         self.hard_choices = hard_choices(plain_model(model))
-        """What the model takes by the order of scores, where rounding may make its outputs jump; see `hard_choices`."""
+        """What the model chooses by the order of scores, so that rounding may make outputs jump; see `hard_choices`."""
         self.context = _context(model.config.get_text_config())
         """Maximum text length, in tokens, up to which logits do not depend on the length; None without a limit."""
         self.cached: dict[int, bool] = {}
         """By maximum text length of a decoder: True if its cache agreed with a plain forward pass."""
+
+        # Whether it is suitable
         self._check_forward()
-        size = cast("nn.Embedding", model.get_input_embeddings()).weight.shape[0]
-        if self.num_tokens > size:
+        embedding = cast("nn.Embedding", model.get_input_embeddings())
+        vocabulary = embedding.weight.shape[0]
+        if self.num_tokens > vocabulary:
             raise ValueError(
-                f"the tokenizer has ids up to {self.num_tokens - 1}, the model's vocabulary ends at {size - 1}: they "
-                "do not belong together. Load both from one folder, or call "
+                f"the tokenizer has ids up to {self.num_tokens - 1}, the model's vocabulary ends at {vocabulary - 1}: "
+                "they do not belong together. Load both from one folder, or call "
                 "model.resize_token_embeddings(len(tokenizer))."
             )
 
@@ -128,9 +154,10 @@ class LanguageModel(nn.Module):
 
     def frozen_copy(self) -> LanguageModel:
         """Return a frozen copy; if only some parameters train (LoRA), it shares the others (`FrozenLanguageModel`)."""
-        if len({p.requires_grad for p in self.parameters()}) == 1:
-            return copy.deepcopy(self).requires_grad_(False)
-        return FrozenLanguageModel(self)
+        trainable = {parameter.requires_grad for parameter in self.parameters()}
+        if trainable == {True, False}:
+            return FrozenLanguageModel(self)
+        return copy.deepcopy(self).requires_grad_(False)
 
     @property
     def turn_ends(self) -> TurnEnds:
@@ -182,18 +209,23 @@ class LanguageModel(nn.Module):
         finish = _logit_finish(self.model.config)
         with precision(self.model, self.autocast):
             logits = self.model.get_output_embeddings()(hidden)
-            logits = logits if self.seq2seq is None else self.seq2seq.finish(logits, self.model)
-            return (logits if finish is None else finish(logits))[..., : self.num_tokens]
+            if self.seq2seq is not None:
+                logits = self.seq2seq.finish(logits, self.model)
+            if finish is not None:
+                logits = finish(logits)
+            return logits[..., : self.num_tokens]
 
     def check_length(self, length: int) -> None:
         """Raise a ValueError if texts of this many tokens are longer than the model's context."""
-        if self.context is not None and length > self.context:
-            longrope = "longrope" in str(setting(self.model.config, "rope_parameters"))
-            why = " (with LongRoPE, its original length, as longer texts change all probabilities)" if longrope else ""
-            raise ValueError(
-                f"the texts may be {length} tokens long, but the model has {self.context} positions{why}: lower "
-                "max_prompt_tokens, max_new_tokens (--max-new-tokens) or max_length, or use a longer context."
-            )
+        if self.context is None or length <= self.context:
+            return
+        reason = ""
+        if "longrope" in str(setting(self.model.config, "rope_parameters")):
+            reason = " (with LongRoPE, its original length, as longer texts change all probabilities)"
+        raise ValueError(
+            f"the texts may be {length} tokens long, but the model has {self.context} positions{reason}: lower "
+            "max_prompt_tokens, max_new_tokens (--max-new-tokens) or max_length, or use a longer context."
+        )
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """Log-probability and entropy of the actions where the rollout's mask is True, 0 elsewhere; no value."""
@@ -202,9 +234,9 @@ class LanguageModel(nn.Module):
     def score(self, hidden: Tensor, rollout: TensorDict) -> Evaluation:
         """Like `evaluate`, from the trunk's output ``[B, T, hidden_size]``, for callers that also use that output."""
         mask = rollout["mask"]
-        scores = self.score_actions(hidden[mask], action=rollout["action"][mask], allowed=allowed_tokens(rollout))
-        log_prob, entropy = (_scattered(mask, score) for score in scores)
-        return Evaluation(log_prob, entropy, None)
+        action = rollout["action"][mask]
+        log_prob, entropy = self.score_actions(hidden[mask], action=action, allowed=allowed_tokens(rollout))
+        return Evaluation(_scattered(mask, log_prob), _scattered(mask, entropy), None)
 
     def score_actions(self, hidden: Tensor, *, action: Tensor, allowed: Allowed | None) -> tuple[Tensor, ...]:
         """Log-probability of each action and entropy of its distribution, in chunks: two float32 ``[m]``, nats.
@@ -212,14 +244,17 @@ class LanguageModel(nn.Module):
         With gradients, the logits of a chunk are recomputed in the backward pass, so at most `CHUNK_ELEMENTS` logits
         are in memory at a time. ``hidden`` is ``[m, hidden_size]``, ``action`` int64 ``[m]``.
         """
+        # `TokenScores` has the gradients of a linear layer without bias; others are left to autograd
         head = self.model.get_output_embeddings()
-        plain = type(head) is nn.Linear and head.bias is None and self.autocast is None
-        if not plain or self.seq2seq is not None or _logit_finish(self.model.config) is not None:
+        is_linear = type(head) is nn.Linear and head.bias is None and self.autocast is None
+        if not is_linear or self.seq2seq is not None or _logit_finish(self.model.config) is not None:
             return self._in_chunks(self._score_chunk, hidden, action, allowed=allowed)
 
-        def logits(part: Tensor, start: int) -> Tensor:
-            permitted = None if allowed is None else allowed.rows(start, start + len(part))
-            return restrict(self.logits(part), temperature=self.temperature, allowed=permitted)
+        def logits(chunk: Tensor, start: int) -> Tensor:
+            allowed_rows = None
+            if allowed is not None:
+                allowed_rows = allowed.rows(start, start + len(chunk))
+            return restrict(self.logits(chunk), temperature=self.temperature, allowed=allowed_rows)
 
         return TokenScores.apply(hidden, head.weight, action, logits, self.temperature, self._rows_at_once)
 
@@ -237,18 +272,20 @@ class LanguageModel(nn.Module):
                 f"this model has {self.num_tokens} tokens, the other {other.num_tokens}: the exact KL needs "
                 "the same tokenizer in both"
             )
-        mask, row = rollout["mask"], texts(rollout)
-        hidden = self.hidden(*row)[mask]
+        mask = rollout["mask"]
+        inputs = texts(rollout)
+        hidden = self.hidden(*inputs)[mask]
         with torch.no_grad():
-            other_hidden = other.hidden(*row)[mask]
+            other_hidden = other.hidden(*inputs)[mask]
 
-        def chunk(own: Tensor, others: Tensor, allowed: Tensor | None) -> tuple[Tensor, ...]:
-            log_probs, probability = self._normalized(own, allowed)
+        def kl_of_chunk(hidden: Tensor, other_hidden: Tensor, allowed: Tensor | None) -> tuple[Tensor, ...]:
+            log_probs, probability = self._normalized(hidden, allowed)
             with torch.no_grad():
-                other_log_probs, _ = other._normalized(others, allowed)
-            return ((probability * (log_probs - other_log_probs)).sum(-1),)
+                other_log_probs, _ = other._normalized(other_hidden, allowed)
+            log_ratio = log_probs - other_log_probs
+            return ((probability * log_ratio).sum(-1),)
 
-        (kl,) = self._in_chunks(chunk, hidden, other_hidden, allowed=allowed_tokens(rollout))
+        (kl,) = self._in_chunks(kl_of_chunk, hidden, other_hidden, allowed=allowed_tokens(rollout))
         return _scattered(mask, kl)
 
     @property
@@ -259,14 +296,21 @@ class LanguageModel(nn.Module):
         self, function: Callable[..., tuple[Tensor, ...]], *columns: Tensor, allowed: Allowed | None
     ) -> tuple[Tensor, ...]:
         """Apply a function of rows and their allowed tokens, in chunks of at most `CHUNK_ELEMENTS` logits."""
-        count, size = len(columns[0]), self._rows_at_once
-        recompute = torch.is_grad_enabled() and count > size
-        call = partial(checkpoint, function, use_reentrant=False) if recompute else function
-        parts = []
+        count = len(columns[0])
+        size = self._rows_at_once
+        recomputes = torch.is_grad_enabled() and count > size
+
+        results = []
         for start in range(0, max(count, 1), size):
-            permitted = None if allowed is None else allowed.rows(start, start + size)
-            parts.append(call(*(column[start : start + size] for column in columns), permitted))
-        return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+            chunk = [column[start : start + size] for column in columns]
+            allowed_rows = None
+            if allowed is not None:
+                allowed_rows = allowed.rows(start, start + size)
+            if recomputes:
+                results.append(checkpoint(function, *chunk, allowed_rows, use_reentrant=False))
+            else:
+                results.append(function(*chunk, allowed_rows))
+        return tuple(torch.cat(parts) for parts in zip(*results, strict=True))
 
     def _score_chunk(self, hidden: Tensor, action: Tensor, allowed: Tensor | None) -> tuple[Tensor, ...]:
         log_probs, probability = self._normalized(hidden, allowed)
@@ -281,8 +325,10 @@ class LanguageModel(nn.Module):
     def perplexity(self, texts: list[str]) -> float:
         """Perplexity per token of whole texts, without each text's first token (one-token texts do not count)."""
         batch = self.tokenizer(texts, padding=True, split_special_tokens=True)
-        columns = (torch.tensor(batch[name], device=self.device) for name in ("input_ids", "attention_mask"))
-        return self.token_log_probs(*columns).neg().mean().exp().item()
+        input_ids = torch.tensor(batch["input_ids"], device=self.device)
+        attention_mask = torch.tensor(batch["attention_mask"], device=self.device)
+        log_prob = self.token_log_probs(input_ids, attention_mask)
+        return log_prob.neg().mean().exp().item()
 
     def token_log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Log-probability of every real token after each row's first, row after row, float32.
@@ -291,49 +337,63 @@ class LanguageModel(nn.Module):
         """
         # Move padding to the right, where it needs no position ids, which some models do not accept.
         mask, order = attention_mask.sort(dim=1, descending=True, stable=True)
-        tokens, scored = input_ids.gather(1, order), mask[:, 1:].bool()
+        tokens = input_ids.gather(1, order)
+        scored = mask[:, 1:].bool()
         hidden = self.hidden(tokens)
-        return self.score_actions(hidden[:, :-1][scored], action=tokens[:, 1:][scored], allowed=None)[0]
+        log_prob, _ = self.score_actions(hidden[:, :-1][scored], action=tokens[:, 1:][scored], allowed=None)
+        return log_prob
 
     @torch.no_grad()
     def _check_forward(self) -> None:
         """Check that the output layer over the trunk gives the model's own logits, which ignore later tokens."""
-        name = type(self.model).__name__
+        model_name = type(self.model).__name__
         tokens = torch.arange(3, device=self.device).unsqueeze(0) % self.num_tokens
-        start, place = torch.ones_like(tokens[:, 0]), torch.arange(3, device=self.device).unsqueeze(0)
-        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+        prompt_length = torch.ones_like(tokens[:, 0])
+
+        # Logits of three tokens: by the model itself, by trunk and output layer, and of a prefix
         try:
-            if self.seq2seq is not None:
-                inputs, place = self.seq2seq.inputs(tokens, start)
-            with precision(self.model, self.autocast):
-                own = self.model(**inputs).logits[0, place[0]]
-            own, ours = own[:, : self.num_tokens], self.logits(self.hidden(tokens, start)[0])
-            prefix = self.logits(self.hidden(tokens[:, :2], start)[0])
-            gap, ahead = (own - ours).abs().max().item(), (ours[:2] - prefix).abs().max().item()
+            expected = self._model_logits(tokens, prompt_length)
+            logits = self.logits(self.hidden(tokens, prompt_length)[0])
+            prefix_logits = self.logits(self.hidden(tokens[:, :2], prompt_length)[0])
+            gap = (expected - logits).abs().max().item()
+            prefix_gap = (logits[:2] - prefix_logits).abs().max().item()
         except Exception as error:  # an unsuitable model may raise anything
             raise ValueError(
-                f"{name} cannot read a text of three tokens here ({type(error).__name__}: {error}): give a model of "
-                "AutoModelForCausalLM or AutoModelForSeq2SeqLM, such as GPT-2, Llama or T5, in a dtype that it supports"
+                f"{model_name} cannot read a text of three tokens here ({type(error).__name__}: {error}): give a model "
+                "of AutoModelForCausalLM or AutoModelForSeq2SeqLM, such as GPT-2, Llama or T5, in a dtype that it "
+                "supports"
             ) from error
+
         # In low precision a product may round differently in another shape: by a fraction of up to 2^-7 in bfloat16.
-        if gap > max(1e-3, 2 * torch.finfo(own.dtype).eps) * own.abs().max().item():
+        tolerance = max(1e-3, 2 * torch.finfo(expected.dtype).eps)
+        if gap > tolerance * expected.abs().max().item():
             raise ValueError(
-                f"the logits of {name} are not its output layer over its trunk (they differ by up to {gap:.3g}): it "
-                f"has a step that is not supported here; use another model. Supported are {', '.join(FINISHES)}."
+                f"the logits of {model_name} are not its output layer over its trunk (they differ by up to {gap:.3g}): "
+                f"it has a step that is not supported here; use another model. Supported are {', '.join(FINISHES)}."
             )
-        if ahead > rounding(ours):
+        if prefix_gap > rounding(logits):
             raise ValueError(
-                f"{name} is not causal: its logits change with later tokens (by up to {ahead:.3g}), so it cannot "
-                "be sampled from. Use a causal model (some need is_decoder=True or causal=True)."
+                f"{model_name} is not causal: its logits change with later tokens (by up to {prefix_gap:.3g}), so it "
+                "cannot be sampled from. Use a causal model (some need is_decoder=True or causal=True)."
             )
+
+    def _model_logits(self, tokens: Tensor, prompt_length: Tensor) -> Tensor:
+        """Logits of one text ``[1, L]`` by the model's own forward pass: ``[L, num_tokens]``."""
+        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+        columns = torch.arange(tokens.shape[1], device=self.device).unsqueeze(0)
+        if self.seq2seq is not None:
+            inputs, columns = self.seq2seq.inputs(tokens, prompt_length)
+        with precision(self.model, self.autocast):
+            logits = self.model(**inputs).logits[0, columns[0]]
+        return logits[:, : self.num_tokens]
 
 
 class FrozenLanguageModel(LanguageModel):
     """Frozen snapshot of a language model, computed by the modules of the model that continues training.
 
     The snapshot substitutes copies of the trainable parameters (`torch.func.functional_call`) and shares the others.
-    So the reference of a policy with an adapter only costs the adapter's memory: it is the base model if the adapter
-    is new, and the adapted model if the adapter was trained before. Its outputs have no gradient.
+    So the reference of a policy with an adapter only costs the adapter's memory: the reference is the base model if the
+    adapter is new, and the adapted model if the adapter was trained before. Outputs have no gradient.
 
     Raises:
         ValueError: in `evaluate`, if more parameters are trainable than at construction: those would drift.
@@ -347,13 +407,24 @@ class FrozenLanguageModel(LanguageModel):
         # Not registered as submodules: their trainable parameters do not belong to this module.
         self._live: ForwardWrapper
         self.__dict__ |= {"model": lm.model, "_live": ForwardWrapper(lm)}
-        self.tokenizer, self.temperature = lm.tokenizer, lm.temperature
-        self.num_tokens, self.context, self.cached = lm.num_tokens, lm.context, lm.cached
-        self.seq2seq, self.hard_choices = lm.seq2seq, lm.hard_choices
-        self.gradient_checkpointing, self.autocast = lm.gradient_checkpointing, lm.autocast
-        trained = {name: p for name, p in lm.named_parameters() if p.requires_grad}
-        self._names = list(trained)
-        self.initial = nn.ParameterList(nn.Parameter(p.detach().clone(), False) for p in trained.values())
+
+        self.tokenizer = lm.tokenizer
+        self.temperature = lm.temperature
+        self.num_tokens = lm.num_tokens
+        self.context = lm.context
+        self.cached = lm.cached
+        self.seq2seq = lm.seq2seq
+        self.hard_choices = lm.hard_choices
+        self.gradient_checkpointing = lm.gradient_checkpointing
+        self.autocast = lm.autocast
+
+        # Copies of what trains
+        self._names: list[str] = []
+        self.initial = nn.ParameterList()
+        for name, parameter in lm.named_parameters():
+            if parameter.requires_grad:
+                self._names.append(name)
+                self.initial.append(nn.Parameter(parameter.detach().clone(), requires_grad=False))
 
     def trunk(self, part: str = "", /, **inputs: Any) -> Tensor:
         """See `LanguageModel.trunk`."""
@@ -365,20 +436,24 @@ class FrozenLanguageModel(LanguageModel):
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `LanguageModel.evaluate`."""
-        late = {name for name, p in self._live.inner.named_parameters() if p.requires_grad} - set(self._names)
-        if late:
+        trainable = {name for name, parameter in self._live.inner.named_parameters() if parameter.requires_grad}
+        newly_trainable = trainable - set(self._names)
+        if newly_trainable:
             raise ValueError(
-                f"{len(late)} parameters are trainable now but were frozen when this reference was made (such as "
-                f"{min(late)}), so it would change: make the reference after choosing the trainable parameters"
+                f"{len(newly_trainable)} parameters are trainable now but were frozen when this reference was made "
+                f"(such as {min(newly_trainable)}), so it would change: make the reference after choosing the "
+                "trainable parameters"
             )
         return super().evaluate(rollout)
 
     def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]
         """Weights in use, under the names of the model that trains."""
-        return self._live.inner.state_dict(*args, **options) | dict(zip(self._names, self.initial, strict=True))
+        live_weights = self._live.inner.state_dict(*args, **options)
+        return live_weights | dict(zip(self._names, self.initial, strict=True))
 
     @torch.no_grad()
     def _call(self, function: Callable[[LanguageModel], Tensor]) -> Tensor:
+        """Call a function of the live model, which has the initial weights meanwhile."""
         weights = {f"inner.{name}": p for name, p in zip(self._names, self.initial, strict=True)}
         return functional_call(self._live, weights, (partial(function, self._live.inner),))
 
@@ -402,24 +477,27 @@ def _scattered(mask: Tensor, values: Tensor) -> Tensor:
 
 def _context(config: Any) -> int | None:
     """Value of `LanguageModel.context`: number of positions, with LongRoPE only those with short factors."""
-    rope = setting(config, "rope_parameters") or {}
-    kinds = [x for x in (rope, *rope.values()) if isinstance(x, dict)]  # for all layers, or per layer type
-    switched = [x for x in kinds if x.get("rope_type") == "longrope" and x["short_factor"] != x["long_factor"]]
-    limits = [x["original_max_position_embeddings"] for x in switched]
-    limits.append(setting(config, "max_position_embeddings"))
+    limits = [setting(config, "max_position_embeddings")]
+    rope_parameters = setting(config, "rope_parameters") or {}
+    for rope in (rope_parameters, *rope_parameters.values()):  # for all layers, or per layer type
+        if not isinstance(rope, dict) or rope.get("rope_type") != "longrope":
+            continue
+        if rope["short_factor"] != rope["long_factor"]:
+            limits.append(rope["original_max_position_embeddings"])
     return min((limit for limit in limits if limit and limit > 0), default=None)  # XLNet has -1
 
 
 def _logit_finish(config: Any) -> Callable[[Tensor], Tensor] | None:
-    """Function that the model applies to logits after the output layer, else None; see the tables of this file."""
+    """Return the function that the model applies to logits after the output layer; None if there is none."""
     decoder_config = vars(config).get("decoder", config)
     settings = vars(decoder_config)  # faster than getattr, and called at every step
-    for name, finish in FINISHES.items():
+    for name, usual_finish in FINISHES.items():
         setting_value = settings.get(name)
         if isinstance(getattr(type(decoder_config), name, None), property):
             setting_value = getattr(decoder_config, name)  # computed from other settings: MiniCPM3
         if setting_value:
-            return FINISHES_OF_TYPE.get((decoder_config.model_type, name), finish)(setting_value)
+            finish = FINISHES_OF_TYPE.get((decoder_config.model_type, name), usual_finish)
+            return partial(finish, setting_value)
     return None
 
 

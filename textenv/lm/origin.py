@@ -1,4 +1,4 @@
-"""`Origin`: what a model's name gave when it was loaded, to see later whether the model still is that."""
+"""`Origin`: weights and settings of a model when it was loaded, to see later whether its name still gives the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ORIGIN_FILE = "base.json"
-"""File beside an adapter that says which weights the base model had, so that another base is noticed."""
+"""File beside an adapter with checksums of the base model's weights, so that another base is noticed."""
 READ_FILES = ("*.safetensors", "config.json", "generation_config.json")
 """Files of a model's folder that decide what is loaded."""
 WITHOUT_EFFECT = {
@@ -85,10 +85,12 @@ def has_other_weights(model: PreTrainedModel, folder: Path) -> bool:
     if not (folder / ORIGIN_FILE).is_file():  # of version 0.9 and before, or of another library
         return False
     saved = read_json(folder / ORIGIN_FILE, what="the weights of an adapter's base", kind=dict)
-    remembered: Origin | None = vars(model).get("origin")
-    present = _identity(Origin.of(model) if remembered is None else remembered, model)
-    comparable = all(saved.get(key) == present[key] for key in ("dtype", "names"))
-    return comparable and saved.get("weights") != present["weights"]
+    origin: Origin | None = vars(model).get("origin")
+    if origin is None:
+        origin = Origin.of(model)
+    present = _identity(origin, model)
+    is_comparable = saved.get("dtype") == present["dtype"] and saved.get("names") == present["names"]
+    return is_comparable and saved.get("weights") != present["weights"]
 
 
 def _identity(origin: Origin, model: PreTrainedModel) -> dict[str, Any]:
@@ -103,13 +105,14 @@ def _identity(origin: Origin, model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _checksums(model: PreTrainedModel) -> dict[str, int]:
-    computed: dict[tuple[int, Any], int] = {}  # tied weights have several names
+    """Return the checksum of each weight and saved buffer, by name."""
+    by_memory: dict[tuple[int, Any], int] = {}  # tied weights have several names
     checksums = {}
     for name, tensor in model.state_dict().items():
-        key = tensor.data_ptr(), tensor.shape
-        if key not in computed:
-            computed[key] = checksum(tensor)
-        checksums[name] = computed[key]
+        memory = (tensor.data_ptr(), tensor.shape)
+        if memory not in by_memory:
+            by_memory[memory] = checksum(tensor)
+        checksums[name] = by_memory[memory]
     return checksums
 
 
@@ -123,8 +126,11 @@ def checksum(tensor: Tensor) -> int:
 
 
 def _settings(model: PreTrainedModel) -> dict[str, Any]:
+    """Return the settings of a model's configuration and of its generation, as JSON."""
+    parts: dict[str, dict[str, Any]] = {"config": model.config.to_dict(), "generation": {}}
     generation: Any = getattr(model, "generation_config", None)
-    parts = {"config": model.config.to_dict(), "generation": {} if generation is None else generation.to_dict()}
+    if generation is not None:
+        parts["generation"] = generation.to_dict()
     for settings in parts.values():
         for name in WITHOUT_EFFECT & settings.keys():
             del settings[name]
@@ -132,11 +138,13 @@ def _settings(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _files(name: str) -> dict[str, tuple[int, int]]:
-    states = {}
+    """Return size and time of change of each file that a model of this name is loaded from; none for a hub name."""
     folder = Path(name)
-    if name and folder.is_dir():
-        for pattern in READ_FILES:
-            for path in sorted(folder.glob(pattern)):
-                state = path.stat()
-                states[path.name] = (state.st_size, state.st_mtime_ns)
+    if not name or not folder.is_dir():
+        return {}
+    states = {}
+    for pattern in READ_FILES:
+        for path in sorted(folder.glob(pattern)):
+            state = path.stat()
+            states[path.name] = (state.st_size, state.st_mtime_ns)
     return states

@@ -1,11 +1,13 @@
-"""Rows of unequal length are read without their padding: packed into one row, or else in groups of about one length.
+"""Read rows of unequal length without their padding: packed into one row, or in groups of about one length.
 
-In a pack, tokens stand one after another and attention takes them apart. It is for models whose every layer has the
-causal attention of `transformers`' interface; that rows of a pack do not see each other is checked once for each model.
+In a pack, tokens stand one after another, and attention takes the rows apart. Packs are for models whose every layer
+has causal attention by the interface of `transformers`. For each model it is checked once that the rows of a pack do
+not see each other.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,18 +24,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 POSITIONS_A_PASS = 24
-"""What a pass costs besides its positions, in positions: measured on a CPU for GPT-2s of 2 and 6 layers (20 to 26)."""
+"""Fixed cost of a pass, in positions: measured on a CPU for GPT-2s of 2 and 6 layers (20 to 26)."""
 PACKED = "textenv_packed"
 """Name of the attention of packs, for `transformers`."""
 Trunk = Callable[..., Tensor]
 """From ``input_ids`` ``[B, L]``, ``attention_mask`` and so on to the last hidden state ``[B, L, size]``."""
 _packable: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+"""By model: True if its rows may be packed (`_packs_well`)."""
 
 
 def without_padding(run: Trunk, tokens: Tensor, length: Tensor, model: PreTrainedModel | None = None) -> Tensor:
-    """Output of a trunk ``[B, L, size]`` for rows of these lengths (int64 ``[B]``); 0 or meaningless after them.
+    """Return a trunk's output ``[B, L, size]`` for rows of these lengths (int64 ``[B]``); ignore it on padding.
 
-    In one process on a CPU it is not computed after them. Elsewhere rows are read whole.
+    In one process on a CPU, padding is not read. Elsewhere it is read, too.
 
     Args:
         run: the trunk; causal, so that a row does not depend on what follows.
@@ -43,70 +46,119 @@ def without_padding(run: Trunk, tokens: Tensor, length: Tensor, model: PreTraine
             later.
     """
     # Ranks that share weights (FSDP) take part in each other's passes, and need equal numbers of them.
-    alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
-    if tokens.is_cuda or not alone or length.min() == tokens.shape[1]:
+    is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if tokens.is_cuda or is_distributed or length.min() == tokens.shape[1]:
         return _plain(run, tokens)
     if model is not None and _can_pack(model, run):
-        rows = len(tokens)
-        if not torch.is_grad_enabled():
-            rows = max(1, rows * POSITIONS_AT_ONCE // int(length.sum()))
-        packs = zip(tokens.split(rows), length.split(rows), strict=True)
-        return torch.cat([_packed(model, run, *pack) for pack in packs])
+        return _in_packs(model, run, tokens, length)
+    return _in_groups(run, tokens, length)
+
+
+def _in_packs(model: PreTrainedModel, run: Trunk, tokens: Tensor, length: Tensor) -> Tensor:
+    """Read the rows in packs: with gradients in one, else in packs of about `POSITIONS_AT_ONCE` tokens."""
+    rows_at_once = len(tokens)
+    if not torch.is_grad_enabled():
+        rows_at_once = max(1, len(tokens) * POSITIONS_AT_ONCE // int(length.sum()))
+    hidden = []
+    for start in range(0, len(tokens), rows_at_once):
+        rows = slice(start, start + rows_at_once)
+        hidden.append(_packed(model, run, tokens[rows], length[rows]))
+    return torch.cat(hidden)
+
+
+def _in_groups(run: Trunk, tokens: Tensor, length: Tensor) -> Tensor:
+    """Read the rows in groups, each padded to the longest row of the group."""
     order = length.argsort(stable=True)
     lengths = length[order].tolist()
-    parts, end = [], 0
+    groups = []
+    end = 0
     for rows in order.split(_group_sizes(lengths)):
         end += len(rows)
-        part = _plain(run, tokens[rows, : lengths[end - 1]])
-        parts.append(pad(part, (0, 0, 0, tokens.shape[1] - part.shape[1])))
-    return torch.cat(parts)[order.argsort()]
+        longest = lengths[end - 1]
+        hidden = _plain(run, tokens[rows, :longest])
+        groups.append(pad(hidden, (0, 0, 0, tokens.shape[1] - hidden.shape[1])))
+    return torch.cat(groups)[order.argsort()]
 
 
 def _plain(run: Trunk, tokens: Tensor) -> Tensor:
+    """Read the rows with their padding."""
     return run(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
 
 
 def _group_sizes(lengths: list[int]) -> list[int]:
-    """Sizes of groups of rows of increasing lengths that have the fewest positions, each `POSITIONS_A_PASS` more."""
+    """Divide rows into consecutive groups with the least cost (dynamic programming); return the sizes of the groups.
+
+    A group costs its number of positions, padding included, and `POSITIONS_A_PASS`.
+
+    Args:
+        lengths: number of tokens of each row, increasing.
+    """
+    # A group may end where the next row has another length, rounded up to 1/32 of the longest
     step = max(1, lengths[-1] // 32)
-    ends = [i for i, x in enumerate(lengths, 1) if i == len(lengths) or -(-x // step) != -(-lengths[i] // step)]
-    best = {0: (0, 0)}  # by end of a group: positions up to there, beginning of the group
+    rounded = [math.ceil(length / step) for length in lengths]
+    ends = [end for end in range(1, len(lengths)) if rounded[end - 1] != rounded[end]]
+    ends.append(len(lengths))
+
+    # By end of a group: the least cost of all rows up to there, and the start of that group
+    best = {0: (0, 0)}
     for end in ends:
         width = lengths[end - 1]
-        best[end] = min(
-            (before + POSITIONS_A_PASS + (end - start) * width, start) for start, (before, _) in best.items()
-        )
-    cuts = [len(lengths)]
-    while cuts[-1]:
-        cuts.append(best[cuts[-1]][1])
-    return [end - start for start, end in zip(cuts[:0:-1], cuts[-2::-1], strict=True)]
+        candidates = []
+        for start, (earlier_cost, _) in best.items():
+            cost = earlier_cost + POSITIONS_A_PASS + (end - start) * width
+            candidates.append((cost, start))
+        best[end] = min(candidates)
+
+    # Backwards from the last group
+    sizes = []
+    end = len(lengths)
+    while end:
+        _, start = best[end]
+        sizes.append(end - start)
+        end = start
+    sizes.reverse()
+    return sizes
 
 
 def _packed(model: PreTrainedModel, run: Trunk, tokens: Tensor, length: Tensor) -> Tensor:
+    """Read the rows in one pack."""
     column = torch.arange(tokens.shape[1], device=tokens.device)
     mask = column < length[:, None]
     rows = _Rows(mask.flatten().nonzero().squeeze(1), tokens.shape)
+
+    # Another attention; with a padding token, GPT-2 would ask for a mask
     config = model.config
-    usual = config._attn_implementation, config.pad_token_id
-    config._attn_implementation, config.pad_token_id = PACKED, None  # with a padding token, GPT-2 would ask for a mask
+    attention = config._attn_implementation
+    pad_token_id = config.pad_token_id
+    config._attn_implementation = PACKED
+    config.pad_token_id = None
     try:
-        inputs = {"input_ids": tokens[mask][None], "position_ids": column.expand_as(tokens)[mask][None]}
-        hidden = run(**inputs, attention_mask=None, use_cache=False, packed_rows=rows)
+        hidden = run(
+            input_ids=tokens[mask][None],
+            position_ids=column.expand_as(tokens)[mask][None],
+            attention_mask=None,
+            use_cache=False,
+            packed_rows=rows,
+        )
     finally:
-        config._attn_implementation, config.pad_token_id = usual
+        config._attn_implementation = attention
+        config.pad_token_id = pad_token_id
     return rows.spread(hidden[0])
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows packed into one: the places of its tokens in the padded rows laid end to end, int64 ``[N]``; their shape."""
+    """Where the tokens of a pack are in the padded rows."""
 
-    places: Tensor
+    indices: Tensor
+    """Index of each token of the pack in the flattened padded rows, int64 ``[N]``."""
     shape: torch.Size
+    """Shape of the padded rows, ``[B, L]``."""
 
     def spread(self, packed: Tensor) -> Tensor:
         """``[N, ...]`` to ``[B, L, ...]``, with zeros for padding."""
-        padded = packed.new_zeros(self.shape.numel(), *packed.shape[1:]).index_copy(0, self.places, packed)
+        zeros = packed.new_zeros(self.shape.numel(), *packed.shape[1:])
+        padded = zeros.index_copy(0, self.indices, packed)
         return padded.unflatten(0, self.shape)
 
 
@@ -116,12 +168,19 @@ def _attend(
     """Causal attention inside the rows of a pack: ``[1, heads, N, size]`` to ``[1, N, heads, size]``."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    query, key, value = (packed_rows.spread(x[0].transpose(0, 1)).transpose(1, 2) for x in (query, key, value))
-    out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    return out.flatten(0, 1).index_select(0, packed_rows.places)[None], None
+    # [1, heads, N, size] to [B, heads, L, size]
+    query = packed_rows.spread(query[0].transpose(0, 1)).transpose(1, 2)
+    key = packed_rows.spread(key[0].transpose(0, 1)).transpose(1, 2)
+    value = packed_rows.spread(value[0].transpose(0, 1)).transpose(1, 2)
+    output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+
+    # [B, L, heads, size] to [1, N, heads, size]
+    packed = output.flatten(0, 1).index_select(0, packed_rows.indices)
+    return packed[None], None
 
 
 def _can_pack(model: PreTrainedModel, run: Trunk) -> bool:
+    """Return True if the model's rows may be packed; checked once."""
     if model not in _packable:
         _packable[model] = _packs_well(model, run)
     return _packable[model]
@@ -129,23 +188,35 @@ def _can_pack(model: PreTrainedModel, run: Trunk) -> bool:
 
 @torch.no_grad()
 def _packs_well(model: PreTrainedModel, run: Trunk) -> bool:
-    """True if rows of a pack come out as they do alone, and do not depend on one another."""
+    """Return True if rows of a pack come out as they do alone, and do not depend on one another."""
     from transformers import AttentionInterface
 
+    # Only models in which every layer attends to all earlier tokens
     config: Any = model.config
-    windows = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
-    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if config._attn_implementation != "sdpa" or any(windows) or layers != {"full_attention"}:
+    if config._attn_implementation != "sdpa":
         return False
+    if getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None):
+        return False
+    layer_types = getattr(config, "layer_types", None) or ["full_attention"]
+    if set(layer_types) != {"full_attention"}:
+        return False
+
+    # Three rows; then the same with other tokens in the first two
     AttentionInterface.register(PACKED, _attend)
     length = torch.tensor([3, 7, 5], device=model.device)
     tokens = torch.arange(3 * 7, device=model.device).view(3, 7) % config.vocab_size
-    other = tokens.clone()
-    other[:2] = (other[:2] + 1) % config.vocab_size
+    changed_tokens = tokens.clone()
+    changed_tokens[:2] = (tokens[:2] + 1) % config.vocab_size
     try:
-        plain, packed, changed = _plain(run, tokens), *(_packed(model, run, x, length) for x in (tokens, other))
+        plain = _plain(run, tokens)
+        packed = _packed(model, run, tokens, length)
+        changed = _packed(model, run, changed_tokens, length)
     except Exception:  # a model may raise anything for inputs that it does not know
         return False
+
+    if not torch.equal(packed[2], changed[2]):
+        return False
     mask = torch.arange(7, device=model.device) < length[:, None]
+    difference = (packed - plain)[mask].abs()
     tolerance = rounding_tolerance(plain.dtype) * max(1.0, plain.abs().max().item())
-    return torch.equal(packed[2], changed[2]) and bool(((packed - plain)[mask].abs() <= tolerance).all())
+    return bool((difference <= tolerance).all())

@@ -25,9 +25,10 @@ RECORDED_AFTER = 512
 class RecordedStep:
     """Function that is recorded after some calls, and called directly where the recording is not valid.
 
-    A recording is compared with the function when made; at a second value of each size, because the recording may
-    hold the first as a constant; and at each new power of two, because a model may compute longer texts differently. If
-    a size is 1 or two sizes are equal, the function is called, because recordings do not generalize there.
+    A recording is compared with the function when it is made; at a second value of each size, because the recording may
+    hold the first value as a constant; and at each new power of two, because a model may compute longer texts
+    differently. If a size is 1 or two sizes are equal, the function is called, because recordings do not generalize
+    there.
 
     Args:
         function: see `record`.
@@ -35,12 +36,19 @@ class RecordedStep:
     """
 
     def __init__(self, function: Function, *, model: nn.Module) -> None:
-        self.function, self.model, self.name = function, model, type(model).__name__
+        self.function = function
+        self.model = model
+        self.model_name = type(model).__name__
         self.recording: Function | None = None
-        self.recordable, self.calls = FAST, 0
+        """None until the function is recorded, and after a recording was dropped."""
+        self.recordable = FAST
+        """False if the function is never to be recorded (again)."""
+        self.calls = 0
+        """Number of calls of the function itself."""
         self._compared: list[set[int]] = []
         """For each size, the values at which recording and function agreed."""
-        self._recorded_of: tuple[list[Tensor], list[Any]] = [], []
+        self._recorded_state: tuple[list[Tensor], list[Any]] = ([], [])
+        """Weights and settings of the model (`_state`) when the recording was made."""
 
     def __call__(self, *inputs: Tensor, sizes: tuple[int, ...]) -> Tensor:
         """Return the function's result.
@@ -53,73 +61,92 @@ class RecordedStep:
             return self.function(*inputs)
         if self.recording is not None and self._agrees_at(sizes):
             return self.recording(*inputs)
-        plain = self.function(*inputs)
+
+        # Call the function, and compare or make the recording
+        result = self.function(*inputs)
         self.calls += 1
         if self.recording is not None:
-            self._compare(self.recording, plain, inputs)
+            self._compare(self.recording, result, inputs)
         elif self.recordable and self.calls > RECORDED_AFTER:
-            self._recorded_of, self._compared = _state(self.model), [set() for _ in sizes]
-            self._compare(None, plain, inputs)
+            self._recorded_state = _state(self.model)
+            self._compared = [set() for _ in sizes]
+            self._compare(None, result, inputs)
+
+        # The recording is valid at these sizes
         if self.recording is not None:
             for values, size in zip(self._compared, sizes, strict=True):
                 values.add(size)
-        return plain
+        return result
 
     def forget_replaced(self) -> None:
         """Drop the recording if the model's weight tensors or settings (`_state`) have been replaced since."""
         if self.recording is None:
             return
-        (before, switches), (now, switches_now) = self._recorded_of, _state(self.model)
-        if switches != switches_now or len(now) != len(before) or any(map(operator.is_not, now, before)):
+        recorded_weights, recorded_settings = self._recorded_state
+        weights, settings = _state(self.model)
+        is_replaced = len(weights) != len(recorded_weights) or any(map(operator.is_not, weights, recorded_weights))
+        if settings != recorded_settings or is_replaced:
             self.forget()
 
     def forget(self) -> None:
         """Drop the recording and count calls from 0 again."""
-        self.recording, self.calls = None, 0
+        self.recording = None
+        self.calls = 0
 
     def _agrees_at(self, sizes: tuple[int, ...]) -> bool:
+        """Return True if the recording need not be compared at these sizes; see the class."""
         for values, size in zip(self._compared, sizes, strict=True):
-            if size not in values:
-                bits = size.bit_length()
-                if len(values) == 1 or all(value.bit_length() != bits for value in values):
-                    return False
+            if size in values:
+                continue
+            bits = size.bit_length()
+            if len(values) == 1 or all(value.bit_length() != bits for value in values):
+                return False
         return True
 
-    def _compare(self, made: Function | None, plain: Tensor, inputs: tuple[Tensor, ...]) -> None:
-        """Keep a recording (if ``made`` is None, a new one of this call) if it agrees with the function's result."""
-        self.recording, reason = made, ""
+    def _compare(self, recording: Function | None, result: Tensor, inputs: tuple[Tensor, ...]) -> None:
+        """Keep a recording (None: make one of this call) if it agrees with the function's result; else drop it."""
+        reason = ""
         try:
-            self.recording = record(self.function, *inputs) if made is None else made
-            gap = (self.recording(*inputs) - plain).abs().max().item()
-            if gap > 1e-4 * max(1.0, plain.abs().max().item()):
+            if recording is None:
+                recording = record(self.function, *inputs)
+            gap = (recording(*inputs) - result).abs().max().item()
+            if gap > 1e-4 * max(1.0, result.abs().max().item()):
                 reason = f"its logits differ by up to {gap:.3g}"
         except Exception as error:  # torch.fx and recordings may raise anything
             reason = str(error)
-        if reason:
-            logger.info("%s decodes without a recording: %s", self.name, reason)
-            self.recording, self.recordable = None, False
+
+        if not reason:
+            self.recording = recording
+            return
+        logger.info("%s decodes without a recording: %s", self.model_name, reason)
+        self.recording = None
+        self.recordable = False
 
 
 def _state(model: nn.Module) -> tuple[list[Tensor], list[Any]]:
-    """Return the model's weights and what its modules compute: modes, names (such as of adapters), hooks, `forward`."""
-    switches: list[Any] = []
+    """Return the model's weights, and the settings that decide what its modules compute.
+
+    Settings are modes, names (such as those of adapters), hooks, and the functions `forward`.
+    """
+    settings: list[Any] = []
     for module in model.modules():
-        switches += [module.__dict__.get("forward"), type(module).forward]
-        switches += [*module._forward_hooks, *module._forward_pre_hooks]
+        settings += [module.__dict__.get("forward"), type(module).forward]
+        settings += [*module._forward_hooks, *module._forward_pre_hooks]
         for value in module.__dict__.values():
             if isinstance(value, (bool, str)):
-                switches.append(value)
+                settings.append(value)
             elif isinstance(value, list) and all(isinstance(x, str) for x in value):
-                switches.append(tuple(value))
-    return [*model.parameters(), *model.buffers()], switches
+                settings.append(tuple(value))
+    weights = [*model.parameters(), *model.buffers()]
+    return weights, settings
 
 
 def record(function: Function, *examples: Tensor) -> Function:
     """Record the function's tensor operations, without its Python code.
 
     Args:
-        function: function from tensors to a tensor. Other tensors that it reads (weights) are held by reference, so
-            later changes inside them count; the function's in-place writes to them are repeated.
+        function: function from tensors to a tensor. The recording refers to other tensors that the function reads
+            (weights), so later changes inside them count; in-place writes to them are repeated.
         examples: arguments of any sizes. Later calls may have other sizes where these exceed 1, unless the function
             turned a size into a number (``len``, ``int``): check the results.
 
@@ -131,52 +158,64 @@ def record(function: Function, *examples: Tensor) -> Function:
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    def plain(*arguments: Tensor) -> Tensor:  # for a method, torch.fx would count self as an argument
+    def plain_function(*arguments: Tensor) -> Tensor:  # for a method, torch.fx would count self as an argument
         return function(*arguments)
 
-    complaints = logging.getLogger("torch._subclasses.fake_tensor")  # a traceback of an error that is also raised
-    level = complaints.level
-    complaints.setLevel(logging.CRITICAL)
+    # Record, without the log of an error, which is also raised
+    fake_tensor_logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = fake_tensor_logger.level
+    fake_tensor_logger.setLevel(logging.CRITICAL)
     try:
         with torch.no_grad():
-            module = make_fx(plain, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*examples)
+            tracer = make_fx(plain_function, tracing_mode="symbolic", _allow_non_fake_inputs=True)
+            module = tracer(*examples)
     finally:
-        complaints.setLevel(level)
-    # Before the targets change, because torch.fx recognizes in-place operations only as overloads.
+        fake_tensor_logger.setLevel(level)
+
+    # Drop operations without effect, before the targets change: torch.fx recognizes in-place ones only as overloads.
     module.graph.eliminate_dead_code()
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.alias.default):
         node.replace_all_uses_with(node.args[0])
         module.graph.erase_node(node)
+
+    # Faster calls
     for node in module.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload):
             node.target = _python_binding(node.target)
-    held = _lift(module.graph, module)
+    held_tensors = _lift_attributes(module.graph, module)
     module.recompile()
     forward = module.forward
-    return lambda *arguments: forward(*held, *arguments)
+    return lambda *arguments: forward(*held_tensors, *arguments)
 
 
 def _python_binding(operation: torch._ops.OpOverload) -> Callable[..., Any]:
     """Return the operation as torch's Python binding, which is faster to call; itself if there is none."""
     name = operation._schema.name.removeprefix("aten::")
-    homes = (torch, BuiltinFunctionType), (torch._C._nn, BuiltinFunctionType), (torch.Tensor, MethodDescriptorType)
-    for home, kind in homes:
-        binding = getattr(home, name, None)
-        if isinstance(binding, kind):
+    namespaces: list[tuple[Any, Any]] = [
+        (torch, BuiltinFunctionType),
+        (torch._C._nn, BuiltinFunctionType),
+        (torch.Tensor, MethodDescriptorType),
+    ]
+    for namespace, binding_type in namespaces:
+        binding = getattr(namespace, name, None)
+        if isinstance(binding, binding_type):
             return binding
     return operation
 
 
-def _lift(graph: Graph, module: GraphModule) -> list[Tensor]:
-    """Turn module attributes, read at every call, into arguments: attribute look-up on a module is slow."""
-    first = next(iter(graph.nodes))
+def _lift_attributes(graph: Graph, module: GraphModule) -> list[Tensor]:
+    """Turn attributes of a module into the first arguments of its graph, and return their values.
+
+    The graph reads attributes at every call, and attribute look-up on a module is slow.
+    """
+    first_node = next(iter(graph.nodes))
     arguments: dict[str, Node] = {}
-    held: list[Tensor] = []
+    held_tensors: list[Tensor] = []
     for node in graph.find_nodes(op="get_attr"):
         if node.target not in arguments:
-            with graph.inserting_before(first):
-                arguments[node.target] = graph.placeholder(f"held_{len(held)}")
-            held.append(getattr(module, node.target))
+            with graph.inserting_before(first_node):
+                arguments[node.target] = graph.placeholder(f"held_{len(held_tensors)}")
+            held_tensors.append(getattr(module, node.target))
         node.replace_all_uses_with(arguments[node.target])
         graph.erase_node(node)
-    return held
+    return held_tensors

@@ -1,5 +1,7 @@
 """Sampling of tokens from logits."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -36,13 +38,15 @@ def truncate(logits: Tensor, *, top_k: int | None = None, top_p: float | None = 
     """
     lowest = torch.finfo(logits.dtype).min
     if top_k is not None:
-        least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
-        logits = logits.masked_fill(logits < least, lowest)
+        count = min(top_k, logits.shape[-1])
+        smallest_kept = logits.topk(count).values[:, -1:]
+        logits = logits.masked_fill(logits < smallest_kept, lowest)
     if top_p is not None:
         probability, order = logits.softmax(-1).sort(descending=True)
-        before = probability.cumsum(-1) - probability
-        drop = torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, order, before >= top_p)
-        logits = logits.masked_fill(drop, lowest)
+        more_probable = probability.cumsum(-1) - probability  # total probability of the actions before each
+        is_dropped = torch.zeros_like(logits, dtype=torch.bool)
+        is_dropped.scatter_(-1, order, more_probable >= top_p)
+        logits = logits.masked_fill(is_dropped, lowest)
     return logits
 
 
@@ -51,8 +55,8 @@ def sample(
 ) -> tuple[Tensor, Tensor]:
     """Draw one action per row by inverting the cumulative distribution at one uniform number per row.
 
-    For a large vocabulary the inversion has two levels, first over sums of blocks of actions, then inside the selected
-    block, so that it costs little more than the exponentials.
+    For a large vocabulary the inversion has two levels: first over sums of blocks of actions, then inside the selected
+    block. So it costs little more than the exponentials.
 
     Args:
         logits: ``[m, n]``, computed with in float32.
@@ -62,27 +66,37 @@ def sample(
     Returns:
         Action int64 ``[m]`` and its log-probability float32 ``[m]``.
     """
-    logits, last = logits.float(), logits.shape[-1] - 1  # float16 cannot hold the sum of a vocabulary
+    logits = logits.float()  # float16 cannot hold the sum of a vocabulary
+    last = logits.shape[-1] - 1
     greatest = logits.amax(-1, keepdim=True)
-    if uniform is None:
-        place = logits.device if generator is None else generator.device
-        uniform = torch.rand(len(logits), 1, generator=generator, device=place).to(logits.device)
-    else:
+
+    # Uniform numbers, [m, 1]
+    if uniform is not None:
         uniform = uniform.unsqueeze(-1)
+    else:
+        device = logits.device if generator is None else generator.device
+        uniform = torch.rand(len(logits), 1, generator=generator, device=device).to(logits.device)
+
     if last < 4 * BLOCK:
         cumulative = (logits - greatest).exp_().cumsum(-1)
         total = cumulative[:, -1:]
         action = _invert(cumulative, uniform * total, total)
     else:
+        # The block
         cumulative = _block_sums(logits, greatest).cumsum(-1)
         total = cumulative[:, -1:]
         level = uniform * total
         block = _invert(cumulative, level, total)
-        inside = block * BLOCK + torch.arange(BLOCK, device=logits.device)
-        weights = (logits.gather(-1, inside.clamp(max=last)) - greatest).exp_().masked_fill_(inside > last, 0.0)
-        within = weights.cumsum(-1)
-        rest = level - cumulative.gather(-1, block) + within[:, -1:]
-        action = block * BLOCK + _invert(within, rest.clamp_(min=0.0), within[:, -1:])
+
+        # The action inside the block, [m, BLOCK]; the last block may be shorter
+        actions = block * BLOCK + torch.arange(BLOCK, device=logits.device)
+        weights = (logits.gather(-1, actions.clamp(max=last)) - greatest).exp_()
+        weights.masked_fill_(actions > last, 0.0)
+        block_cumulative = weights.cumsum(-1)
+        block_total = block_cumulative[:, -1:]
+        block_level = level - cumulative.gather(-1, block) + block_total
+        action = block * BLOCK + _invert(block_cumulative, block_level.clamp_(min=0.0), block_total)
+
     log_prob = logits.gather(-1, action) - greatest - total.log()
     return action.squeeze(-1), log_prob.squeeze(-1)
 
@@ -97,14 +111,21 @@ def _invert(cumulative: Tensor, level: Tensor, total: Tensor) -> Tensor:
 
 def _block_sums(logits: Tensor, greatest: Tensor) -> Tensor:
     """Sums of exp(logits - greatest) over blocks of actions, ``[m, blocks]``; on the CPU a few rows at a time."""
-    rows, columns = logits.shape
-    blocks, at_once = -(-columns // BLOCK), rows if logits.is_cuda else max(1, CACHED_ELEMENTS // columns)
-    weights, sums = logits.new_zeros(min(at_once, rows), blocks * BLOCK), logits.new_empty(rows, blocks)
-    for start in range(0, rows, at_once):
-        part = slice(start, start + at_once)
-        here = weights[: len(logits[part])]
-        torch.sub(logits[part], greatest[part], out=here[:, :columns]).exp_()
-        torch.sum(here.unflatten(-1, (blocks, BLOCK)), -1, out=sums[part])
+    num_rows, num_actions = logits.shape
+    num_blocks = math.ceil(num_actions / BLOCK)
+    rows_at_once = num_rows
+    if not logits.is_cuda:
+        rows_at_once = max(1, CACHED_ELEMENTS // num_actions)
+
+    # Memory of the weights, used again for each group of rows; the end of the last block stays 0
+    weights = logits.new_zeros(min(rows_at_once, num_rows), num_blocks * BLOCK)
+    sums = logits.new_empty(num_rows, num_blocks)
+    for start in range(0, num_rows, rows_at_once):
+        rows = slice(start, start + rows_at_once)
+        group_logits = logits[rows]
+        group_weights = weights[: len(group_logits)]
+        torch.sub(group_logits, greatest[rows], out=group_weights[:, :num_actions]).exp_()
+        torch.sum(group_weights.unflatten(-1, (num_blocks, BLOCK)), -1, out=sums[rows])
     return sums
 
 

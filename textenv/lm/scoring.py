@@ -1,4 +1,4 @@
-"""Log-probability and entropy of chosen tokens, with a bounded number of logits in memory at a time."""
+"""Log-probability and entropy of tokens, with a bounded number of logits in memory at a time."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,8 +18,8 @@ class TokenScores(torch.autograd.Function):
     """log π(a) and the entropy of π under a linear output layer, whose logits are recomputed in the backward pass.
 
     With z the logits, l = z - logsumexp(z) and p = exp(l): ∂ log π(a) / ∂z = 1_a - p, ∂H / ∂z = -p (l + H). Operations
-    after the output layer overwrite a chunk's logits, a few rows at a time. If all rows fit into one chunk, its
-    logits are kept.
+    after the output layer overwrite a chunk's logits, a few rows at a time. If all rows fit into one chunk, the logits
+    are kept for the backward pass.
 
     Args (of `apply`):
         hidden: ``[m, hidden size]``.
@@ -38,15 +38,22 @@ class TokenScores(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, action: Tensor, logits: Logits, temperature: float, size: int
     ) -> tuple[Tensor, Tensor]:
         """Score the actions in chunks; see the class."""
-        log_prob, entropy = hidden.new_empty(2, len(action), dtype=logits(hidden[:0], 0).dtype)
+        dtype = logits(hidden[:0], 0).dtype
+        log_prob, entropy = hidden.new_empty(2, len(action), dtype=dtype)
         chunk = None
         for start in range(0, len(action), size):
             chunk = None  # free it before the next one is made
             with torch.no_grad():
                 chunk = logits(hidden[start : start + size], start)
             _score(chunk, start, action, log_prob, entropy)
-        ctx.logits, ctx.temperature, ctx.size = logits, temperature, size
-        ctx.kept = chunk if len(action) <= size and any(ctx.needs_input_grad) else None
+
+        # For the backward pass
+        ctx.logits = logits
+        ctx.temperature = temperature
+        ctx.size = size
+        ctx.kept_logits = None
+        if len(action) <= size and any(ctx.needs_input_grad):
+            ctx.kept_logits = chunk
         ctx.save_for_backward(hidden, weight, action, entropy)
         ctx.set_materialize_grads(False)
         return log_prob, entropy
@@ -56,19 +63,30 @@ class TokenScores(torch.autograd.Function):
     def backward(ctx: Any, to_log_prob: Tensor | None, to_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         """Compute the gradients for hidden states and weight, chunk by chunk."""
         hidden, weight, action, entropy = ctx.saved_tensors
-        to_hidden = torch.empty_like(hidden)
-        to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        hidden_gradient = torch.empty_like(hidden)
+        weight_gradient = None
+        if ctx.needs_input_grad[1]:
+            weight_gradient = torch.zeros_like(weight)
+
         for start in range(0, len(action), ctx.size):
-            chunk = slice(start, start + ctx.size)
-            with torch.no_grad():
-                slope = ctx.logits(hidden[chunk], start) if ctx.kept is None else ctx.kept.clone()
+            rows = slice(start, start + ctx.size)
+
+            # Logits, overwritten by the gradient with respect to them
+            if ctx.kept_logits is not None:
+                slope = ctx.kept_logits.clone()
+            else:
+                with torch.no_grad():
+                    slope = ctx.logits(hidden[rows], start)
             _to_slope(slope, start, action, entropy, to_log_prob, to_entropy)
             slope = slope.div_(ctx.temperature).to(weight.dtype)
-            torch.mm(slope, weight[: slope.shape[-1]], out=to_hidden[chunk])
-            if to_weight is not None:
-                to_weight[: slope.shape[-1]].addmm_(slope.T, hidden[chunk])
+
+            # Through the output layer; the vocabulary of the model may be larger
+            num_tokens = slope.shape[-1]
+            torch.mm(slope, weight[:num_tokens], out=hidden_gradient[rows])
+            if weight_gradient is not None:
+                weight_gradient[:num_tokens].addmm_(slope.T, hidden[rows])
             del slope  # free it before the next one is made
-        return to_hidden, to_weight, None, None, None, None
+        return hidden_gradient, weight_gradient, None, None, None, None
 
 
 def normalized(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,13 +103,17 @@ def _pieces(logits: Tensor, start: int) -> Iterator[tuple[slice, Tensor, Tensor]
     Yields:
         Slice of the rows (the chunk begins at row ``start``), their log-probabilities, and their probabilities.
     """
-    at_once = len(logits) if logits.is_cuda else max(1, CACHED_ELEMENTS // logits.shape[-1])
-    for at, part in zip(range(start, start + len(logits), at_once), logits.split(at_once), strict=True):
+    rows_at_once = len(logits)
+    if not logits.is_cuda:
+        rows_at_once = max(1, CACHED_ELEMENTS // logits.shape[-1])
+    for offset in range(0, len(logits), rows_at_once):
+        part = logits[offset : offset + rows_at_once]
         part.sub_(part.amax(-1, keepdim=True))
         weights = part.exp()
         total = weights.sum(-1, keepdim=True)
         part.sub_(total.log())
-        yield slice(at, at + len(part)), part, weights.div_(total)
+        first_row = start + offset
+        yield slice(first_row, first_row + len(part)), part, weights.div_(total)
 
 
 def _score(logits: Tensor, start: int, action: Tensor, log_prob: Tensor, entropy: Tensor) -> None:
@@ -118,4 +140,5 @@ def _to_slope(
 
 def rounding(logits: Tensor) -> float:
     """Tolerance for differences of log-probabilities ``[m, n]`` caused by rounding in the dtype of these logits."""
-    return rounding_tolerance(logits.dtype) * max(1.0, logits.float().log_softmax(-1).abs().max().item())
+    largest = logits.float().log_softmax(-1).abs().max().item()
+    return rounding_tolerance(logits.dtype) * max(1.0, largest)

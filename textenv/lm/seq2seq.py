@@ -18,12 +18,15 @@ from textenv.lm.scoring import rounding
 if TYPE_CHECKING:
     from transformers import EncoderDecoderCache, PreTrainedModel, PreTrainedTokenizerBase
 
+logger = logging.getLogger(__name__)
+
 
 class Seq2Seq(NamedTuple):
     """Division of rows into prompts, for the encoder, and answers (all tokens after the prompt), for the decoder.
 
-    The encoder's text ends with EOS if the tokenizer ends texts with it; the decoder's begins with ``decoder_start``. A
-    row's state at its prompt's last position is the decoder's at the end of ``decoder_start``; then both advance.
+    The encoder's text ends with EOS if the tokenizer ends texts with EOS. The decoder's text begins with
+    ``decoder_start``. The state of a row at the prompt's last position is the decoder's state at the end of
+    ``decoder_start``; from there on, row and decoder advance together.
     """
 
     decoder_start: tuple[int, ...]
@@ -37,71 +40,105 @@ class Seq2Seq(NamedTuple):
         if not model.config.is_encoder_decoder:
             return None
         generation: Any = plain_model(model).generation_config
-        start = generation.decoder_start_token_id, generation.forced_bos_token_id
-        if start[0] is None:
+        if generation.decoder_start_token_id is None:
             raise ValueError("set model.generation_config.decoder_start_token_id (T5: the pad token's, BART: EOS's)")
-        ends = tokenizer("", verbose=False)["input_ids"][-1:] == [tokenizer.eos_token_id]
-        return cls(tuple(token for token in start if token is not None), tokenizer.eos_token_id if ends else None)
+        decoder_start = [generation.decoder_start_token_id]
+        if generation.forced_bos_token_id is not None:
+            decoder_start.append(generation.forced_bos_token_id)
+
+        prompt_end = None
+        ids_of_empty_text = tokenizer("", verbose=False)["input_ids"]
+        if ids_of_empty_text[-1:] == [tokenizer.eos_token_id]:
+            prompt_end = tokenizer.eos_token_id
+        return cls(tuple(decoder_start), prompt_end)
 
     def prompts(self, tokens: Tensor, prompt_length: Tensor) -> tuple[Tensor, Tensor]:
-        """Encoder's ids and mask (1 on real tokens), int64 ``[B, E]``, for rows ``[B, L]`` and lengths ``[B]``."""
-        ids, length = tokens[:, : int(prompt_length.max())], prompt_length.unsqueeze(1)
+        """Return the encoder's ids and mask for rows ``[B, L]`` with prompts of these lengths ``[B]``.
+
+        Both are int64 ``[B, E]``; the mask is 1 on real tokens.
+        """
+        ids = tokens[:, : int(prompt_length.max())]
+        length = prompt_length.unsqueeze(1)
         if self.prompt_end is not None:
             ids = pad(ids, (0, 1)).scatter(1, length, self.prompt_end)
-            length = length + (ids.gather(1, length - 1) != self.prompt_end)  # no second EOS
-        return ids, (torch.arange(ids.shape[1], device=ids.device) < length).long()
+            last_ids = ids.gather(1, length - 1)
+            length = length + (last_ids != self.prompt_end)  # no second EOS
+        mask = torch.arange(ids.shape[1], device=ids.device) < length
+        return ids, mask.long()
 
     def inputs(self, tokens: Tensor, prompt_length: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:
-        """Arguments of the model's forward for rows ``[B, L]``, and the place of each position's state in its output.
+        """Return arguments of the model's forward pass for rows ``[B, L]``, and where their states are in the output.
 
-        Places are int64 ``[B, L]``; before a prompt's last position, where there is no state, they are 0.
+        The second result has the index of the state of each position, int64 ``[B, L]``. Before a prompt's last
+        position, where there is no state, it is 0.
         """
         if prompt_length is None:
             raise ValueError("encoder-decoder models need prompts with answers, not plain text (SFT: packing=False)")
-        ids, known = self.prompts(tokens, prompt_length)
-        start, place = tokens.new_tensor(self.decoder_start), torch.arange(tokens.shape[1], device=tokens.device)
-        columns = prompt_length.unsqueeze(1) + place[: tokens.shape[1] - int(prompt_length.min())]
+        ids, mask = self.prompts(tokens, prompt_length)
+
+        # The decoder's text: its start, then the answers, padded on the right
+        start = tokens.new_tensor(self.decoder_start)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        longest_answer = tokens.shape[1] - int(prompt_length.min())
+        columns = prompt_length.unsqueeze(1) + positions[:longest_answer]
         answers = tokens.gather(1, columns.clamp(max=tokens.shape[1] - 1))
         answers = torch.cat([start.expand(len(tokens), -1), answers], dim=1)
-        place = (place - prompt_length.unsqueeze(1) + len(start)).clamp(min=0)
-        inputs = {"input_ids": ids, "attention_mask": known, "decoder_input_ids": answers}
-        return inputs | {"decoder_attention_mask": torch.ones_like(answers)}, place  # T5Gemma would leave out <pad>
+
+        inputs = {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "decoder_input_ids": answers,
+            "decoder_attention_mask": torch.ones_like(answers),  # T5Gemma would leave out <pad>
+        }
+        state_index = positions - prompt_length.unsqueeze(1) + len(start)
+        return inputs, state_index.clamp(min=0)
 
     def hidden(self, trunk: Callable[..., Tensor], tokens: Tensor, prompt_length: Tensor | None) -> Tensor:
         """See `LanguageModel.hidden`; ``trunk`` is as `LanguageModel.trunk`."""
-        inputs, place = self.inputs(tokens, prompt_length)
-        ids, known, answers, every = inputs.values()
-        encoded = trunk("encoder", input_ids=ids, attention_mask=known)
-        read = {"encoder_hidden_states": encoded, "encoder_attention_mask": known, "use_cache": False}
-        hidden = trunk("decoder", input_ids=answers, attention_mask=every, **read)
-        return hidden.take_along_dim(place.unsqueeze(2), 1)
+        inputs, state_index = self.inputs(tokens, prompt_length)
+        encoded = trunk("encoder", input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
+        hidden = trunk(
+            "decoder",
+            input_ids=inputs["decoder_input_ids"],
+            attention_mask=inputs["decoder_attention_mask"],
+            encoder_hidden_states=encoded,
+            encoder_attention_mask=inputs["attention_mask"],
+            use_cache=False,
+        )
+        return hidden.take_along_dim(state_index.unsqueeze(2), 1)
 
     def finish(self, logits: Tensor, model: Any) -> Tensor:
         """Scale the output layer's logits as T5 does, and add BART's bias."""
-        config = plain_model(model).config
-        tied = config.model_type in ("umt5", "switch_transformers") and config.tie_word_embeddings
-        if tied or setting(config, "scale_decoder_outputs"):
+        plain = plain_model(model)
+        config = plain.config
+        scales_if_tied = config.model_type in ("umt5", "switch_transformers")
+        if (scales_if_tied and config.tie_word_embeddings) or setting(config, "scale_decoder_outputs"):
             logits = logits * config.d_model**-0.5
-        bias = plain_model(model)._buffers.get("final_logits_bias")
-        return logits if bias is None else logits + bias.squeeze(0)
+        bias = plain._buffers.get("final_logits_bias")
+        if bias is not None:
+            logits = logits + bias.squeeze(0)
+        return logits
 
 
 class _Cohort(NamedTuple):
     """Slots with answers of one length, because the caches of `transformers` advance all rows together."""
 
     slots: np.ndarray
+    """Indices of the slots, int64 ``[n]``."""
     encoded: Tensor
     """Output of the encoder, ``[n, E, hidden size]``."""
-    known: Tensor  # its mask
+    prompt_mask: Tensor
+    """1 on real tokens of the prompts, int64 ``[n, E]``."""
     cache: EncoderDecoderCache
 
-    def select(self, chosen: np.ndarray) -> _Cohort:
+    def select(self, rows: np.ndarray) -> _Cohort:
         """Return the cohort of these rows (bool ``[n]``)."""
-        if chosen.all():
+        if rows.all():
             return self
-        rows, cache = torch.from_numpy(np.flatnonzero(chosen)).to(self.known.device), copy.deepcopy(self.cache)
-        cache.batch_select_indices(rows)
-        return _Cohort(self.slots[chosen], self.encoded[rows], self.known[rows], cache)
+        indices = torch.from_numpy(np.flatnonzero(rows)).to(self.prompt_mask.device)
+        cache = copy.deepcopy(self.cache)
+        cache.batch_select_indices(indices)
+        return _Cohort(self.slots[rows], self.encoded[indices], self.prompt_mask[indices], cache)
 
 
 class Seq2SeqDecoder:
@@ -112,80 +149,130 @@ class Seq2SeqDecoder:
 
     def __init__(self, lm: Any, *, num_slots: int, max_length: int) -> None:
         lm.check_length(max_length)
-        self.lm, self.device, self.shape = lm, lm.device, (num_slots, max_length)
-        self.prompt_length, self.read = np.zeros((2, num_slots), dtype=np.int64)
-        """Length of each slot's prompt, and of the text read so far, in tokens."""
+        self.lm = lm
+        self.device = lm.device
+        self.shape = (num_slots, max_length)
+        self.prompt_length = np.zeros(num_slots, dtype=np.int64)
+        """Length of each slot's prompt, in tokens."""
+        self.read = np.zeros(num_slots, dtype=np.int64)
+        """Length of each slot's text read so far, in tokens."""
         self._seen = np.zeros(self.shape, dtype=np.int64)
+        """Texts of the last call of `logits`."""
         self._cohorts: list[_Cohort] = []
         self.cached = lm.cached.get(max_length, True)
         """False if each step reads prompt and answer again, because the model's cache gives other probabilities."""
         if max_length > 4 and max_length not in lm.cached:
-            self.cached = lm.cached[max_length] = self._cache_agrees()
+            self.cached = self._cache_agrees()
+            lm.cached[max_length] = self.cached
             self.reset()
 
     def reset(self, rows: np.ndarray | None = None) -> None:
         """Clear these slots (bool ``[num_slots]``); None clears all."""
-        self.prompt_length[slice(None) if rows is None else rows] = 0
+        if rows is None:
+            self.prompt_length[:] = 0
+        else:
+            self.prompt_length[rows] = 0
 
     @torch.no_grad()
     def logits(self, tokens: np.ndarray, length: np.ndarray) -> Tensor:
         """See `Decoder.logits`."""
         self._forget_other_texts(tokens, length)
-        begun, known = self.read > 0, np.maximum(self.read, self.prompt_length)
-        new, cohorts = length - known, []
+        goes_on = self.read > 0
+        start = np.maximum(self.read, self.prompt_length)
+        new = length - start
+
+        # Slots that go on: cohorts are divided where slots have different numbers of new tokens
+        cohorts = []
         for cohort in self._cohorts:
-            own, on = new[cohort.slots], begun[cohort.slots]
-            cohorts += [cohort.select(on & (own == size)) for size in np.unique(own[on])]
-        fresh = ~begun & (length > 0)
-        cohorts += [self._encode(tokens, np.flatnonzero(fresh & (new == size))) for size in np.unique(new[fresh])]
-        out = torch.zeros(self.shape[0], self.lm.num_tokens, device=self.device)
-        self._cohorts, self.read = [], np.zeros_like(length)  # after an interrupt, all is read again
+            cohort_goes_on = goes_on[cohort.slots]
+            cohort_new = new[cohort.slots]
+            for size in np.unique(cohort_new[cohort_goes_on]):
+                cohorts.append(cohort.select(cohort_goes_on & (cohort_new == size)))
+
+        # Slots that begin: their prompts are encoded
+        begins = ~goes_on & (length > 0)
+        for size in np.unique(new[begins]):
+            cohorts.append(self._encode(tokens, np.flatnonzero(begins & (new == size))))
+
+        # Decode; after an interrupt, all is read again
+        self._cohorts = []
+        self.read = np.zeros_like(length)
+        logits = torch.zeros(self.shape[0], self.lm.num_tokens, device=self.device)
         for cohort in cohorts:
             slots = cohort.slots[:, None]
-            columns = known[slots] + np.arange(new[cohort.slots[0]])
-            out[cohort.slots] = self._decode(cohort, torch.from_numpy(tokens[slots, columns]).to(self.device))
-        self._cohorts, self.read = cohorts, length.copy()
-        return out
+            columns = start[slots] + np.arange(new[cohort.slots[0]])
+            new_tokens = torch.from_numpy(tokens[slots, columns]).to(self.device)
+            logits[cohort.slots] = self._decode(cohort, new_tokens)
+        self._cohorts = cohorts
+        self.read = length.copy()
+        return logits
 
     def _forget_other_texts(self, tokens: np.ndarray, length: np.ndarray) -> None:
         """Clear slots whose text does not extend the one read so far; see the class for those with another prompt."""
-        place, other = np.arange(self.shape[1]), tokens != self._seen
-        begins = (other & (place < self.prompt_length[:, None])).any(1) | (length < self.prompt_length)
-        begins |= self.prompt_length == 0
-        again = begins | (length <= self.read) | (other & (place < self.read[:, None])).any(1)
-        self.prompt_length = np.where(begins, length, self.prompt_length)
-        self.read = np.where(again | (not self.cached), 0, self.read)
+        columns = np.arange(self.shape[1])
+        differs = tokens != self._seen
+
+        # Slots with another prompt: the whole text is the prompt
+        in_prompt = columns < self.prompt_length[:, None]
+        has_new_prompt = (differs & in_prompt).any(1) | (length < self.prompt_length)
+        has_new_prompt |= self.prompt_length == 0
+
+        # Slots with another answer, or the same text again
+        was_read = columns < self.read[:, None]
+        is_other = has_new_prompt | (length <= self.read) | (differs & was_read).any(1)
+
+        self.prompt_length = np.where(has_new_prompt, length, self.prompt_length)
+        self.read = np.where(is_other | (not self.cached), 0, self.read)
         self._seen[:] = tokens
 
     def _encode(self, tokens: np.ndarray, slots: np.ndarray) -> _Cohort:
         """Read the prompts of these slots."""
         from transformers import DynamicCache, EncoderDecoderCache
 
-        text, length = (torch.from_numpy(x[slots]).to(self.device) for x in (tokens, self.prompt_length))
-        ids, known = self.lm.seq2seq.prompts(text, length)
-        own = DynamicCache(config=trunk_of(self.lm.model, "decoder").config)
-        encoded = self.lm.trunk("encoder", input_ids=ids, attention_mask=known)
-        return _Cohort(slots, encoded, known, EncoderDecoderCache(own, DynamicCache()))
+        text = torch.from_numpy(tokens[slots]).to(self.device)
+        prompt_length = torch.from_numpy(self.prompt_length[slots]).to(self.device)
+        ids, mask = self.lm.seq2seq.prompts(text, prompt_length)
+        answer_cache = DynamicCache(config=trunk_of(self.lm.model, "decoder").config)
+        encoded = self.lm.trunk("encoder", input_ids=ids, attention_mask=mask)
+        return _Cohort(slots, encoded, mask, EncoderDecoderCache(answer_cache, DynamicCache()))
 
     def _decode(self, cohort: _Cohort, tokens: Tensor) -> Tensor:
         """Read more tokens of these answers, ``[n, q]``; return the logits after the last."""
         if not cohort.cache.get_seq_length():
             start = tokens.new_tensor(self.lm.seq2seq.decoder_start)
             tokens = torch.cat([start.expand(len(tokens), -1), tokens], dim=1)
-        prompt = {"encoder_hidden_states": cohort.encoded, "encoder_attention_mask": cohort.known}
-        hidden = self.lm.trunk("decoder", input_ids=tokens, past_key_values=cohort.cache, use_cache=True, **prompt)
+        hidden = self.lm.trunk(
+            "decoder",
+            input_ids=tokens,
+            past_key_values=cohort.cache,
+            use_cache=True,
+            encoder_hidden_states=cohort.encoded,
+            encoder_attention_mask=cohort.prompt_mask,
+        )
         return self.lm.logits(hidden[:, -1]).float()
 
     @torch.no_grad()
     def _cache_agrees(self) -> bool:
         """Compare one text, read in pieces, with a plain pass; log the difference if it is not rounding."""
-        slots, ends = np.arange(self.shape[0]), [2, 3, self.shape[1] - 1, self.shape[1]]
         tokens = np.random.default_rng(0).integers(0, self.lm.num_tokens, self.shape)
-        text, at = torch.from_numpy(tokens[:1]).to(self.device), torch.tensor(ends, device=self.device) - 1
-        plain = self.lm.logits(self.lm.hidden(text, text.new_tensor([2]))[0, at])
-        found = torch.stack([self.logits(tokens, np.where(slots == 0, end, 0))[0] for end in ends])
-        gap = (found.log_softmax(-1) - plain.float().log_softmax(-1)).abs().max().item()
-        name, agrees = type(self.lm.model).__name__, gap <= rounding(plain)
+        ends = [2, 3, self.shape[1] - 1, self.shape[1]]
+
+        # All prefixes by a plain pass, with a prompt of two tokens
+        text = torch.from_numpy(tokens[:1]).to(self.device)
+        positions = torch.tensor(ends, device=self.device) - 1
+        plain_logits = self.lm.logits(self.lm.hidden(text, text.new_tensor([2]))[0, positions])
+
+        # And one after the other in the first slot
+        prefix_logits = []
+        for end in ends:
+            length = np.zeros(self.shape[0], dtype=np.int64)
+            length[0] = end
+            prefix_logits.append(self.logits(tokens, length)[0])
+
+        difference = torch.stack(prefix_logits).log_softmax(-1) - plain_logits.float().log_softmax(-1)
+        gap = difference.abs().max().item()
+        agrees = gap <= rounding(plain_logits)
         if not agrees:
-            logging.getLogger(__name__).warning("%s decodes without a cache, whose logits differ by %.3g", name, gap)
+            model_name = type(self.lm.model).__name__
+            logger.warning("%s decodes without a cache, whose logits differ by %.3g", model_name, gap)
         return agrees
