@@ -136,7 +136,10 @@ def test_a_run_of_control_leaves_no_files_of_texts(here):
     PPO(env, seed=1, num_steps=8, minibatch_size=16).learn(32, run_dir="runs/one")
     assert {path.name for path in (here / "runs/one").glob("*.jsonl")} == {"metrics.jsonl"}
     played = evaluate("CartPole-v1", PPO(env, seed=1).policy, num_episodes=2)
-    assert repr(played) == f"Played(mean_return={played.mean_return:.4g}, std_return={played.std_return:.4g}, n=2)"
+    assert (
+        repr(played)
+        == f"EvaluationResult(mean_return={played.mean_return:.4g}, std_return={played.std_return:.4g}, n=2)"
+    )
     assert np.isfinite(played.mean_return)
 
 

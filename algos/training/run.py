@@ -411,6 +411,8 @@ class Run:
         agent = self.agent.state_dict()
         environment = env_state(self.agent.env)
         random_states = global_random_states()
+
+        # What differs between ranks
         state_of_rank = {name: agent[name] for name in OF_RANK}
         state_of_rank |= {"environment": environment, "random": random_states}
         states_of_ranks = collectives.gather(state_of_rank)

@@ -29,7 +29,7 @@ from algos.lab.comparison.summary import (
 from tests.helpers.compared import NamedPPO, OnlyGood, short_cartpole
 from tests.helpers.finished_runs import run_of
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end():
