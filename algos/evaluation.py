@@ -47,7 +47,8 @@ class EvaluationResult(_ReturnsAndRollout):
     """Tokenizer of a policy that writes text; None in control."""
 
     def __repr__(self) -> str:
-        return f"EvaluationResult(mean_return={self.mean_return:.4g}, std_return={self.std_return:.4g}, n={len(self.returns)})"
+        statistics = f"mean_return={self.mean_return:.4g}, std_return={self.std_return:.4g}"
+        return f"EvaluationResult({statistics}, n={len(self.returns)})"
 
     def _repr_html_(self) -> str:
         """Mean return, and the first episodes of text, each token shaded by its log-probability."""
