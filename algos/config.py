@@ -27,10 +27,12 @@ class FieldRule(NamedTuple):
 
 
 def _number(in_range: Callable[[Any], bool], expected: str, kind: Any = (int, float)) -> FieldRule:
-    """Rule of a finite number of some kind in a range."""
+    """Rule of a finite number of some kind in a range; True and False are no numbers."""
 
     def allows(value: Any) -> bool:
-        return isinstance(value, kind) and abs(value) <= sys.float_info.max and in_range(value)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            return False
+        return abs(value) <= sys.float_info.max and in_range(value)
 
     return FieldRule(allows, expected)
 
@@ -46,7 +48,7 @@ def _function(literal: Any) -> FieldRule:
 
 
 Count = Annotated[int, _number(lambda x: x >= 1, "an integer of at least 1", int)]
-Natural = Annotated[int, _number(lambda x: x >= 0, "a number of at least 0")]
+Natural = Annotated[int, _number(lambda x: 0 <= x < 2**63, "an integer from 0 to below 2**63", int)]
 NotNegative = Annotated[float, _number(lambda x: x >= 0, "a number of at least 0")]
 Positive = Annotated[float, _number(lambda x: x > 0, "a number above 0")]
 UnitInterval = Annotated[float, _number(lambda x: 0 <= x <= 1, "a number from 0 to 1")]

@@ -39,6 +39,21 @@ def test_each_field_takes_numbers_of_numpy_and_keeps_plain_ones(kind, wide):
         assert type(getattr(same, name)) is type(value), name
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("num_steps", True, "an integer of at least 1"),
+        ("learning_rate", True, "a number above 0"),
+        ("seed", 1.5, "an integer from 0 to below 2"),
+        ("seed", 2**63, "an integer from 0 to below 2"),
+        ("seed", True, "an integer from 0 to below 2"),
+    ],
+)
+def test_a_number_of_another_kind_is_refused(field, value, expected):
+    with pytest.raises(ValueError, match=f"PPOConfig.{field} is {value!r}, expected {expected}"):
+        algos.PPOConfig(**{field: value})
+
+
 def test_numbers_of_numpy_that_are_out_of_range_are_refused():
     with pytest.raises(ValueError, match="PPOConfig.num_steps is 0, expected an integer of at least 1"):
         algos.PPOConfig(num_steps=np.int64(0))
