@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import time
 import traceback
@@ -274,8 +275,8 @@ def check_resume(resume: str | Path, run_dir: str | Path | None, *, overwrite: b
 
 def _check_lengths(total_steps: int, checkpoint_every: int | None, run_dir: str | Path | None) -> None:
     """Raise a ValueError unless the lengths are at least 1, and checkpoints have a folder."""
-    if not isinstance(total_steps, (int, float)) or not total_steps >= 1:
-        raise ValueError(f"total_steps is {total_steps!r}, expected at least 1")
+    if not isinstance(total_steps, (int, float)) or not 1 <= total_steps < math.inf:
+        raise ValueError(f"total_steps is {total_steps!r}, expected a finite number of at least 1")
     if checkpoint_every is not None and (checkpoint_every < 1 or run_dir is None):
         raise ValueError(
             f"checkpoint_every is {checkpoint_every} and run_dir {run_dir}, expected at least 1 step and a folder"
