@@ -15,8 +15,9 @@ key                            control                                 text
 ``reward``                     float32, the environment's              float32, per turn (at its end) or per token
 ``terminated``, ``truncated``  bool; the first stops bootstrapping,    EOS, stop or task / a limit
                                both cut the trace
-``mask``                       False on autoreset steps and where an   True on the tokens that the policy chose
-                               environment fails
+``mask``                       False on autoreset steps and where an   True on the tokens that the policy chose;
+                               environment fails                       False, as both ends are, in a row without
+                                                                       any score (a reward of None)
 ``is_init``                    True on an episode's first observation  True at position 0
 ``log_prob``                   under the behaviour policy, nats        the same
 ``state``                      ``[B, T, *]``, state of a recurrent     absent
@@ -222,7 +223,10 @@ def sequences(rollout: TensorDict) -> Tensor:
 
 
 def prompt_lengths(rollout: TensorDict) -> Tensor:
-    """Return the length of each row's prompt in a text rollout, int64 ``[B]``: all tokens before the first action."""
+    """Return the length of each row's prompt in a text rollout, int64 ``[B]``: all tokens before the first action.
+
+    1 for a row without a score, in which no action counts.
+    """
     return rollout["mask"].int().argmax(1) + 1
 
 

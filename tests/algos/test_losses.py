@@ -1,12 +1,16 @@
 """Losses against numbers worked out by hand, value and gradient, and against torchrl's."""
 
+from typing import get_args
+
 import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 
+from algos.config import AggregationName, PolicyLossName
 from algos.losses import (
+    NAMED,
     clipped_policy_loss,
     dual_clipped_policy_loss,
     fixed_length_mean,
@@ -22,6 +26,10 @@ from tests.helpers.models import WORDS
 from tests.helpers.rollouts import junk
 
 TRUE = torch.ones((), dtype=torch.bool)
+
+
+def test_a_config_can_name_every_loss_and_aggregation_and_no_other():
+    assert {*get_args(PolicyLossName), *get_args(AggregationName)} == NAMED.keys()
 
 
 def slopes(loss, log_ratio, advantage, mask=None, **options):
@@ -76,7 +84,7 @@ def test_the_dual_clip_bounds_negative_advantages_alone():
 
 
 def test_a_row_whose_mean_ratio_has_run_away_adds_nothing():
-    """MetricMeans 15.5 (out), 9 (in), 4 over the one entry that counts (in); ε = 100, so that no ratio is clipped."""
+    """Means of 15.5 (out), 9 (in), 4 over the one entry that counts (in); ε = 100, so that no ratio is clipped."""
     ratio = torch.tensor([[1.0, 30.0], [2.0, 16.0], [4.0, 1.0]]).double()
     mask = torch.tensor([[True, True], [True, True], [True, False]])
     log_ratio = torch.where(mask, ratio.log(), 0.0)
