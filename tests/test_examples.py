@@ -282,7 +282,7 @@ def test_penalties_against_repetition_are_paid_only_with_a_weight(monkeypatch):
     assert before["words"] <= 0 and -1 <= before["echoes"] <= 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_better_overlap_is_preferred_and_ppo_is_paid_by_the_reward_model(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(EXAMPLES)
     example = load_example("summaries")

@@ -115,8 +115,11 @@ MISTAKES = {
 }
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("mistake", list(MISTAKES))
+LONG, *SLOW = MISTAKES
+ONE_IN_CI = [pytest.param(LONG, marks=pytest.mark.long), *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+
+
+@pytest.mark.parametrize("mistake", ONE_IN_CI)
 def test_the_oracle_tells_a_mistake_from_the_real_thing(mistake):
     optimum, policy = run(1, 0.3, iterations=120, **MISTAKES[mistake])
     assert share(optimum, policy.logits) > 0.01

@@ -116,7 +116,7 @@ def test_a_block_longer_than_the_model_reads_and_an_empty_text_are_refused():
         TextLoss(["a", ""], coef=1.0, max_length=5)(policy)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_ppo_with_the_term_forgets_less_at_equal_reward():
     """PPO-ptx (Ouyang et al. 2022): full stops pay, reviews are what is forgotten. Stops as soon as .7 is earned."""
     rng = np.random.default_rng(7)

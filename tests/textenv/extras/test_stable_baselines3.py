@@ -46,9 +46,14 @@ def mean_return(act, env, episodes=100):
     return float(np.mean(returns))
 
 
-@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::UserWarning:stable_baselines3")
-@pytest.mark.parametrize("policy", ["MultiInputPolicy", "MlpPolicy"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param("MultiInputPolicy", marks=pytest.mark.slow),
+        pytest.param("MlpPolicy", marks=pytest.mark.long),
+    ],
+)
 def test_ppo_of_stable_baselines3_learns_periods_unmodified(policy, periods):
     """By id alone; its perceptron reads what Gymnasium's own wrapper flattens."""
     stable_baselines3 = pytest.importorskip("stable_baselines3", reason="install the extra: pip install '.[sb3]'")
