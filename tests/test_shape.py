@@ -263,6 +263,7 @@ UNFOLDED = """
     textenv/lm/origin.py
     textenv/lm/choices.py
     textenv/lm/adapter_config.py
+    textenv/extras/service.py
     textenv/extras/torchrl.py
 """
 """Files to be read once: one idea a line. New files belong here; the others are unfolded one by one."""
