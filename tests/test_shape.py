@@ -263,6 +263,8 @@ UNFOLDED = """
     textenv/lm/origin.py
     textenv/lm/choices.py
     textenv/lm/adapter_config.py
+    textenv/extras/safe_eval.py
+    textenv/extras/guidance.py
     textenv/extras/reasoning_gym.py
     textenv/extras/openenv.py
     textenv/extras/textworld.py
