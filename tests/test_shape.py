@@ -263,6 +263,7 @@ UNFOLDED = """
     textenv/lm/origin.py
     textenv/lm/choices.py
     textenv/lm/adapter_config.py
+    textenv/extras/human/human.py
     textenv/extras/safe_eval.py
     textenv/extras/guidance.py
     textenv/extras/reasoning_gym.py
