@@ -263,6 +263,10 @@ UNFOLDED = """
     textenv/lm/origin.py
     textenv/lm/choices.py
     textenv/lm/adapter_config.py
+    textenv/extras/human/feedback_file.py
+    textenv/extras/human/terminal.py
+    textenv/extras/human/browser.py
+    textenv/extras/human/annotator.py
     textenv/extras/human/human.py
     textenv/extras/safe_eval.py
     textenv/extras/guidance.py
