@@ -140,7 +140,8 @@ def _check_terminal() -> None:
     if redirected:
         raise RuntimeError(
             f"a person must answer, but there is no terminal at {' and '.join(redirected)}: run this in a terminal "
-            "without redirection, give HumanReward another annotator=, or ask nobody with fallback=reward_model, fraction=0"
+            "without redirection, give HumanReward another annotator=, or ask nobody with fallback=reward_model, "
+            "fraction=0"
         )
 
 
