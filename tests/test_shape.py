@@ -263,6 +263,7 @@ UNFOLDED = """
     textenv/lm/origin.py
     textenv/lm/choices.py
     textenv/lm/adapter_config.py
+    textenv/extras/bounded_http.py
     algos/fast/closed_form.py
     algos/extras/ray_workers.py
     algos/extras/vllm.py
