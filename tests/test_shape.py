@@ -264,7 +264,6 @@ UNFOLDED = """
     textenv/lm/choices.py
     textenv/lm/adapter_config.py
     textenv/extras/bounded_http.py
-    algos/fast/closed_form.py
     algos/extras/ray_workers.py
     algos/extras/vllm.py
     textenv/extras/human/feedback_file.py
