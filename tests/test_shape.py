@@ -263,6 +263,22 @@ UNFOLDED = """
     textenv/lm/origin.py
     textenv/lm/choices.py
     textenv/lm/adapter_config.py
+    textenv/extras/bounded_http.py
+    algos/extras/ray_workers.py
+    algos/extras/vllm.py
+    textenv/extras/human/feedback_file.py
+    textenv/extras/human/terminal.py
+    textenv/extras/human/browser.py
+    textenv/extras/human/annotator.py
+    textenv/extras/human/human.py
+    textenv/extras/safe_eval.py
+    textenv/extras/guidance.py
+    textenv/extras/reasoning_gym.py
+    textenv/extras/openenv.py
+    textenv/extras/textworld.py
+    textenv/extras/verifiers.py
+    textenv/extras/service.py
+    textenv/extras/torchrl.py
 """
 """Files to be read once: one idea a line. New files belong here; the others are unfolded one by one."""
 VAGUE = {"found", "said", "own", "given", "place", "whole", "known", "each"}

@@ -1,8 +1,9 @@
 """Rollout workers on Ray: environments, and copies of the policy, in other processes or on other machines.
 
-Asynchronous workers go on during the update, with weights that are at most ``staleness`` updates old when their rollout
-is learned from. `algos.collection.with_importance_weights` corrects for that: the policies that acted, before the
-update and in it are three (IMPACT, Luo et al. 2020; decoupled PPO, Hilton et al. 2022).
+Asynchronous workers go on during the update, with weights that are at most ``staleness`` updates old when the update
+learns from their rollout. `algos.collection.with_importance_weights` corrects for that. Three policies differ then: the
+one that sampled, the one before the update, and the one being updated (IMPACT, Luo et al. 2020; decoupled PPO, Hilton
+et al. 2022).
 """
 
 import copy
@@ -13,7 +14,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from gymnasium.utils.seeding import np_random
@@ -38,6 +39,9 @@ from textenv.state import set_states, states_of
 
 logger = logging.getLogger(__name__)
 MakeEnv = Callable[[int], VectorEnv]
+"""Function of a number of slots that makes an environment."""
+MAX_REPLACED = 10
+"""Number of workers that may end by themselves before the run ends too."""
 
 
 @contextmanager
@@ -45,69 +49,110 @@ def rollout_workers(agent: Learner, make_env: MakeEnv, workers: int | str, *, st
     """Context in which Ray workers collect an agent's rollouts, each in its share of the environment slots.
 
     Args:
-        agent: its environment has as many slots as all workers; nobody plays there, but it has the order of prompts.
-        make_env: function of a number of slots that makes an environment like the agent's; called in each worker.
-        workers: their number on this machine, or ``ray://HOST:PORT``: as many as that cluster has CPUs. A cluster that
-            was joined before, by ``ray.init``, is used, and left running.
+        agent: the agent. Its environment is never stepped; it has as many slots as all workers together, and owns the
+            order of prompts.
+        make_env: makes a worker's environment, like the agent's, with this number of slots; called in each worker.
+        workers: number of workers on this machine, or ``ray://HOST:PORT`` for as many as that cluster has CPUs. A
+            cluster that was joined before, by ``ray.init``, is used, and left running.
         staleness: maximum number of updates between the weights that act and the update that learns from it.
+
+    Raises:
+        ValueError: on arguments or an agent that workers cannot work with.
+        ConnectionError: if Ray cannot be started or joined.
     """
-    _check(agent, workers, staleness)
-    before, ray = agent.collector, package("ray", "ray")
-    with ExitStack() as ends:
+    problem = _problem(agent, workers, staleness)
+    if problem is not None:
+        raise ValueError(f"workers {problem}")
+    own_collector = agent.collector
+    ray = package("ray", "ray")
+    with ExitStack() as cleanup:
+        # Ray, which ends with this context if it begins here
         if not ray.is_initialized():
-            ends.callback(ray.shutdown)
+            cleanup.callback(ray.shutdown)
             join_cluster(ray, str(workers))
-        count = int(workers if str(workers).isdecimal() else ray.cluster_resources()["CPU"])
-        agent.collector = own = WorkerCollector(agent, make_env, count, staleness)
-        ends.callback(own.close)
+        if str(workers).isdecimal():
+            num_workers = int(workers)
+        else:
+            num_workers = int(ray.cluster_resources()["CPU"])
+
+        # The agent's collector is replaced, and goes on afterwards with the seed that comes next
+        worker_collector = WorkerCollector(agent, make_env, num_workers, staleness)
+        agent.collector = worker_collector
+        cleanup.callback(worker_collector.close)
         try:
             yield
         finally:
-            agent.collector, before.seed = before, own.seed
+            agent.collector = own_collector
+            own_collector.seed = worker_collector.seed
 
 
 def join_cluster(ray: Any, workers: str) -> None:
-    """Start Ray for a number of workers, or join a cluster; raises a ConnectionError if that fails."""
+    """Start Ray for a number of workers, or join a cluster; raise a ConnectionError if that fails."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    where: dict[str, Any] = {"address": workers}
+    options: dict[str, Any] = {"address": workers}
     if workers.isdecimal():
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # or Ray writes one to the home folder
-        where = {"address": "local", "num_cpus": int(workers), "include_dashboard": False}
+        options = {"address": "local", "num_cpus": int(workers), "include_dashboard": False}
     try:
-        ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises plain ones too
-        raise ConnectionError(f"Ray could not be started or joined ({where['address']}): {error}") from error
+        raise ConnectionError(f"Ray could not be started or joined ({options['address']}): {error}") from error
 
 
-def _check(agent: Learner, workers: int | str, staleness: int) -> None:
-    name, config, env = type(agent).__name__, agent.config, agent.env
-    corrected = isinstance(config, ClippedConfig) and config.max_importance_weight
-    rewards = env.task.rewards if isinstance(env, TextVectorEnv) and isinstance(env.task, FunctionTask) else None
-    asked = rewards and any(isinstance(function, HumanReward) for function, _ in rewards.functions.values())
-    for wrong, said in (
-        (not re.fullmatch(r"[1-9]\d*|ray://.+", str(workers)), f"are {workers}, expected a number, or ray://HOST:PORT"),
-        (collectives.world_size() > 1, "collect for a single learning process: use either torchrun or workers"),
-        (agent.collector.generator is not None, "play by the policy itself: use none, or leave the generator out"),
-        (agent.policy.trained_by_values, f"do not know the rate at which {name} explores: use none, or PPO"),
-        (is_episode_env(env) and not isinstance(env, TextVectorEnv), f"cannot play a {type(env).__name__}: use none"),
-        (asked, "score in other processes, but HumanReward asks at this terminal: use none"),
-        (staleness < 0 or (staleness and not corrected), f"with staleness {staleness} need PPO or GRPO and "
-         "max_importance_weight=2, which corrects for the older weights (staleness 0 waits for the present ones)"),
-    ):  # fmt: skip
-        if wrong:
-            raise ValueError(f"workers {said}")
+def _problem(agent: Learner, workers: int | str, staleness: int) -> str | None:
+    """Return what workers cannot do with this agent, as the rest of a sentence; None if there is nothing."""
+    # The number of workers, and who else collects
+    if not re.fullmatch(r"[1-9]\d*|ray://.+", str(workers)):
+        return f"are {workers}, expected a number, or ray://HOST:PORT"
+    if collectives.world_size() > 1:
+        return "collect for a single learning process: use either torchrun or workers"
+    if agent.collector.generator is not None:
+        return "play by the policy itself: use none, or leave the generator out"
+
+    # The policy and the environment
+    env = agent.env
+    if agent.policy.trained_by_values:
+        return f"do not know the rate at which {type(agent).__name__} explores: use none, or PPO"
+    if is_episode_env(env) and not isinstance(env, TextVectorEnv):
+        return f"cannot play a {type(env).__name__}: use none"
+    if isinstance(env, TextVectorEnv) and isinstance(env.task, FunctionTask):
+        for function, _ in env.task.rewards.functions.values():
+            if isinstance(function, HumanReward):
+                return "score in other processes, but HumanReward asks at this terminal: use none"
+
+    # The age of the weights
+    corrects_staleness = isinstance(agent.config, ClippedConfig) and agent.config.max_importance_weight
+    if staleness < 0 or (staleness and not corrects_staleness):
+        return (
+            f"with staleness {staleness} need PPO or GRPO and max_importance_weight=2, which corrects for the older "
+            "weights (staleness 0 waits for the present ones)"
+        )
+    return None
 
 
 class Worker:
     """Environment slots and a copy of the policy; Ray runs it in a process of its own."""
 
     def start(self, make_env: MakeEnv, slots: int, policy: Any, seed: int, state: Any) -> None:
-        """Make the environment, and go on from the state after an earlier `collect`, if it was saved completely."""
-        self.env, self.policy = make_env(slots), policy
+        """Make the environment, and go on from the state after an earlier `collect`.
+
+        Args:
+            make_env: makes the environment.
+            slots: number of environment slots of this worker.
+            policy: copy of the agent's policy.
+            seed: seed of the environment and, in control, of the actions.
+            state: state that `collect` returned; in control None, or without an environment that could be saved, if
+                this worker begins anew.
+        """
+        # Begin anew
+        self.env = make_env(slots)
+        self.policy = policy
         if not isinstance(self.env, VectorEnv) or self.env.num_envs != slots:
             raise ValueError(f"make_env({slots}) returned {self.env!r:.200}, expected that number of environment slots")
         self.collector = Collector(self.env, policy, seed=seed)
         policy.generator.manual_seed(seed + 2**32)
+
+        # Go on, if the state was saved completely
         state = copy.deepcopy(state)  # Ray's arrays are read-only
         if isinstance(self.env, TextVectorEnv):
             set_states(self.env.user_objects, state["objects"])
@@ -119,79 +164,147 @@ class Worker:
             self.collector.resume()
 
     def collect(self, started: None, weights: Mapping[str, Any], job: dict[str, Any], now: Any) -> tuple[Any, Any, Any]:
-        """Return a rollout, this worker's state, and in text the turns, their rows and scores."""
+        """Collect a rollout.
+
+        Args:
+            started: result of `start`, which Ray waits for.
+            weights: trained weights by name.
+            job: arguments of `Collector.collect`; in text those of `Collector.play_episodes`, and ``order``, the order
+                of prompts.
+            now: step and progress of the training.
+
+        Returns:
+            The rollout, this worker's state, and in text the turns, their rows and scores (None in control).
+        """
         load_weights(self.policy, weights)
         with training(*now):
-            if not isinstance(self.env, TextVectorEnv):
-                rollout = self.collector.collect(**job).clone()
-                own = {"generator": self.policy.generator, "memory": dict(self.policy.memory)}
-                state = {"environment": env_state(self.env), "collector": self.collector.state_dict()}
-                return rollout, own | state, None
-            self.env.prompt_order = job.pop("order")
-            rollout = self.collector.play_episodes(self.env, **job)
-        turns, *others = cast("Any", self.env.taken)
-        bare = [replace(turn, prompt=replace(turn.prompt, state=None), tokenizer=None) for turn in turns]
-        return rollout, {"objects": states_of(self.env.user_objects)}, (bare, *others)
+            if isinstance(self.env, TextVectorEnv):
+                return self._play_episodes(self.env, job)
+            rollout = self.collector.collect(**job).clone()
+            state = {
+                "generator": self.policy.generator,
+                "memory": dict(self.policy.memory),
+                "environment": env_state(self.env),
+                "collector": self.collector.state_dict(),
+            }
+            return rollout, state, None
+
+    def _play_episodes(self, env: TextVectorEnv, job: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """Collect a rollout of text; the turns go without the environment's state and the tokenizer."""
+        env.prompt_order = job.pop("order")
+        rollout = self.collector.play_episodes(env, **job)
+        turns, rows, scores = env.taken
+        bare_turns = []
+        for turn in turns:
+            prompt = replace(turn.prompt, state=None)
+            bare_turns.append(replace(turn, prompt=prompt, tokenizer=cast("Any", None)))
+        return rollout, {"objects": states_of(env.user_objects)}, (bare_turns, rows, scores)
+
+
+class _Call(NamedTuple):
+    """A running `Worker.collect`."""
+
+    worker: int
+    rollout_number: int
+    weights_version: int
+    """Number of rollouts returned before the call, each of which was followed by an update."""
+
+
+class _Part(NamedTuple):
+    """Result of `Worker.collect`."""
+
+    rollout: Any
+    state: Any
+    turns: Any
 
 
 class WorkerCollector(Collector):
     """Collector that joins the rows of Ray workers; see `rollout_workers`.
 
     In text, the order of prompts and the seeds of episodes are drawn here, so that prompts and tokens are those of one
-    process; the state of a worker is that of its rewards, and the environment here has that of the first. In control,
-    worker k has the streams of rank k (`algos.ranks.collectives.local_seed`).
+    process. A worker's state is the state of its rewards; the environment here gets the state of the first worker. In
+    control, worker k has the random streams of rank k (`algos.ranks.collectives.local_seed`).
     """
 
     def __init__(self, agent: Learner, make_env: MakeEnv, workers: int, staleness: int) -> None:
-        control = not is_episode_env(agent.env)
-        super().__init__(agent.env, agent.policy, seed=agent.config.seed if control else agent.collector.seed)
+        seed = agent.collector.seed
+        if not is_episode_env(agent.env):
+            seed = agent.config.seed
+        super().__init__(agent.env, agent.policy, seed=seed)
         self.slots = collectives.local_count(agent.env.num_envs, "num_envs", workers)
-        self.ray, self.make_env, self.workers, self.staleness = package("ray", "ray"), make_env, workers, staleness
-        self.rollouts = self.replaced = 0  # rollouts returned (the version of the weights), workers that have ended
-        self._actors: dict[int, tuple[Any, Any]] = {}  # by number of the worker: actor, end of `Worker.start`
-        self._running: dict[Any, tuple[int, int, int]] = {}  # by reference: worker, rollout, version of the weights
-        self._parts: dict[tuple[int, int], tuple[Any, Any, Any]] = {}  # by rollout and worker
-        self._states: dict[int, Any] = {}  # by worker: its state after the rollout returned last
-        self._newest: dict[int, Any] = {}  # by worker: its state after the rollout collected last
-        self._jobs: dict[int, Any] = {}  # by rollout: order of prompts and seeds of episodes (text)
-        self._policy = self.ray.put(copy.deepcopy(self.policy.fork()).to("cpu"))  # with its frozen weights
+        self.ray = package("ray", "ray")
+        self.make_env = make_env
+        self.workers = workers
+        self.staleness = staleness
+        self.rollouts = 0  # rollouts returned, which is also the version of the weights
+        self.replaced = 0  # workers that have ended by themselves
+        policy = copy.deepcopy(self.policy.fork()).to("cpu")
+        self._policy = self.ray.put(policy)  # with its frozen weights
+
+        self._actors: dict[int, tuple[Any, Any]] = {}  # by worker: actor, reference of the end of `Worker.start`
+        self._running: dict[Any, _Call] = {}  # by Ray's reference
+        self._parts: dict[tuple[int, int], _Part] = {}  # by rollout and worker
+        self._jobs: dict[int, Any] = {}  # by rollout, in text: order of prompts, seeds of episodes
+        self._states: dict[int, Any] = {}  # by worker: its state after the rollout that was returned last
+        self._newest_states: dict[int, Any] = {}  # by worker: its state after the rollout that was collected last
 
     def close(self) -> None:
         """End the workers, and forget what they have collected."""
         for actor, _ in self._actors.values():
             self.ray.kill(actor)
-        for kept in (self._actors, self._running, self._parts):
-            kept.clear()
+        self._actors.clear()
+        self._running.clear()
+        self._parts.clear()
 
     def collect(self, **counts: Any) -> Any:
         """Return the next rollout; see `Collector.collect`. Idle workers begin one that is not too far ahead."""
-        size = counts.setdefault("group_size", 1)
-        if episodes := counts.get("num_episodes"):
-            counts["num_episodes"] = size * collectives.local_count(
-                episodes // size, "the number of groups", self.workers
-            )
-        weights = {name: x.detach().cpu().clone() for name, x in trained_weights(self.policy).items()}
-        shared, now, last = self.ray.put(weights), self.rollouts, self.rollouts + self.staleness
-        mine = [(now, worker) for worker in range(self.workers)]
-        while True:
-            for worker in sorted({*range(self.workers)} - {worker for worker, _, _ in self._running.values()}):
-                number = next(n for n in range(now, last + 2) if (n, worker) not in self._parts)
-                if number <= last:
-                    self._begin_rollout(worker, number, counts, shared)
-            if self._parts.keys() >= set(mine):
-                break
-            for reference in self.ray.wait(list(self._running), num_returns=1)[0]:
-                self._take(reference)
-        parts = [self._parts.pop(place) for place in mine]
+        # Each worker's share of the episodes
+        group_size = counts.setdefault("group_size", 1)
+        num_episodes = counts.get("num_episodes")
+        if num_episodes:
+            num_groups = collectives.local_count(num_episodes // group_size, "the number of groups", self.workers)
+            counts["num_episodes"] = group_size * num_groups
+
+        # Collect, with the present weights where a rollout begins now
+        weights = {name: weight.detach().cpu().clone() for name, weight in trained_weights(self.policy).items()}
+        number = self.rollouts
+        self._collect_parts(number, counts, self.ray.put(weights))
+        parts = [self._parts.pop((number, worker)) for worker in range(self.workers)]
         self.rollouts += 1
-        self._jobs.pop(now, None)
-        self._states = {worker: state for worker, (_, state, _) in enumerate(parts)}
+
+        # What the next rollout, an evaluation and the saved agent begin with
+        self._jobs.pop(number, None)
+        self._states = {worker: part.state for worker, part in enumerate(parts)}
         if isinstance(self.env, TextVectorEnv):
-            _report(self.env, [(rollout, turns) for rollout, _, turns in parts])
-            set_states(self.env.user_objects, self._states[0]["objects"])  # for evaluations and the saved agent
+            _report(self.env, parts)
+            set_states(self.env.user_objects, self._states[0]["objects"])
         else:
             self.seed = (self.seed or 0) + 1  # of a worker without a state
-        return collectives.join_rows([rollout for rollout, _, _ in parts])
+        return collectives.join_rows([part.rollout for part in parts])
+
+    def _collect_parts(self, number: int, counts: dict[str, Any], weights: Any) -> None:
+        """Keep the workers busy until all have collected their part of a rollout.
+
+        Args:
+            number: number of the rollout.
+            counts: arguments of `Collector.collect` for each worker.
+            weights: Ray's reference of the present weights.
+        """
+        parts = {(number, worker) for worker in range(self.workers)}
+        while True:
+            # Idle workers begin their first rollout that is not collected yet, unless it is too far ahead
+            busy = {call.worker for call in self._running.values()}
+            for worker in range(self.workers):
+                next_number = number
+                while (next_number, worker) in self._parts:
+                    next_number += 1
+                if worker not in busy and next_number <= number + self.staleness:
+                    self._begin_rollout(worker, next_number, counts, weights)
+            if parts <= self._parts.keys():
+                return
+            finished, _ = self.ray.wait(list(self._running), num_returns=1)
+            for reference in finished:
+                self._take(reference)
 
     def state_dict(self) -> dict[str, Any]:
         """See `Collector.state_dict`; with the workers' states. What has been collected ahead is not in it."""
@@ -201,73 +314,117 @@ class WorkerCollector(Collector):
         """See `Collector.load_state_dict`."""
         self.close()
         super().load_state_dict(state)
-        self.rollouts, self._jobs = state.get("rollouts", 0), dict(state.get("jobs", {}))
+        self.rollouts = state.get("rollouts", 0)
+        self._jobs = dict(state.get("jobs", {}))
         self._states = state.get("workers", {})
+
+        # States of another number of workers do not fit
         if len(self._states) != self.workers:
-            said = "the run had %d workers, now there are %d: environments and actions begin anew from the seed"
+            message = "the run had %d workers, now there are %d: environments and actions begin anew from the seed"
             if is_episode_env(self.env):
-                said = "the run had %d workers, now there are %d: rewards with a state go on from that of the first"
+                message = "the run had %d workers, now there are %d: rewards with a state go on from that of the first"
             if not is_episode_env(self.env) or states_of(self.env.user_objects):
-                logger.warning(said, len(self._states), self.workers)
+                logger.warning(message, len(self._states), self.workers)
             self._states = {}
-        self._newest = dict(self._states)
+        self._newest_states = dict(self._states)
 
     def _begin_rollout(self, worker: int, number: int, counts: dict[str, Any], weights: Any) -> None:
-        """Let a worker begin a rollout; one that replaces another has its last state, if it has one, or new streams."""
+        """Let a worker begin a rollout; start the worker first if it does not run."""
         if worker not in self._actors:
-            seed = collectives.local_seed(self.seed or 0, worker + self.workers * self.replaced)
-            actor, state = self.ray.remote(num_cpus=1)(Worker).remote(), self._newest.get(worker)
-            if state is None and isinstance(self.env, TextVectorEnv):
-                state = {"objects": states_of(self.env.user_objects)}
-            started = actor.start.remote(self.make_env, self.slots, self._policy, seed, state)
-            self._actors[worker] = actor, started
+            self._start_worker(worker)
         job = counts
         if isinstance(self.env, TextVectorEnv):
-            episodes, size = counts["num_episodes"], counts["group_size"]
-            if self.seed is not None:  # as a first reset does
-                order, (self.env.np_random, _) = PromptOrder(), np_random(self.seed)
-                order.start(self.env.np_random, anew=True)
-                self.env.prompt_order, self.seed = order.state, None
-            if number not in self._jobs:
-                before: Any = self.env.prompt_order
-                self._jobs[number] = before, episode_seeds(episodes * self.workers, self.policy.generator)
-                self.env.prompt_order = _later(before, self.workers * episodes // size)
-            before, seeds = self._jobs[number]
-            job = {"episodes": episodes, "group_size": size, "order": _later(before, worker * episodes // size)}
-            job["seeds"] = seeds[worker * episodes :][:episodes]
+            job = self._text_job(self.env, worker, number, counts)
         actor, started = self._actors[worker]
-        self._running[actor.collect.remote(started, weights, job, NOW.get()[:2])] = worker, number, self.rollouts
+        step_and_progress = NOW.get()[:2]
+        reference = actor.collect.remote(started, weights, job, step_and_progress)
+        self._running[reference] = _Call(worker, number, self.rollouts)
+
+    def _start_worker(self, worker: int) -> None:
+        """Start a worker from its last state if it has one, or else with random streams of its own."""
+        seed = collectives.local_seed(self.seed or 0, worker + self.workers * self.replaced)
+        actor = self.ray.remote(num_cpus=1)(Worker).remote()
+        state = self._newest_states.get(worker)
+        if state is None and isinstance(self.env, TextVectorEnv):
+            state = {"objects": states_of(self.env.user_objects)}
+        started = actor.start.remote(self.make_env, self.slots, self._policy, seed, state)
+        self._actors[worker] = (actor, started)
+
+    def _text_job(self, env: TextVectorEnv, worker: int, number: int, counts: dict[str, Any]) -> dict[str, Any]:
+        """Return a worker's part of the order of prompts and of the seeds of a rollout, drawn with the first part."""
+        num_episodes = counts["num_episodes"]
+        group_size = counts["group_size"]
+        num_prompts = num_episodes // group_size
+
+        # As a first reset does
+        if self.seed is not None:
+            order = PromptOrder()
+            env.np_random, _ = np_random(self.seed)
+            order.start(env.np_random, anew=True)
+            env.prompt_order = order.state
+            self.seed = None
+
+        # Draw the prompts and seeds of all workers
+        if number not in self._jobs:
+            first_order: Any = env.prompt_order
+            self._jobs[number] = (first_order, episode_seeds(num_episodes * self.workers, self.policy.generator))
+            env.prompt_order = _later(first_order, num_prompts * self.workers)
+
+        # Take this worker's
+        first_order, seeds = self._jobs[number]
+        first_episode = worker * num_episodes
+        return {
+            "episodes": num_episodes,
+            "group_size": group_size,
+            "order": _later(first_order, worker * num_prompts),
+            "seeds": seeds[first_episode : first_episode + num_episodes],
+        }
 
     def _take(self, reference: Any) -> None:
-        """Keep what a worker has collected; replace it if it has ended (not too often), and raise its own errors."""
-        worker, number, version = self._running.pop(reference)
+        """Keep what a worker has collected, or replace a worker that has ended.
+
+        Raises:
+            ChildProcessError: if too many workers have ended.
+            Exception: an error that a worker's code raised.
+        """
+        call = self._running.pop(reference)
         try:
-            rollout, state, turns = self.ray.get(reference)
+            part = _Part(*self.ray.get(reference))
         except self.ray.exceptions.RayTaskError as error:
             raise error.cause from error
         except self.ray.exceptions.RayError as error:
             self.replaced += 1
-            why = f"worker {worker} has ended: {error}".splitlines()[0]
-            if self.replaced > 10:
-                raise ChildProcessError(f"{why} (the {self.replaced}th that has ended)") from error
-            logger.warning("%s; a new one collects its rollout again", why)
-            self.ray.kill(self._actors.pop(worker)[0])
+            reason = f"worker {call.worker} has ended: {error}".splitlines()[0]
+            if self.replaced > MAX_REPLACED:
+                raise ChildProcessError(f"{reason} (the {self.replaced}th that has ended)") from error
+            logger.warning("%s; a new one collects its rollout again", reason)
+            actor, _ = self._actors.pop(call.worker)
+            self.ray.kill(actor)
             return
         if self.staleness:
-            rollout["staleness"] = torch.full(rollout.shape, number - version)
-        self._parts[number, worker] = rollout, state, turns
-        self._newest[worker] = state
+            age = call.rollout_number - call.weights_version
+            part.rollout["staleness"] = torch.full(part.rollout.shape, age)
+        self._parts[call.rollout_number, call.worker] = part
+        self._newest_states[call.worker] = part.state
 
 
 def _later(order: dict[str, int], count: int) -> dict[str, int]:
+    """Return the state of a prompt order after this number of further prompts."""
     return order | {"position": order["position"] + count}
 
 
-def _report(env: TextVectorEnv, parts: list[tuple[Any, Any]]) -> None:
+def _report(env: TextVectorEnv, parts: list[_Part]) -> None:
     """Give an environment the turns of all workers, for its samples and metrics."""
-    turns, rows, pieces = list[Any](), list[int](), list[Any]()
-    for worker, (rollout, (own, local_rows, scores)) in enumerate(parts):
-        pieces.append((range(len(turns), len(turns) + len(own)), scores))
-        turns += [replace(turn, tokenizer=env.tokenizer) for turn in own]
-        rows += [worker * len(rollout) + row for row in local_rows]
-    env.report(turns, rows, merge(len(turns), pieces))
+    turns: list[Any] = []
+    rows: list[int] = []
+    scores_of_turns = []
+    for worker, part in enumerate(parts):
+        worker_turns, local_rows, scores = part.turns
+        first_turn = len(turns)
+        scores_of_turns.append((range(first_turn, first_turn + len(worker_turns)), scores))
+        for turn in worker_turns:
+            turns.append(replace(turn, tokenizer=env.tokenizer))
+        first_row = worker * len(part.rollout)
+        for row in local_rows:
+            rows.append(first_row + row)
+    env.report(turns, rows, merge(len(turns), scores_of_turns))

@@ -10,9 +10,11 @@ from textenv.rewards.workers import run_in_threads
 if TYPE_CHECKING:
     import httpx
 
-GRACE = 1.0
-"""Seconds that a request may take beyond its limit until its thread is abandoned: a time limit of the client's own ends
-it first, unless the server goes on sending headers."""
+GRACE_SECONDS = 1.0
+"""Seconds beyond its limit after which a request's thread is abandoned.
+
+The client's own time limit ends a request first, unless the server goes on sending headers.
+"""
 
 
 class Answer(NamedTuple):
@@ -28,15 +30,15 @@ class Answer(NamedTuple):
 
 
 class OversizedAnswerError(ValueError):
-    """An answer has more bytes than allowed, or is compressed, so that nobody knows."""
+    """An answer has more bytes than allowed, or is compressed, so that its size is unknown."""
 
 
 class BoundedClient:
     """HTTP client for one thread.
 
     Args:
-        make_client: makes a client of httpx; each of its limits counts for one reading of the socket only.
-        seconds: limit for a whole answer.
+        make_client: makes a client of httpx, whose time limits hold for single readings of the socket only.
+        seconds: time limit of a whole answer.
     """
 
     def __init__(self, make_client: Callable[[], "httpx.Client"], *, seconds: float) -> None:
@@ -49,7 +51,13 @@ class BoundedClient:
         self._client.close()
 
     def post(self, path: str, *, content: str, headers: dict[str, str], most_bytes: int) -> Answer:
-        """Send a request and return its whole answer.
+        """Send a request and return the whole answer.
+
+        Args:
+            path: path at the client's address.
+            content: body of the request.
+            headers: headers of the request.
+            most_bytes: maximum size of the answer.
 
         Raises:
             httpx.HTTPError: if no whole answer came in time.
@@ -57,10 +65,11 @@ class BoundedClient:
         """
         import httpx
 
+        # In a thread, which can be abandoned
         request = self._client.build_request("POST", path, content=content, headers=headers)
         request.headers["Accept-Encoding"] = "identity"
         exchange = partial(self._exchange, self._client, request, most_bytes)
-        (result,) = run_in_threads([exchange], self._seconds + GRACE)
+        (result,) = run_in_threads([exchange], self._seconds + GRACE_SECONDS)
         if isinstance(result, TimeoutError):
             # The thread ends when its connection is closed; the next request gets another one.
             self._client.close()
@@ -71,20 +80,24 @@ class BoundedClient:
         return result
 
     def _exchange(self, client: "httpx.Client", request: "httpx.Request", most_bytes: int) -> Answer:
+        """Send a request and read the answer; raises as `post` does."""
         import httpx
 
-        end = time.monotonic() + self._seconds
+        deadline = time.monotonic() + self._seconds
         response = client.send(request, stream=True)
         try:
+            # Of a compressed answer, a few bytes may be many
             encoding = response.headers.get("Content-Encoding", "identity")
             if encoding != "identity":
                 raise OversizedAnswerError(f"the answer is compressed ({encoding!r:.50}), expected one that is not")
+
+            # Read chunk by chunk, within the limits
             content = bytearray()
             for chunk in response.iter_raw():
                 content += chunk
                 if len(content) > most_bytes:
                     raise OversizedAnswerError(f"the answer has more than {most_bytes:,} bytes")
-                if time.monotonic() > end:
+                if time.monotonic() > deadline:
                     raise httpx.ReadTimeout(f"no whole answer in {self._seconds:g} s, only {len(content):,} bytes")
             return Answer(response.status_code, bytes(content))
         finally:

@@ -14,40 +14,59 @@ from textenv.optional import package
 class Guided:
     """Rule for ``allowed=``: the tokens after which a turn can still become a text of a grammar (by ``llguidance``).
 
-    ``form`` is ``"json_schema"`` (JSON without white space unless its ``x-guidance`` allows it), ``"regex"`` (for the
-    whole turn) or ``"lark"``, as in ``allowed=Guided("regex", "yes|no")``. What ends the model's turns, such as EOS, is
-    allowed where the text is complete, and only there. A turn that reaches ``max_new_tokens`` is cut off: bound the
-    texts (``maxLength``, ``{1,20}``). A ValueError says why llguidance refuses a grammar or, at the first token, a
-    tokenizer.
+    The tokens that end the model's turns, such as EOS, are allowed where the text is complete, and only there. A turn
+    that reaches ``max_new_tokens`` is cut off, so bound the length of the texts (``maxLength``, ``{1,20}``).
+
+    Args:
+        form: ``"json_schema"`` (JSON without white space, unless the schema's ``x-guidance`` allows it), ``"regex"``
+            (which the whole turn matches) or ``"lark"``.
+        grammar: the schema, a dictionary; or the regular expression or grammar, a text.
+
+    Raises:
+        ValueError: if llguidance refuses the grammar, or, at the first token, the tokenizer.
+
+    Example:
+        >>> rule = Guided("regex", "yes|no")  # doctest: +SKIP
     """
 
     def __init__(self, form: Literal["json_schema", "regex", "lark"], grammar: Any) -> None:
         llguidance = package("llguidance", "guidance")
+
+        # A lark grammar
         if form == "json_schema" and isinstance(grammar, dict):
-            lark = "start: %json " + json.dumps({"x-guidance": {"whitespace_flexible": False}} | grammar)
-        elif form in ("regex", "lark") and isinstance(grammar, str):
-            lark = grammar if form == "lark" else f"start: /{llguidance.regex_to_lark(grammar)}/"
+            schema = {"x-guidance": {"whitespace_flexible": False}} | grammar
+            lark = f"start: %json {json.dumps(schema)}"
+        elif form == "regex" and isinstance(grammar, str):
+            lark = f"start: /{llguidance.regex_to_lark(grammar)}/"
+        elif form == "lark" and isinstance(grammar, str):
+            lark = grammar
         else:
             expected = "json_schema and a dict, or regex or lark and a text"
             raise ValueError(f"Got ({form!r}, {grammar!r:.60}): expected {expected}")
-        self.grammar = '%llguidance {"no_forcing": true}\n' + lark  # else one spelling of a forced text is allowed
-        if message := llguidance.LLMatcher.validate_grammar(self.grammar):
+
+        # Without `no_forcing`, only one way to split a forced text into tokens is allowed
+        self.grammar = '%llguidance {"no_forcing": true}\n' + lark
+        message = llguidance.LLMatcher.validate_grammar(self.grammar)
+        if message:
             raise ValueError(f"llguidance refuses the {form} {grammar!r:.200}: {message}")
         self._tokenizer: Any = None
 
     def __call__(self, turn: Turn) -> np.ndarray:
-        """Return the allowed ids, int64."""
+        """Return the allowed ids, int64 ``[n]``."""
+        # The matcher of this tokenizer
         if turn.tokenizer is not self._tokenizer:
-            self._n = vocabulary_size(turn.tokenizer)
-            tokens = package("llguidance.hf", "guidance").from_tokenizer(turn.tokenizer, self._n)
+            self._num_tokens = vocabulary_size(turn.tokenizer)
+            tokens = package("llguidance.hf", "guidance").from_tokenizer(turn.tokenizer, self._num_tokens)
             self._matcher = package("llguidance", "guidance").LLMatcher(tokens, self.grammar, log_level=0)
             self._tokenizer = turn.tokenizer
+
+        # The tokens that the grammar allows after those of the turn
         self._matcher.reset()
         if not self._matcher.consume_tokens(turn.completion_ids):  # half a microsecond a token
             self._tokenizer = None  # a matcher stays in its error
             raise ValueError(f"{turn.completion!r:.200} does not fit the grammar: {self._matcher.get_error():.200}")
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        mask = np.unpackbits(bits, count=self._n, bitorder="little")
+        mask = np.unpackbits(bits, count=self._num_tokens, bitorder="little")
 
         # Where llguidance allows EOS, the turn may end in any way
         eos = turn.tokenizer.eos_token_id

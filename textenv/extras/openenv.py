@@ -19,7 +19,9 @@ from textenv.games.dialogue import text_space
 from textenv.optional import package
 
 SCHEMA_BYTES = 2**24
-"""Maximum size of a server's schemas."""
+"""Maximum bytes of a server's schemas."""
+MAX_SESSIONS_AT_ONCE = 32
+"""Maximum number of sessions that wait for the server at the same time."""
 TOOL_ACTIONS = ("call_tool", "list_tools")
 """Values of the field ``type`` by which MCP environments know their actions."""
 _log = logging.getLogger(__name__)
@@ -28,10 +30,11 @@ _log = logging.getLogger(__name__)
 class OpenEnv(StringGames):
     """Play an environment on an OpenEnv server, in one session per episode.
 
-    Prompt: the first observation: its only text field, else JSON. Actions: any text, for one field of the environment's
-    action; errors of the action's schema are replies. Score: the environment's reward of the turn; ``done`` terminates.
-    Environments whose actions call tools (MCP: ``CallToolAction``) are refused: a text alone is no call. If server or
-    environment fail, the episode is broken off with a warning, and left out of the update.
+    Prompt: the first observation, as the text of its only text field, or else as JSON. Actions: any text, which fills
+    one field of the environment's action. If the server refuses an action, its error message is the reply. Score: the
+    environment's reward of the turn; ``done`` terminates. Environments whose actions call tools (MCP:
+    ``CallToolAction``) are refused, because a text alone is no call. If the server or the environment fails, the
+    episode is broken off with a warning, and left out of the update.
 
     Args:
         split: ignored, as the protocol has none.
@@ -39,36 +42,65 @@ class OpenEnv(StringGames):
         url: address of the server, such as ``http://localhost:8000``.
         action_field: field of the action for the text; by default, its only text field.
         timeout: seconds to wait for an answer, and for a server to return.
+
+    Raises:
+        ConnectionError: if no OpenEnv server answers at the address.
+        ValueError: on a wrong address, or an action that a text cannot fill.
     """
 
     def __init__(
         self, split: str = "train", *, tokenizer: Any, url: str = "", action_field: str = "", timeout: float = 60.0
     ) -> None:
-        connect, parts = package("websockets.sync.client", "openenv").connect, urlsplit(url)
+        connect = package("websockets.sync.client", "openenv").connect
+        parts = urlsplit(url)
         if parts.scheme not in ("http", "https", "ws", "wss") or not parts.hostname:
             raise ValueError(f"url is {url!r:.200}, expected the address of an OpenEnv server: http://localhost:8000")
-        base = "s" * (parts.scheme in ("https", "wss")) + f"://{parts.netloc}{parts.path.rstrip('/')}"
-        local = parts.hostname in ("localhost", "127.0.0.1", "::1")  # reached without a proxy
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({} if local else None))
+        address = f"{parts.netloc}{parts.path.rstrip('/')}"
+        http_url = f"http://{address}"
+        socket_url = f"ws://{address}/ws"
+        if parts.scheme in ("https", "wss"):
+            http_url = f"https://{address}"
+            socket_url = f"wss://{address}/ws"
+
+        # A server on this machine is reached without a proxy
+        proxies: dict[str, str] | None = None
+        socket_proxy: bool | None = True
+        if parts.hostname in ("localhost", "127.0.0.1", "::1"):
+            proxies = {}
+            socket_proxy = None
+
+        # The field of the action that takes the text
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
         try:
-            with opener.open(f"http{base}/schema", timeout=timeout) as answer:
+            with opener.open(f"{http_url}/schema", timeout=timeout) as answer:
                 action_schema = json.loads(answer.read(SCHEMA_BYTES))["action"]
         except (OSError, HTTPException, LookupError, TypeError, ValueError) as error:
-            raise ConnectionError(f"http{base} is no running OpenEnv server ({error!r}): start it first") from error
+            raise ConnectionError(f"{http_url} is no running OpenEnv server ({error!r}): start it first") from error
         field = _find_field(action_schema, action_field)
-        begin = partial(connect, f"ws{base}/ws", open_timeout=timeout, close_timeout=5, proxy=None if local else True)
-        super().__init__(partial(_Session, begin, field, timeout), tokenizer=tokenizer)
-        self._map = ThreadPoolExecutor(32).map  # sessions wait for the server at the same time
+
+        open_socket = partial(connect, socket_url, open_timeout=timeout, close_timeout=5, proxy=socket_proxy)
+        super().__init__(partial(_Session, open_socket, field, timeout), tokenizer=tokenizer)
+        self._map = ThreadPoolExecutor(MAX_SESSIONS_AT_ONCE).map
         length = min(1024, tokenizer.model_max_length)
         self.limits = {"max_prompt_tokens": length // 2, "max_new_tokens": 32, "max_turns": 20, "max_length": length}
 
 
 class _Session(gymnasium.Env[str, str]):
-    """Session on a server, as an environment of strings."""
+    """A session on a server, as an environment of strings.
 
-    def __init__(self, begin: Any, field: str, timeout: float) -> None:
-        self.observation_space = self.action_space = text_space(1_000_000)
-        self._begin, self._field, self._timeout = begin, field, timeout
+    Args:
+        open_socket: call of ``websockets.sync.client.connect``, whose first argument is the address.
+        field: field of the action that takes the text.
+        timeout: seconds to wait for an answer, and for a server to return.
+    """
+
+    def __init__(self, open_socket: partial[Any], field: str, timeout: float) -> None:
+        self.observation_space = text_space(1_000_000)
+        self.action_space = self.observation_space
+        self._open_socket = open_socket
+        self._address = open_socket.args[0]
+        self._field = field
+        self._timeout = timeout
         self.close: Any = lambda: None
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
@@ -76,18 +108,23 @@ class _Session(gymnasium.Env[str, str]):
         start = time.monotonic()
         while True:
             try:
-                self.close()
-                self._socket = self._begin().__enter__()  # `_end` closes it
-                self.close = weakref.finalize(self, _end, self._socket)  # for abandoned episodes too
-                self.close.atexit = False
-                return _text(self._ask("reset", {"seed": seed})), {}
+                return _text(self._begin_episode(seed)), {}
             except Exception as error:  # the other side may send anything
-                if (waited := time.monotonic() - start) > self._timeout:
+                waited = time.monotonic() - start
+                if waited > self._timeout:
                     hint = "start it again, with a larger max_concurrent_envs if it is full, or use fewer slots"
-                    raise ConnectionError(f"{self._begin.args[0]} began no episode ({error}): {hint}") from error
+                    raise ConnectionError(f"{self._address} began no episode ({error}): {hint}") from error
                 if waited < 1:
-                    _log.warning("%s began no episode, waiting for it: %s", self._begin.args[0], error)
+                    _log.warning("%s began no episode, waiting for it: %s", self._address, error)
                 time.sleep(1)
+
+    def _begin_episode(self, seed: int | None) -> dict[str, Any]:
+        """End the last session and begin another one; return the server's first observation."""
+        self.close()
+        self._socket = self._open_socket().__enter__()  # `_end` closes it
+        self.close = weakref.finalize(self, _end, self._socket)  # for abandoned episodes too
+        self.close.atexit = False
+        return self._ask("reset", {"seed": seed})
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         try:
@@ -95,20 +132,30 @@ class _Session(gymnasium.Env[str, str]):
             return _text(data), float(data["reward"] or 0), bool(data["done"]), False, {}
         except Exception as error:  # the other side may send anything
             if error.args[:1] == ("VALIDATION_ERROR",):
-                return error.args[1], 0.0, False, False, {}
-            _log.warning("%s failed, the episode is broken off: %r", self._begin.args[0], error)
+                message = error.args[1]
+                return message, 0.0, False, False, {}
+            _log.warning("%s failed, the episode is broken off: %r", self._address, error)
             return "", 0.0, False, True, {FAILED: True}
 
     def state(self) -> dict[str, Any]:
         return self._ask("state")
 
     def _ask(self, kind: str, data: dict[str, Any] | None = None) -> dict[str, Any]:
-        self._socket.send(json.dumps({"type": kind} if data is None else {"type": kind, "data": data}))
+        """Send a request and return the data of the answer.
+
+        Raises:
+            RuntimeError: with the server's error code and its message, if it answers with an error.
+        """
+        request: dict[str, Any] = {"type": kind}
+        if data is not None:
+            request["data"] = data
+        self._socket.send(json.dumps(request))
         answer = json.loads(self._socket.recv(timeout=self._timeout))
+        answer_data = answer["data"]
         if answer["type"] == "error":
-            found = [str(each["msg"]) for each in answer["data"].get("errors", ())]
-            raise RuntimeError(answer["data"]["code"], "; ".join([str(answer["data"]["message"]), *found]))
-        return answer["data"]
+            details = [str(each["msg"]) for each in answer_data.get("errors", ())]
+            raise RuntimeError(answer_data["code"], "; ".join([str(answer_data["message"]), *details]))
+        return answer_data
 
 
 def _end(socket: Any) -> None:
@@ -123,15 +170,17 @@ def _text(data: dict[str, Any]) -> str:
     """Return an observation's text if it has exactly one, else its fields as JSON."""
     fields = {name: x for name, x in data["observation"].items() if name != "metadata"}
     texts = [x for x in fields.values() if isinstance(x, str)]
-    return texts[0] if len(texts) == 1 else json.dumps(fields, ensure_ascii=False)
+    if len(texts) == 1:
+        return texts[0]
+    return json.dumps(fields, ensure_ascii=False)
 
 
-def _find_field(schema: Any, wanted: str) -> str:
+def _find_field(schema: Any, action_field: str) -> str:
     """Return the field of an action that takes the text.
 
     Args:
         schema: JSON schema of the environment's action.
-        wanted: the caller's ``action_field``; empty: the only text field.
+        action_field: the field that the caller named; empty: the only text field.
 
     Raises:
         ValueError: if actions call tools (MCP), if no field or several can take the text, if other fields are required,
@@ -154,16 +203,16 @@ def _find_field(schema: Any, wanted: str) -> str:
     choices = {name: field for name, field in fields.items() if "const" not in field}
     text_fields = [name for name, field in choices.items() if "string" in _types(field)]
     argument_fields = [name for name, field in choices.items() if "object" in _types(field)]
-    chosen = wanted
-    if not wanted and len(text_fields) == 1:
+    chosen = action_field
+    if not action_field and len(text_fields) == 1:
         chosen = text_fields[0]
     required = schema.get("required", [])
     description = f"the fields {', '.join(choices)} (texts: {', '.join(text_fields)}; required: {', '.join(required)})"
     if chosen not in text_fields or {*required} - {chosen}:
         raise ValueError(
-            f"action_field is {wanted!r}, and the action has {description}: expected a text, alone required"
+            f"action_field is {action_field!r}, and the action has {description}: expected a text, alone required"
         )
-    if argument_fields and not wanted:
+    if argument_fields and not action_field:
         raise ValueError(
             f"the action has {description}, and {', '.join(argument_fields)} would always be left out: if the text "
             f"alone is a complete action, say so by action_field={chosen!r}"

@@ -60,78 +60,122 @@ class ReasoningGym:
     ) -> None:  # fmt: skip
         if split not in SPLITS:
             raise ValueError(f"split is {split!r}, expected one of {sorted(SPLITS)}")
-        self.name, self.split, self.extract = dataset, split, extract or answer_of
+        self.name = dataset
+        self.split = split
+        self.extract = extract or answer_of
         self._dataset = _create(dataset, config)
         self._size = self._dataset.size
 
     def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
         """See `textenv.envs.task.Task.sample_prompts`."""
-        drawn = {number: self._draw(seed, number) for number in dict.fromkeys(map(int, numbers))}
-        return [drawn[int(number)] for number in numbers]
+        prompts: dict[int, Prompt] = {}
+        for number in map(int, numbers):
+            if number not in prompts:
+                prompts[number] = self._draw(seed, number)
+        return [prompts[int(number)] for number in numbers]
 
     def score(self, turns: Sequence[Turn]) -> list[float]:
         """See `textenv.envs.task.Task.score`."""
-        return [self.verify(self.extract(turn.completion), turn.prompt.columns) for turn in turns]
+        scores = []
+        for turn in turns:
+            answer = self.extract(turn.completion)
+            scores.append(self.verify(answer, turn.prompt.columns))
+        return scores
 
     def verify(self, answer: str, entry: Any) -> float:
-        """Return the package's score for an answer to a prompt with these columns."""
-        sympy, functions = self.name in SYMPY, FUNCTIONS if self.name in INTEGRALS else ()
-        if (sympy or self.name in EVAL) and not is_harmless(answer, sympy=sympy, functions=functions):
+        """Return the package's score for an answer to a prompt with these columns; 0 if the verifier fails."""
+        if self._is_refused(answer):
             answer = ""
         try:
             return float(self._dataset.score_answer(answer, dict(entry)))
         except Exception:  # boxnet, coin_flip, game_of_life, prime_factorization raise on some texts
             return 0.0
 
+    def _is_refused(self, answer: str) -> bool:
+        """Whether the verifier would evaluate an answer that may do harm."""
+        functions: frozenset[str] = frozenset()
+        if self.name in INTEGRALS:
+            functions = FUNCTIONS
+        if self.name in SYMPY:
+            return not is_harmless(answer, sympy=True, functions=functions)
+        if self.name in EVAL:
+            return not is_harmless(answer)
+        return False
+
     def _draw(self, seed: int, number: int) -> Prompt:
-        failure: Exception | None = None
+        """Draw questions until one is of this split; ValueError after `MAX_TRIES`."""
+        last_failure: Exception | None = None
         for attempt in range(MAX_TRIES):
             try:
                 entry = self._entry(random.Random(f"{seed}/{number}/{attempt}"))
             except Exception as error:  # the generator fails on this seed, in basic_arithmetic by a division by 0
-                failure = error
+                last_failure = error
                 continue
-            prompt = Prompt(entry["question"], {name: entry[name] for name in ("question", "answer", "metadata")})
+            columns = {name: entry[name] for name in ("question", "answer", "metadata")}
+            prompt = Prompt(entry["question"], columns)
             if content_hash(prompt) % 4 in SPLITS[self.split]:
                 return prompt
-        draws = f"{MAX_TRIES} draws" + (f", the last of which failed ({failure!r:.200})" if failure else "")
-        hint = "these settings give too few different questions; choose settings with more"
-        message = f"reasoning-gym's {self.name!r} gave no question of split {self.split!r} in {draws}: {hint}"
-        raise ValueError(message) from failure
+
+        draws = f"{MAX_TRIES} draws"
+        if last_failure is not None:
+            draws += f", the last of which failed ({last_failure!r:.200})"
+        raise ValueError(
+            f"reasoning-gym's {self.name!r} gave no question of split {self.split!r} in {draws}: these settings give "
+            "too few different questions; choose settings with more"
+        ) from last_failure
 
     def _entry(self, rng: random.Random) -> dict[str, Any]:
         """Generate an item from a fresh seed and a random index, as the package seeds items by seed + index."""
         dataset = self._dataset
-        dataset.seed = dataset.config.seed = rng.randrange(2**31)
+        dataset_seed = rng.randrange(2**31)
+        dataset.seed = dataset_seed
+        dataset.config.seed = dataset_seed
         dataset.size = self._size  # word_ladder lowers the size when it finds no puzzle
-        seed, python, numpy = rng.randrange(2**32), random.getstate(), np.random.get_state()
+
+        # Some datasets use the global generators, whose states are restored
+        global_seed = rng.randrange(2**32)
+        python_state = random.getstate()
+        numpy_state = np.random.get_state()
         try:
-            random.seed(seed)  # some datasets use the global generators
-            np.random.seed(seed)
-            return dict(dataset[rng.randrange(self._size)])
+            random.seed(global_seed)
+            np.random.seed(global_seed)
+            index = rng.randrange(self._size)
+            return dict(dataset[index])
         finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
 
 
 def answer_of(completion: str) -> str:
     """Return the text in the last pair of answer tags, or else the whole text, stripped."""
     tagged = package("reasoning_gym.utils", "reasoning-gym").extract_answer(completion)
-    return completion.strip() if tagged is None else str(tagged)
+    if tagged is None:
+        return completion.strip()
+    return str(tagged)
 
 
 def _create(name: str, config: dict[str, Any]) -> Any:
+    """Create a dataset of the package; ValueError on an unknown name or wrong settings."""
+    # Name
     factory = package("reasoning_gym.factory", "reasoning-gym")
     if name == "composite":
         raise ValueError("dataset is 'composite', which mixes others: make a ReasoningGym of each of them instead")
     if name not in factory.DATASETS:
-        near = difflib.get_close_matches(name, factory.DATASETS, n=5, cutoff=0.5)
-        hint = f"did you mean {', '.join(near)}?" if near else "see reasoning_gym.factory.DATASETS"
+        similar_names = difflib.get_close_matches(name, factory.DATASETS, n=5, cutoff=0.5)
+        hint = "see reasoning_gym.factory.DATASETS"
+        if similar_names:
+            hint = f"did you mean {', '.join(similar_names)}?"
         raise ValueError(f"reasoning-gym has no dataset {name!r}; {hint}")
-    settings = sorted({field.name for field in dataclasses.fields(factory.DATASETS[name][1])} - {"seed"})
-    if unknown := sorted(set(config) - set(settings)):
-        seed = " (the seed is an argument of sample_prompts)" if "seed" in unknown else ""
-        raise ValueError(f"{name} has no setting {', '.join(unknown)}{seed}; its settings are {', '.join(settings)}")
+
+    # Settings
+    _, config_class = factory.DATASETS[name]
+    settings = sorted({field.name for field in dataclasses.fields(config_class)} - {"seed"})
+    unknown = sorted(set(config) - set(settings))
+    if unknown:
+        names = ", ".join(unknown)
+        if "seed" in unknown:
+            names += " (the seed is an argument of sample_prompts)"
+        raise ValueError(f"{name} has no setting {names}; its settings are {', '.join(settings)}")
     try:
         return factory.create_dataset(name, seed=0, **config)
     except (AssertionError, TypeError) as error:  # the package checks settings with assert

@@ -23,12 +23,17 @@ def is_harmless(text: str, *, sympy: bool = False, functions: Collection[str] = 
         sympy: True if ``sympy.parse_expr`` will evaluate the text, False for ``eval``.
         functions: names of functions that the text may call.
     """
+    # Text; two underscores would reach the inside of objects
     if len(text) > MAX_LENGTH or "__" in text:
         return False
+
+    # Syntax
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two: nested too deep
         return not sympy
+
+    # Operations
     try:
         return _degree(tree.body, functions) <= MAX_DEGREE
     except ValueError:
@@ -36,33 +41,38 @@ def is_harmless(text: str, *, sympy: bool = False, functions: Collection[str] = 
 
 
 def _degree(node: ast.expr, functions: Collection[str]) -> int:
-    """Return the largest product of nested exponents in an expression.
+    """Return the largest product of nested exponents in an expression, at least 1.
 
     Raises:
         ValueError: on a node that is not allowed.
     """
     match node:
+        # Leaves, sequences and calls
         case ast.Constant() | ast.Name():
             return 1
         case ast.List(elts=parts) | ast.Tuple(elts=parts):
             return max((_degree(part, functions) for part in parts), default=1)
         case ast.Call(func=ast.Name(id=name), args=parts, keywords=[]) if name in functions:
             return max((_degree(part, functions) for part in parts), default=1)
+        # Operators, of numbers only: a multiplication would repeat a text or a list
         case ast.UnaryOp(op=ast.UAdd() | ast.USub(), operand=operand):
             return _degree(operand, functions)
         case ast.BinOp(left=left, right=right) if _is_text(left) or _is_text(right):
-            pass  # a multiplication would repeat it
+            pass
         case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), left=left, right=right):
             return max(_degree(left, functions), _degree(right, functions))
-        case ast.BinOp(op=ast.Pow(), left=left, right=right) if (exponent := _exponent(right)) is not None:
-            return _degree(left, functions) * exponent
+        case ast.BinOp(op=ast.Pow(), left=base, right=right):
+            exponent = _exponent(right)
+            if exponent is not None:
+                return _degree(base, functions) * exponent
     raise ValueError(f"{type(node).__name__} is not allowed")
 
 
 def _is_text(node: ast.expr) -> bool:
     """Return True for a text or a sequence."""
-    constant = isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes))
-    return constant or isinstance(node, (ast.List, ast.Tuple))
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, (str, bytes))
+    return isinstance(node, (ast.List, ast.Tuple))
 
 
 def _exponent(node: ast.expr) -> int | None:

@@ -77,21 +77,32 @@ class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
 
     def __init__(self, env: EnvBase, observation: str | None = None) -> None:
         _check_single_agent(env)
-        self.env, self.num_envs, self.autoreset_mode = env, env.batch_size.numel(), AutoresetMode.DISABLED
+        self.env = env
+        self.num_envs = env.batch_size.numel()
+        self.autoreset_mode = AutoresetMode.DISABLED
         self.metadata = {"autoreset_mode": self.autoreset_mode}
-        self.single_action_space = _space("action", env.action_spec, len(env.batch_size))
+        batch_dims = len(env.batch_size)
+        self.single_action_space = _space("action", env.action_spec, batch_dims)
+
+        # Entries that make the observation
         self._specs = dict(env.observation_spec.items())
-        self._masked = "action_mask" in self._specs and isinstance(self.single_action_space, spaces.Discrete)
-        if self._masked:
+        is_discrete = isinstance(self.single_action_space, spaces.Discrete)
+        self._has_action_mask = is_discrete and "action_mask" in self._specs
+        if self._has_action_mask:
             del self._specs["action_mask"]
         if observation is not None:
             if observation not in self._specs:
                 raise ValueError(f"observation is {observation!r}, expected one of {', '.join(self._specs)}")
             self._specs = {observation: self._specs[observation]}
-        shown = {name: _space(name, spec, len(env.batch_size)) for name, spec in self._specs.items()}
-        self.single_observation_space = next(iter(shown.values())) if len(shown) == 1 else spaces.Dict(shown)
+
+        # Spaces; a single entry is the observation itself
+        entry_spaces = {name: _space(name, spec, batch_dims) for name, spec in self._specs.items()}
+        self.single_observation_space: spaces.Space = spaces.Dict(entry_spaces)
+        if len(entry_spaces) == 1:
+            (self.single_observation_space,) = entry_spaces.values()
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+
         self._ended = np.ones(self.num_envs, dtype=bool)
         self._current: TensorDictBase | None = None  # passed back to torchrl, which may keep no state itself
 
@@ -100,22 +111,33 @@ class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
     ) -> tuple[Any, dict[str, np.ndarray]]:
         """Start new episodes in all or some slots; ValueError on a wrong mask, or a partial mask with a seed."""
         mask = (options or {}).get("reset_mask", np.ones(self.num_envs, dtype=bool))
-        if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (self.num_envs,) or not mask.any():
-            given = f"{mask.dtype} {mask.shape}" if isinstance(mask, np.ndarray) else repr(mask)
-            expected = f"a bool array of shape ({self.num_envs},) with at least one True"
-            raise ValueError(f"reset_mask is {given}, expected {expected}")
+        self._check_reset_mask(mask)
         if seed is not None and not mask.all():
             raise ValueError(f"seed is {seed} and reset_mask is {mask}: torchrl seeds all slots at once; pass only one")
+
         super().reset(seed=seed)
         if seed is not None:
             self.env.set_seed(seed)
         if self._current is None or mask.all():
             self._current = self.env.reset()
         else:
-            reset = torch.from_numpy(mask.copy()).reshape(self.env.full_done_spec["done"].shape).to(self.env.device)
-            self._current = self.env.reset(self._current.copy().set("_reset", reset), select_reset_only=True)
+            done_shape = self.env.full_done_spec["done"].shape
+            reset = torch.from_numpy(mask.copy()).reshape(done_shape).to(self.env.device)
+            request = self._current.copy().set("_reset", reset)
+            self._current = self.env.reset(request, select_reset_only=True)
         self._ended = self._ended & ~mask
         return self._observe(self._current), self._info(self._current)
+
+    def _check_reset_mask(self, mask: Any) -> None:
+        """Raise a ValueError unless a mask is bool ``[N]`` with at least one True."""
+        description = repr(mask)
+        if isinstance(mask, np.ndarray):
+            if mask.dtype == bool and mask.shape == (self.num_envs,) and mask.any():
+                return
+            description = f"{mask.dtype} {mask.shape}"
+        raise ValueError(
+            f"reset_mask is {description}, expected a bool array of shape ({self.num_envs},) with at least one True"
+        )
 
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         """Step every slot (actions ``[N, *]``); ValueError on wrong actions, or while a slot's episode is over.
@@ -128,13 +150,20 @@ class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
                 f"slots {np.flatnonzero(self._ended).tolist()} have no running episode: call reset() at the start, "
                 'and reset(options={"reset_mask": mask}) for slots whose episode is over'
             )
-        taken = self.env.step(self._current.copy().set(self.env.action_key, self._encode(actions)))
-        following, self._current = taken["next"], self.env.step_mdp(taken)
-        done, terminated = self._column(following["done"]), self._column(following["terminated"])
+        # Act; the next step begins with what `step_mdp` returns
+        request = self._current.copy().set(self.env.action_key, self._encode(actions))
+        transition = self.env.step(request)
+        following = transition["next"]
+        self._current = self.env.step_mdp(transition)
+
+        # Ends; a torchrl environment may say only that an episode is done
+        done = self._column(following["done"])
+        terminated = self._column(following["terminated"])
         truncated = done & ~terminated
         if "truncated" in following.keys():
             truncated |= self._column(following["truncated"])
         self._ended = terminated | truncated
+
         reward = self._column(following[self.env.reward_key]).astype(np.float32)
         return self._observe(following), reward, terminated, truncated, self._info(following)
 
@@ -145,18 +174,22 @@ class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
             self.env.close()
 
     def _encode(self, actions: np.ndarray) -> torch.Tensor:
-        spec, space = self.env.action_spec, self.single_action_space
-        expected, given = (self.num_envs, *(space.shape or ())), np.asarray(actions)
-        if given.shape != expected:
-            raise ValueError(f"actions have shape {given.shape}, expected {expected}: one action for each slot")
-        if isinstance(space, spaces.Discrete) and not ((given >= 0) & (given < space.n)).all():
-            raise ValueError(f"actions are {given.tolist()}, expected integers from 0 to {space.n - 1}")
-        tensor = torch.as_tensor(given)
+        """Return actions ``[N, *]`` as a tensor of torchrl's action spec; ValueError on a wrong shape or index."""
+        spec = self.env.action_spec
+        space = self.single_action_space
+        array = np.asarray(actions)
+        expected_shape = (self.num_envs, *(space.shape or ()))
+        if array.shape != expected_shape:
+            raise ValueError(f"actions have shape {array.shape}, expected {expected_shape}: one action for each slot")
+        if isinstance(space, spaces.Discrete) and not ((array >= 0) & (array < space.n)).all():
+            raise ValueError(f"actions are {array.tolist()}, expected integers from 0 to {space.n - 1}")
+        tensor = torch.as_tensor(array)
         if isinstance(spec, OneHot):
             tensor = torch.nn.functional.one_hot(tensor.long(), int(space.n))  # type: ignore[attr-defined]
         return tensor.to(self.env.device, spec.dtype).reshape(spec.shape)
 
     def _observe(self, entries: TensorDictBase) -> Any:
+        """Return the observation of all slots, an array or a dictionary of arrays."""
         if len(self._specs) > 1:
             return self._array(self._specs, entries, self.single_observation_space)
         [(name, spec)] = self._specs.items()
@@ -166,16 +199,19 @@ class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         """Return a new array ``[N, *]`` of the space's dtype, or a dictionary of them."""
         if isinstance(space, spaces.Dict):
             return {name: self._array(spec[name], value[name], space[name]) for name in space}
-        index = value.int().argmax(-1) if isinstance(spec, OneHot) else value
-        return index.cpu().numpy().astype(space.dtype).reshape(self.num_envs, *(space.shape or ()))
+        if isinstance(spec, OneHot):
+            value = value.int().argmax(-1)
+        return value.cpu().numpy().astype(space.dtype).reshape(self.num_envs, *(space.shape or ()))
 
     def _column(self, value: torch.Tensor) -> np.ndarray:
+        """Return one number per slot as a new array ``[N]``."""
         return value.cpu().numpy().reshape(self.num_envs).copy()
 
     def _info(self, entries: TensorDictBase) -> dict[str, np.ndarray]:
-        if not self._masked:
+        if not self._has_action_mask:
             return {}
-        return {"action_mask": entries["action_mask"].cpu().numpy().astype(np.int8).reshape(self.num_envs, -1)}
+        mask = entries["action_mask"].cpu().numpy().astype(np.int8)
+        return {"action_mask": mask.reshape(self.num_envs, -1)}
 
 
 from_torchrl = TorchRLVectorEnv
@@ -192,8 +228,9 @@ class _ActionMaskReader(BaseInfoDictReader):
 
     def __call__(self, info_dict: dict[str, Any], tensordict: TensorDictBase) -> TensorDictBase:
         if "action_mask" in info_dict:
-            given = torch.as_tensor(info_dict.get("_action_mask", True)).unsqueeze(-1)
-            self._mask = torch.where(given, torch.as_tensor(info_dict["action_mask"]).bool(), self._mask)
+            mask = torch.as_tensor(info_dict["action_mask"]).bool()
+            is_present = torch.as_tensor(info_dict.get("_action_mask", True)).unsqueeze(-1)  # by slot
+            self._mask = torch.where(is_present, mask, self._mask)
         return tensordict.set("action_mask", self._mask.clone())
 
     @property
@@ -201,36 +238,50 @@ class _ActionMaskReader(BaseInfoDictReader):
         return self._spec
 
 
-def _space(name: str, spec: TensorSpec, dims: int) -> spaces.Space:
-    """Return the space of one slot, for a spec whose first ``dims`` dimensions are the batch dimensions."""
-    shape = tuple(spec.shape[dims:])
+def _space(name: str, spec: TensorSpec, batch_dims: int) -> spaces.Space:
+    """Return the space of one slot, for a spec whose first ``batch_dims`` dimensions are the batch dimensions."""
+    shape = tuple(spec.shape[batch_dims:])
     if isinstance(spec, Composite):
-        return spaces.Dict({key: _space(f"{name}.{key}", inner, dims) for key, inner in spec.items()})
+        return spaces.Dict({key: _space(f"{name}.{key}", inner, batch_dims) for key, inner in spec.items()})
     if type(spec) is data.Binary:  # a subclass of Categorical
         return spaces.MultiBinary(shape)
-    if type(spec) is OneHot and len(shape) == 1 or type(spec) is Categorical and shape in ((), (1,)):
+    is_index = type(spec) is Categorical and shape in ((), (1,))
+    if is_index or (type(spec) is OneHot and len(shape) == 1):
         return spaces.Discrete(int(spec.space.n))
     if isinstance(spec, (data.Bounded, data.Unbounded)):
-        low, high = spec.space.low.cpu().numpy(), spec.space.high.cpu().numpy()
-        if dims and ((low != low[:1]).any() or (high != high[:1]).any()):
-            raise ValueError(f"entry {name!r} has different bounds in different slots, expected the same in all")
-        dtype, low, high = low.dtype.type, low[0] if dims else low, high[0] if dims else high
-        if isinstance(spec, data.Unbounded) and spec.dtype.is_floating_point:
-            low, high = -np.inf, np.inf  # torchrl uses the largest float as bound
-        return spaces.Box(low, high, shape, dtype)
+        return _box(name, spec, batch_dims)
     raise TypeError(
         f"entry {name!r} is {type(spec).__name__} of shape {list(spec.shape)}, which has no Gymnasium space here: "
         "expected Bounded, Unbounded, Binary, or one Categorical or OneHot; choose another entry, or transform it"
     )
 
 
+def _box(name: str, spec: TensorSpec, batch_dims: int) -> spaces.Box:
+    """Return the Box of one slot; ValueError if slots have different bounds."""
+    low = spec.space.low.cpu().numpy()
+    high = spec.space.high.cpu().numpy()
+    dtype = low.dtype.type
+    if batch_dims:
+        if (low != low[:1]).any() or (high != high[:1]).any():
+            raise ValueError(f"entry {name!r} has different bounds in different slots, expected the same in all")
+        low = low[0]
+        high = high[0]
+    if isinstance(spec, data.Unbounded) and spec.dtype.is_floating_point:
+        low = -np.inf  # torchrl uses the largest float as bound
+        high = np.inf
+    return spaces.Box(low, high, tuple(spec.shape[batch_dims:]), dtype)
+
+
 def _check_single_agent(env: Any) -> None:
+    """Raise an error unless an environment has one agent per slot, with one action, one reward and one end."""
     if not isinstance(env, EnvBase):
         raise TypeError(f"env is {env!r}, expected a torchrl EnvBase: make it with torchrl.envs.GymEnv(id)")
     if len(env.batch_size) > 1 or not env.batch_size.numel():
         raise ValueError(f"batch_size is {list(env.batch_size)}, expected [] or [N]: slots have one dimension")
-    ends = [key for key in env.done_keys if key not in ("terminated", "truncated")]
-    for kind, keys in (("action", env.action_keys), ("reward", env.reward_keys), ("done", ends)):
+
+    done_keys = [key for key in env.done_keys if key not in ("terminated", "truncated")]
+    keys_by_kind = {"action": env.action_keys, "reward": env.reward_keys, "done": done_keys}
+    for kind, keys in keys_by_kind.items():
         if len(keys) != 1 or not isinstance(keys[0], str):
             raise ValueError(
                 f"the {kind} entries are {list(keys)}, expected one at the top level: a slot is one agent with one "

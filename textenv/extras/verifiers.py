@@ -17,13 +17,18 @@ from textenv.optional import package
 from textenv.prompts.prompts import SPLITS
 from textenv.rewards.scores import shown
 
+logger = logging.getLogger(__name__)
+MAX_TASKS = 10_000
+"""Maximum number of tasks that are read from a taskset, which may be endless."""
+
 
 class Verifiers:
     """Maker of string environments of a taskset: ``TokenVectorEnv(Verifiers("my_taskset"), tokenizer=tok)``.
 
-    Its environment asks one agent for answers: once, or as often as its own code plays the user. The policy gives them.
-    Reward, at the end: the task's weighted sum; an episode that fails or is too slow is truncated, with reward 0. A
-    system prompt becomes the beginning of the first message. Tasks that need more than answers are refused.
+    The environment of the taskset asks one agent for answers: once, or as often as its own code plays the user. The
+    policy is this agent. The reward comes at the end: the weighted sum of the task's rewards. An episode that fails or
+    is too slow is truncated with reward 0. A system prompt becomes the beginning of the first message. Tasks that need
+    more than answers are refused.
 
     Args:
         taskset: name of an installed taskset, or of a module with one.
@@ -35,21 +40,39 @@ class Verifiers:
     def __init__(
         self, taskset: str, split: str = "train", *, config: Mapping[str, Any] | None = None, seconds: float = 60.0
     ) -> None:
-        self.vf = vf = package("verifiers.v1", "verifiers")
-        block = dict(config or {})
-        block["taskset"] = {**block.get("taskset", {}), "id": taskset}
-        self.env, self.seconds = vf.load_environment(vf.utils.loaders.resolve_env_config(block)), seconds
-        found = list(itertools.islice(self.env.taskset, 10_000))  # it may be endless
-        self.tasks = [task for task in found if int(task.hash, 16) % 4 in SPLITS.get(split, ())]
+        self.vf = package("verifiers.v1", "verifiers")
+        self.seconds = seconds
+        env_config = dict(config or {})
+        env_config["taskset"] = {**env_config.get("taskset", {}), "id": taskset}
+        self.env = self.vf.load_environment(self.vf.utils.loaders.resolve_env_config(env_config))
+
+        # Tasks of this split
+        all_tasks = list(itertools.islice(self.env.taskset, MAX_TASKS))
+        parts_of_split = SPLITS.get(split, ())
+        self.tasks = [task for task in all_tasks if int(task.hash, 16) % 4 in parts_of_split]
         if not self.tasks:
-            raise ValueError(f"{taskset!r} has {len(found)} tasks, none of them in the split {split!r}: it needs more")
-        self.agent, *others = (value for _, value in self.env.config if isinstance(value, vf.AgentConfig))
-        task, kind = self.tasks[0], type(self.tasks[0])
-        hooks = kind.setup is not vf.Task.setup or kind.finalize is not vf.Task.finalize or task.hooks("stop")
-        hooks = hooks or any("runtime" in inspect.signature(reward).parameters for reward in task.hooks("reward"))
-        if others or hooks or kind.NEEDS_CONTAINER or task.data.image or kind.toolsets(task.config):
-            more = "several agents, tools, a container or hooks"
-            raise ValueError(f"{taskset!r} needs {more}: evaluate the policy with 'algos serve' and vf-eval instead")
+            raise ValueError(
+                f"{taskset!r} has {len(all_tasks)} tasks, none of them in the split {split!r}: it needs more"
+            )
+
+        # The only agent, whose answers are all that the tasks need
+        agents = [value for _, value in self.env.config if isinstance(value, self.vf.AgentConfig)]
+        self.agent, *further_agents = agents
+        if further_agents or self._needs_more_than_answers(self.tasks[0]):
+            raise ValueError(
+                f"{taskset!r} needs several agents, tools, a container or hooks: evaluate the policy with "
+                "'algos serve' and vf-eval instead"
+            )
+
+    def _needs_more_than_answers(self, task: Any) -> bool:
+        """Whether a task has hooks, rewards that look into a container, a container or tools."""
+        kind = type(task)
+        if kind.setup is not self.vf.Task.setup or kind.finalize is not self.vf.Task.finalize or task.hooks("stop"):
+            return True
+        for reward in task.hooks("reward"):
+            if "runtime" in inspect.signature(reward).parameters:
+                return True
+        return bool(kind.NEEDS_CONTAINER or task.data.image or kind.toolsets(task.config))
 
     def __call__(self) -> gymnasium.Env[str, str]:
         """Make an environment, for one episode at a time."""
@@ -57,19 +80,28 @@ class Verifiers:
 
 
 class _Episode(gymnasium.Env[str, str]):
-    """An episode and its agent: what `verifiers` asks the agent is the observation, the action is the answer."""
+    """An episode, which is also the agent that the environment of `verifiers` asks.
+
+    What `verifiers` asks the agent is the observation; the action is the agent's answer. Both environments wait for
+    each other: `verifiers` in the event loop of `_loop`, this one in the caller's thread.
+    """
 
     def __init__(self, source: Verifiers) -> None:
         self.source = source
-        self.observation_space = self.action_space = spaces.Text(2**20, min_length=0)
+        self.observation_space = spaces.Text(2**20, min_length=0)
+        self.action_space = self.observation_space
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
-        task = self.source.tasks[self.np_random.integers(len(self.source.tasks))]
-        self.traces, self.asked, self.answers = list[Any](), asyncio.Queue[str | None](), asyncio.Queue[str]()
+        tasks = self.source.tasks
+        task = tasks[self.np_random.integers(len(tasks))]
+        self.traces: list[Any] = []
+        self.questions = asyncio.Queue[str | None]()  # None: the episode is over
+        self.answers = asyncio.Queue[str]()
         self.playing = asyncio.run_coroutine_threadsafe(self._play(task), _loop())
-        self.playing.add_done_callback(lambda _: self.asked.put_nowait(None))
-        return self._next()[0], {}  # after a failure the first step truncates the episode
+        self.playing.add_done_callback(lambda _: self.questions.put_nowait(None))
+        observation, *_ = self._next()
+        return observation, {}  # after a failure the first step truncates the episode
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         _loop().call_soon_threadsafe(self.answers.put_nowait, action)
@@ -79,32 +111,42 @@ class _Episode(gymnasium.Env[str, str]):
         self.playing.cancel()
 
     def _next(self) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Wait for the next question or the end; return a step that a failure truncates."""
         try:
-            asked = asyncio.run_coroutine_threadsafe(self.asked.get(), _loop()).result(self.source.seconds)
-            if asked is not None:
-                return asked, 0.0, False, False, {}
-            self.asked.put_nowait(None)  # for a further step
+            next_question = asyncio.run_coroutine_threadsafe(self.questions.get(), _loop())
+            question = next_question.result(self.source.seconds)
+            if question is not None:
+                return question, 0.0, False, False, {}
+            self.questions.put_nowait(None)  # for a further step
             return "", self.playing.result(), True, False, {}
         except Exception as error:  # foreign code may raise anything, or never answer
             self.close()
-            logging.getLogger(__name__).warning("an episode of verifiers broke off: %s", shown(error) or repr(error))
+            logger.warning("an episode of verifiers broke off: %s", shown(error) or repr(error))
             return "", 0.0, False, True, {}
 
     async def _play(self, task: Any) -> float:
-        vf, env = self.source.vf, self.source.env
+        """Let `verifiers` play a task with this agent; return the sum of the rewards."""
+        vf = self.source.vf
+        env = self.source.env
         agents = vf.Agents(env.config, lambda *_: self)
         await env.setup(agents)
         await env.run(task, agents)
-        episode = vf.Episode(env=vf.EnvInfo(id=env.config.env_id), task=self.traces[0].task, traces=self.traces)
+        info = vf.EnvInfo(id=env.config.env_id)
+        episode = vf.Episode(env=info, task=self.traces[0].task, traces=self.traces)
         await env.finalize(task, episode)
         return sum(trace.reward for trace in self.traces)
 
+    # The methods below are those of an agent of `verifiers`
+
     @contextlib.asynccontextmanager
     async def interaction(self, task: Any) -> AsyncIterator["_Episode"]:
-        vf, kind = self.source.vf, type(task)
-        row = vf.TraceTask(type=kind.__name__, data=task.data, key=task.key, hash=task.hash)
-        agent, state = vf.AgentInfo(config=self.source.agent), vf.state.state_cls(kind)()
-        self.trace = vf.Trace(task=row, agent=agent, state=state)
+        vf = self.source.vf
+        kind = type(task)
+        self.trace = vf.Trace(
+            task=vf.TraceTask(type=kind.__name__, data=task.data, key=task.key, hash=task.hash),
+            agent=vf.AgentInfo(config=self.source.agent),
+            state=vf.state.state_cls(kind)(),
+        )
         self.traces.append(self.trace)
         yield self
         await task.score(self.trace)
@@ -116,22 +158,36 @@ class _Episode(gymnasium.Env[str, str]):
         return self.trace
 
     async def turn(self, message: Any = None) -> Any:
-        vf, data, nodes = self.source.vf, self.trace.task.data, self.trace.nodes
+        vf = self.source.vf
+        data = self.trace.task.data
+        nodes = self.trace.nodes
         if self.trace.num_turns == self.source.agent.max_turns:
             return vf.Segment(messages=[], terminated=True)
-        message = data.prompt if message is None else message
-        new = [{"role": "user", "content": message}] if isinstance(message, str) else message
-        system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt and not nodes else []
-        typed = [vf.dialects.parse_message(each) if isinstance(each, dict) else each for each in (*system, *new)]
-        self.asked.put_nowait("\n\n".join(vf.types.content_text(each.content) for each in typed))
-        typed.append(vf.AssistantMessage(content=await self.answers.get()))
-        for place, each in enumerate(typed, len(nodes)):
-            nodes.append(vf.MessageNode(message=each, sampled=each is typed[-1], parent=place - 1 if place else None))
-        return vf.Segment(messages=typed[-1:])
+
+        # New messages: a text or messages, which begin with the task's prompt; the system prompt goes first
+        messages = message
+        if message is None:
+            messages = data.prompt
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        if data.system_prompt and not nodes:
+            messages = [{"role": "system", "content": data.system_prompt}, *messages]
+        messages = [vf.dialects.parse_message(each) if isinstance(each, dict) else each for each in messages]
+
+        # Ask the policy
+        self.questions.put_nowait("\n\n".join(vf.types.content_text(each.content) for each in messages))
+        answer = vf.AssistantMessage(content=await self.answers.get())
+
+        # Append the messages to the trace; each one's parent is the one above it
+        for new_message in (*messages, answer):
+            parent = len(nodes) - 1 if nodes else None
+            nodes.append(vf.MessageNode(message=new_message, sampled=new_message is answer, parent=parent))
+        return vf.Segment(messages=[answer])
 
 
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of all episodes, which runs in a thread."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
     return loop

@@ -14,30 +14,33 @@ SCORES: dict[str, dict[str, float]] = {
 }
 """For each scale its answers and their scores; for a pair, the score of the response shown first."""
 
-SKIP, UNDO, QUIT = "skip", "undo", "quit"
-WANTED = {
+SKIP = "skip"
+UNDO = "undo"
+QUIT = "quit"
+INSTRUCTIONS = {
     "thumbs": "Is this response good?",
     "0-5": "How good is this response, from 0 (useless) to 5 (could not be better)?",
     "pairs": "Which response is better?",
 }
-"""What a person is asked, by scale."""
+"""For each scale the sentence that asks for an answer."""
 
 
 class Answer(str):
-    """An answer and, in ``more``, what else the person said: ``ratings`` of both responses of a pair, ``comment``."""
+    """An answer with further remarks of the person."""
 
     more: dict[str, Any]
+    """``ratings`` of both responses of a pair, and a ``comment``, if the person gave them."""
 
     def __new__(cls, answer: str, **more: Any) -> Self:
-        """Create it from the answer's text."""
-        found = super().__new__(cls, answer)
-        found.more = more
-        return found
+        """Create an answer from its text and the remarks."""
+        instance = super().__new__(cls, answer)
+        instance.more = more
+        return instance
 
 
 @dataclass(frozen=True)
 class Question:
-    """Prompt and responses to show to a person; all of their text is untrusted."""
+    """A prompt and responses to show to a person; all their text is untrusted."""
 
     prompt: Any
     """A text, or the messages of a chat."""
@@ -54,7 +57,9 @@ class Question:
     @property
     def answers(self) -> tuple[str, ...]:
         """All allowed answers: those of the scale, ``"skip"``, ``"undo"`` if possible, and ``"quit"``."""
-        return (*SCORES[self.scale], SKIP, *([UNDO] if self.can_undo else []), QUIT)
+        if self.can_undo:
+            return (*SCORES[self.scale], SKIP, UNDO, QUIT)
+        return (*SCORES[self.scale], SKIP, QUIT)
 
 
 @runtime_checkable
@@ -65,11 +70,13 @@ class Annotator(Protocol):
     """Name of the annotator, saved with each answer in the file."""
 
     def ask(self, question: Question) -> str:
-        """Return one of ``question.answers``, maybe as an `Answer` with more."""
+        """Return one of ``question.answers``, as a text or as an `Answer` with further remarks."""
 
 
 def content_text(content: Any) -> str:
     """Return a text, or the content of a single message, unchanged; anything else as JSON."""
     if isinstance(content, list) and len(content) == 1 and set(content[0]) <= {"role", "content"}:
         content = content[0].get("content")
-    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    if isinstance(content, str):
+        return content
+    return json.dumps(content, ensure_ascii=False)

@@ -9,21 +9,21 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from textenv.extras.human.annotator import QUIT, WANTED, Answer, Question, content_text
+from textenv.extras.human.annotator import INSTRUCTIONS, QUIT, Answer, Question, content_text
 from textenv.loopback import LoopbackServer
 from textenv.rendering import printable
 
-WAIT = 20.0
-"""Seconds that a page waits for the next question before it asks again."""
-LONGEST = 5_000
-"""Maximum number of characters of a comment."""
+WAIT_SECONDS = 20.0
+"""Time that a page waits for the next question before it asks again."""
+MAX_COMMENT_CHARACTERS = 5_000
+"""Maximum length of a comment."""
 
 
 class BrowserAnnotator:
-    """Show questions on a page, whose address is printed to stderr with the first one.
+    """Show questions on a page; the first question prints the page's address to stderr.
 
-    A question waits until it is answered; a page that is closed or loaded again goes on where it was. With a pair, the
-    person may also rate both responses from 0 to 5; with every question, leave a comment. Both are kept in the file.
+    A question waits until it is answered; a page that is closed or loaded again goes on where it was. The person may
+    also leave a comment and, with a pair, rate both responses from 0 to 5. Both are kept in the file.
 
     Args:
         name: name of the annotator, saved with each answer in the file; different for each of several people.
@@ -38,21 +38,27 @@ class BrowserAnnotator:
     """
 
     def __init__(self, name: str = "browser", *, port: int = 0) -> None:
-        self.name, self._server = name, LoopbackServer(self._respond, port=port).start()
+        self.name = name
+        self._server = LoopbackServer(self._respond, port=port).start()
         self.url = self._server.url
         """Address to open, token included."""
+        self._is_announced = False
+
+        # The present question; `ask` waits in one thread, the server's threads show it and set the answer
         self._changed = threading.Condition()
         self._question: Question | None = None
         self._answer: Answer | None = None
-        self._number, self._announced = 0, False
+        self._number = 0  # of the question, from 1
 
     def ask(self, question: Question) -> str:
         """See `Annotator.ask`."""
-        if not self._announced:
-            self._announced = True
+        if not self._is_announced:
+            self._is_announced = True
             print(f"{self.name}: open {self.url} to answer", file=sys.stderr, flush=True)
         with self._changed:
-            self._question, self._answer, self._number = question, None, self._number + 1
+            self._question = question
+            self._answer = None
+            self._number += 1
             self._changed.notify_all()
             while self._answer is None:
                 self._changed.wait()
@@ -60,59 +66,108 @@ class BrowserAnnotator:
             return self._answer
 
     def cancel(self) -> None:
-        """Answer a question that waits by "quit"."""
+        """Answer "quit" to a question that waits."""
         with self._changed:
             self._answer = self._answer or Answer(QUIT)
             self._changed.notify_all()
 
     def _respond(self, path: str, query: dict[str, str], posted: Any) -> Any:
+        """Answer a request of the page; ``posted`` is its JSON, or None.
+
+        Raises:
+            FileNotFoundError: on an unknown path.
+            ValueError: on an answer that does not fit the present question.
+        """
         if path == "/" and posted is None:
             return _page()
         if path == "/question" and posted is None:
-            with self._changed:
-                self._changed.wait_for(lambda: self._question and str(self._number) != query.get("seen"), WAIT)
-                return self._shown()
+            return self._wait_for_question(query.get("seen"))
         if path == "/answer" and isinstance(posted, dict):
-            with self._changed:
-                question = self._question
-                if question is None or posted.get("number") != self._number or self._answer is not None:
-                    raise ValueError("this question is answered already: the page shows the next one")
-                self._answer = _read(posted, question)
-                self._changed.notify_all()
-                return {}
+            self._take_answer(posted)
+            return {}
         raise FileNotFoundError(f"there is no {path:.100}")
 
-    def _shown(self) -> dict[str, Any]:
-        """The question, with printable texts; without one, only its number."""
-        if self._question is None:
-            return {"number": self._number, "name": printable(self.name)}
+    def _wait_for_question(self, seen: str | None) -> dict[str, Any]:
+        """Return the present question, as soon as it is not the one that the page has seen, or after `WAIT_SECONDS`."""
+
+        def is_new() -> bool:
+            return self._question is not None and str(self._number) != seen
+
+        with self._changed:
+            self._changed.wait_for(is_new, WAIT_SECONDS)
+            return self._present()
+
+    def _take_answer(self, posted: dict[str, Any]) -> None:
+        """Give an answer that the page has sent to `ask`."""
+        with self._changed:
+            question = self._question
+            if question is None or posted.get("number") != self._number or self._answer is not None:
+                raise ValueError("this question is answered already: the page shows the next one")
+            self._answer = _read(posted, question)
+            self._changed.notify_all()
+
+    def _present(self) -> dict[str, Any]:
+        """Return the present question with printable texts; without a question, only a number and a name."""
         question = self._question
-        prompt = question.prompt if isinstance(question.prompt, list) else [{"content": question.prompt}]
-        messages = [[printable(str(each.get("role", "prompt"))), printable(content_text([each]))] for each in prompt]
+        if question is None:
+            return {"number": self._number, "name": printable(self.name)}
+
+        # A prompt is a chat, or one message without a role
+        prompt = question.prompt
+        if not isinstance(prompt, list):
+            prompt = [{"content": prompt}]
+        messages = []
+        for message in prompt:
+            role = str(message.get("role", "prompt"))
+            messages.append([printable(role), printable(content_text([message]))])
         return {
-            "number": self._number, "name": printable(self.name), "messages": messages, "scale": question.scale,
-            "responses": [printable(content_text(each)) for each in question.responses],
-            "place": question.number, "total": question.total, "answers": question.answers,
-            "wanted": WANTED[question.scale],
-        }  # fmt: skip
+            "number": self._number,
+            "name": printable(self.name),
+            "messages": messages,
+            "scale": question.scale,
+            "responses": [printable(content_text(response)) for response in question.responses],
+            "place": question.number,
+            "total": question.total,
+            "answers": question.answers,
+            "wanted": INSTRUCTIONS[question.scale],
+        }
 
 
 def _read(posted: dict[str, Any], question: Question) -> Answer:
-    """Answer that a page has sent; raise a ValueError if it is not one of this question's."""
-    answer, ratings, comment = posted.get("answer"), posted.get("ratings") or [], posted.get("comment") or ""
+    """Return the answer that a page has sent; raise a ValueError if it is not one of this question's."""
+    answer = posted.get("answer")
     if answer not in question.answers:
         raise ValueError(f"answer is {answer!r:.100}, expected one of {', '.join(question.answers)}")
-    marks = isinstance(ratings, list) and all(x is None or (type(x) is int and 0 <= x <= 5) for x in ratings)
-    if not marks or len(ratings) not in (0, len(question.responses)):
+
+    # Ratings: none, or one for each response, which may be null
+    ratings = posted.get("ratings") or []
+    are_ratings = isinstance(ratings, list) and all(rating is None or _is_mark(rating) for rating in ratings)
+    if not are_ratings or len(ratings) not in (0, len(question.responses)):
         raise ValueError(f"ratings are {ratings!r:.100}, expected numbers from 0 to 5, or null, one for each response")
-    if not isinstance(comment, str) or len(comment) > LONGEST:
-        raise ValueError(f"the comment is {str(comment)[:50]!r}…, expected a text of at most {LONGEST} characters")
-    more = {"ratings": ratings} if any(x is not None for x in ratings) else {}
-    return Answer(str(answer), **more | ({"comment": comment.strip()} if comment.strip() else {}))
+
+    comment = posted.get("comment") or ""
+    if not isinstance(comment, str) or len(comment) > MAX_COMMENT_CHARACTERS:
+        raise ValueError(
+            f"the comment is {str(comment)[:50]!r}…, expected a text of at most {MAX_COMMENT_CHARACTERS} characters"
+        )
+
+    # Only what the person said
+    more: dict[str, Any] = {}
+    if any(rating is not None for rating in ratings):
+        more["ratings"] = ratings
+    if comment.strip():
+        more["comment"] = comment.strip()
+    return Answer(str(answer), **more)
+
+
+def _is_mark(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= 5
 
 
 def _page() -> str:
+    """Return the page with its script, and the script's hash, the only script that the page may run."""
     folder = Path(__file__).parent
     script = (folder / "page.js").read_text(encoding="utf-8")
+    page = (folder / "page.html").read_text(encoding="utf-8")
     digest = base64.b64encode(sha256(script.encode()).digest()).decode()
-    return (folder / "page.html").read_text(encoding="utf-8").replace("DIGEST", digest).replace("SCRIPT", script)
+    return page.replace("DIGEST", digest).replace("SCRIPT", script)

@@ -17,10 +17,13 @@ from textenv.extras.human.annotator import SCORES, SKIP, Question
 from textenv.json_files import parse_json
 
 Record = dict[str, Any]
-"""One line: ``prompt``, ``completion`` and ``score`` (for a pair ``prompt``, ``chosen``, ``rejected`` and both
-``completions`` in display order), then ``answer``, ``scale``, ``time`` (ISO, UTC) and ``annotator``. The
-answer is authoritative; ``score``, ``chosen``, ``rejected`` are derived, null for a tie or a skipped question. A person
-in a browser may add ``ratings`` (0 to 5, of both completions of a pair) and a ``comment``."""
+"""One line of the file.
+
+It has ``prompt``, ``completion`` and ``score``, or for a pair ``prompt``, ``chosen``, ``rejected`` and both
+``completions`` in display order; then ``answer``, ``scale``, ``time`` (ISO, UTC) and ``annotator``. Only the answer is
+read; ``score``, ``chosen`` and ``rejected`` are derived from it, and null for a tie or a skipped question. A person in
+a browser may add ``ratings`` (0 to 5, of both completions of a pair) and a ``comment``.
+"""
 
 
 class FeedbackFile:
@@ -45,14 +48,22 @@ class FeedbackFile:
         self.answers()
 
     def answers(self) -> dict[str, Record]:
-        """Return the last answer by the `key` of its question; raises as the class does."""
-        return {k: list(found.values())[-1] for k, found in self.by_person().items()}
+        """Return the last answer to each question, by the question's `key`; raises as the class does."""
+        last_answers = {}
+        for question_key, records_by_name in self.by_person().items():
+            records = list(records_by_name.values())
+            last_answers[question_key] = records[-1]
+        return last_answers
 
     def by_person(self) -> dict[str, dict[str, Record]]:
-        """Return the last answer of each person by the `key` of its question and their names; the latest one last."""
+        """Return each person's last answer to each question.
+
+        Returns:
+            By the question's `key` and the person's name; for each question, the latest answer comes last.
+        """
         with self._lock:
             lines = self._lines()
-        found: dict[str, dict[str, Record]] = {}
+        answers: dict[str, dict[str, Record]] = {}
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
@@ -62,24 +73,38 @@ class FeedbackFile:
                 raise ValueError(
                     f"{self.path}, line {number}: {error}. Correct or delete this line; the others are not affected"
                 ) from error
-            of = found.setdefault(key(record["scale"], record["prompt"], [x for x, _ in scores(record)]), {})
-            person = str(record.get("annotator"))
-            of.pop(person, None)
-            of[person] = record
-        return found
+
+            # Replace the person's earlier answer, and put this one last
+            responses = [response for response, _ in scores(record)]
+            question_key = key(record["scale"], record["prompt"], responses)
+            records_by_name = answers.setdefault(question_key, {})
+            name = str(record.get("annotator"))
+            records_by_name.pop(name, None)
+            records_by_name[name] = record
+        return answers
 
     def agreement(self) -> dict[str, float]:
         """Return Krippendorff's α of each scale on which people have answered the same questions: 1 is full agreement.
 
         Thumbs and pairs are compared by equality, marks by their squared difference; 0 is agreement by chance.
         """
-        values: dict[str, list[list[float]]] = {}
-        for found in self.by_person().values():
-            rated = [min(scores(record), key=lambda each: canonical(each[0]))[1] for record in found.values()]
-            scale = next(iter(found.values()))["scale"]
-            values.setdefault(scale, []).append([x for x in rated if x is not None])
-        alphas = {scale: krippendorff_alpha(rated, squared=scale == "0-5") for scale, rated in values.items()}
-        return {scale: alpha for scale, alpha in alphas.items() if alpha is not None}
+        # Scores of each question: of its response or, in a pair, of the one whose text sorts first
+        scores_by_scale: dict[str, list[list[float]]] = {}
+        for records_by_name in self.by_person().values():
+            question_scores = []
+            for record in records_by_name.values():
+                scale = record["scale"]  # the same in all records of a question
+                _, score = min(scores(record), key=_text_of_response)
+                if score is not None:
+                    question_scores.append(score)
+            scores_by_scale.setdefault(scale, []).append(question_scores)
+
+        alphas = {}
+        for scale, scores_of_questions in scores_by_scale.items():
+            alpha = krippendorff_alpha(scores_of_questions, squared=scale == "0-5")
+            if alpha is not None:
+                alphas[scale] = alpha
+        return alphas
 
     def append(self, question: Question, answer: str, *, annotator: str) -> Record:
         """Write an answer to the file, and return its record."""
@@ -100,41 +125,47 @@ class FeedbackFile:
             if _line(record) not in lines:
                 raise ValueError(f"{self.path} no longer has the answer to undo: {record}")
             lines.remove(_line(record))
-            fresh = self.path.with_name(f"{self.path.name}.new")
-            _write_synced(fresh, b"".join(lines), mode="wb")
-            shutil.copymode(self.path, fresh)
-            os.replace(fresh, self.path)
+            new_file = self.path.with_name(f"{self.path.name}.new")
+            _write_synced(new_file, b"".join(lines), mode="wb")
+            shutil.copymode(self.path, new_file)
+            os.replace(new_file, self.path)
 
     def scored(self) -> list[Record]:
-        """Return the scores as ``prompt``, ``completion``, ``score``, one of each person; without skipped questions."""
+        """Return ``prompt``, ``completion`` and ``score``, a row per person and question, without skipped ones."""
         return _select(self.by_person(), "prompt", "completion", "score")
 
     def preferences(self) -> list[Record]:
-        """Return the pairs as ``prompt``, ``chosen``, ``rejected``, one of each person; no ties, none skipped."""
+        """Return ``prompt``, ``chosen`` and ``rejected`` of each person's pairs, without ties and skipped ones."""
         return _select(self.by_person(), "prompt", "chosen", "rejected")
 
     def _lines(self) -> list[bytes]:
         """Return all lines, after completing or moving away an incomplete last line; the caller holds the lock."""
-        lines = BytesIO(self.path.read_bytes()).readlines() if self.path.exists() else []
-        if lines and not lines[-1].endswith(b"\n"):
-            half = lines.pop()
-            try:
-                _parse(half)
-            except ValueError:
-                self._put_aside(half)
-            else:
-                _write_synced(self.path, b"\n", mode="ab")
-                lines.append(half + b"\n")
+        if not self.path.exists():
+            return []
+        lines = BytesIO(self.path.read_bytes()).readlines()
+        if not lines or lines[-1].endswith(b"\n"):
+            return lines
+
+        # The last line lacks only its newline, or more
+        last_line = lines.pop()
+        try:
+            _parse(last_line)
+        except ValueError:
+            self._move_away(last_line)
+        else:
+            _write_synced(self.path, b"\n", mode="ab")
+            lines.append(last_line + b"\n")
         return lines
 
-    def _put_aside(self, half: bytes) -> None:
-        aside = self.path.with_name(f"{self.path.name}.half")
-        _write_synced(aside, half + b"\n", mode="ab")  # first, so that the line is always in at least one file
+    def _move_away(self, incomplete_line: bytes) -> None:
+        """Move the incomplete last line to another file, and warn."""
+        half_file = self.path.with_name(f"{self.path.name}.half")
+        _write_synced(half_file, incomplete_line + b"\n", mode="ab")  # first: the line is always in at least one file
         with self.path.open("r+b") as file:
-            file.truncate(self.path.stat().st_size - len(half))
+            file.truncate(self.path.stat().st_size - len(incomplete_line))
             os.fsync(file.fileno())
         warnings.warn(
-            f"{self.path} ended with an incomplete line of a killed process: the line is now in {aside}, "
+            f"{self.path} ended with an incomplete line of a killed process: the line is now in {half_file}, "
             "and its question is asked again",
             stacklevel=4,
         )
@@ -156,44 +187,80 @@ def scores(record: Record) -> list[tuple[Any, float | None]]:
     if record["scale"] != "pairs":
         return [(record["completion"], score)]
     first, second = record["completions"]
-    return [(first, score), (second, None if score is None else 1 - score)]
+    if score is None:
+        return [(first, None), (second, None)]
+    return [(first, score), (second, 1 - score)]
+
+
+def _text_of_response(response_and_score: tuple[Any, float | None]) -> str:
+    response, _ = response_and_score
+    return canonical(response)
 
 
 def _record(question: Question, answer: str, annotator: str) -> Record:
+    """Return the record of an answer, at this time; the order of its keys is that of the file."""
     record: Record = {"prompt": question.prompt}
     if question.scale == "pairs":
         first, second = question.responses
-        chosen, rejected = {"first": (first, second), "second": (second, first)}.get(answer, (None, None))
-        record |= {"chosen": chosen, "rejected": rejected, "completions": [first, second]}
+        record["chosen"] = None
+        record["rejected"] = None
+        if answer == "first":
+            record |= {"chosen": first, "rejected": second}
+        elif answer == "second":
+            record |= {"chosen": second, "rejected": first}
+        record["completions"] = [first, second]
     else:
-        record |= {"completion": question.responses[0], "score": SCORES[question.scale].get(answer)}
-    time = datetime.now(UTC).isoformat()
-    return record | {"answer": answer, "scale": question.scale, "time": time, "annotator": annotator}
+        record["completion"] = question.responses[0]
+        record["score"] = SCORES[question.scale].get(answer)
+    record["answer"] = answer
+    record["scale"] = question.scale
+    record["time"] = datetime.now(UTC).isoformat()
+    record["annotator"] = annotator
+    return record
 
 
 def _line(record: Record) -> bytes:
+    """Return a record as a line of the file."""
     return json.dumps(record).encode("ascii") + b"\n"
 
 
 def _parse(line: bytes) -> Record:
+    """Return the record of a line; raise a ValueError if it is none."""
     record = parse_json(line)
-    scale = record.get("scale") if isinstance(record, dict) else None
+
+    # Scale
+    scale = None
+    if isinstance(record, dict):
+        scale = record.get("scale")
     if not isinstance(scale, str) or scale not in SCORES:
         raise ValueError(f"not a JSON object whose 'scale' is one of {', '.join(SCORES)}: {line[:60]!r}")
-    if "prompt" not in record or ("completions" if scale == "pairs" else "completion") not in record:
+
+    # Prompt and responses
+    is_pair = scale == "pairs"
+    has_responses = "completion" in record
+    if is_pair:
+        has_responses = "completions" in record
+    if "prompt" not in record or not has_responses:
         raise ValueError(f"the prompt or the completion is missing, found only {sorted(record)}")
-    if scale == "pairs" and not (isinstance(record["completions"], list) and len(record["completions"]) == 2):
+    if is_pair and not (isinstance(record["completions"], list) and len(record["completions"]) == 2):
         raise ValueError(f"'completions' is {record['completions']!r:.200}, expected a list of 2")
-    if record.get("answer") not in (*SCORES[scale], SKIP):
-        raise ValueError(f"'answer' is {record.get('answer')!r}, expected {', '.join((*SCORES[scale], SKIP))}")
+
+    # Answer
+    answers = (*SCORES[scale], SKIP)
+    if record.get("answer") not in answers:
+        raise ValueError(f"'answer' is {record.get('answer')!r}, expected {', '.join(answers)}")
     return dict(record)
 
 
 def krippendorff_alpha(values: Sequence[Sequence[float]], *, squared: bool = False) -> float | None:
-    """Krippendorff's α (2011, "Computing Krippendorff's alpha-reliability") of the values that each question was given.
+    """Compute Krippendorff's α (2011, "Computing Krippendorff's alpha-reliability").
 
-    The difference of two values is 1 if they differ or, if ``squared``, the square of their difference. None without
-    two values of a question, or if all values are equal.
+    Args:
+        values: for each question, the values that people gave.
+        squared: take the square of their difference as the difference of two values, instead of 1 if they differ.
+
+    Returns:
+        1 for full agreement, 0 for agreement by chance; None if no question has two values, or all values are equal.
 
     Example:
         >>> krippendorff_alpha([[1, 1], [0, 0], [0, 1]])
@@ -203,21 +270,34 @@ def krippendorff_alpha(values: Sequence[Sequence[float]], *, squared: bool = Fal
     if not pairable:
         return None
 
-    def difference(x: np.ndarray) -> float:
-        gaps = x[:, None] - x
-        return float((gaps**2 if squared else gaps != 0).sum())
+    def difference(unit: np.ndarray) -> float:
+        """Sum over all ordered pairs of values."""
+        gaps = unit[:, None] - unit
+        if squared:
+            return float((gaps**2).sum())
+        return float((gaps != 0).sum())
 
-    everything = np.concatenate(pairable)
-    expected = difference(everything) / (len(everything) - 1)
-    return 1 - sum(difference(unit) / (len(unit) - 1) for unit in pairable) / expected if expected else None
+    all_values = np.concatenate(pairable)
+    expected = difference(all_values) / (len(all_values) - 1)
+    if not expected:
+        return None
+    observed = sum(difference(unit) / (len(unit) - 1) for unit in pairable)
+    return 1 - observed / expected
 
 
 def _select(answers: dict[str, dict[str, Record]], *names: str) -> list[Record]:
-    rows = [{name: record.get(name) for name in names} for found in answers.values() for record in found.values()]
-    return [row for row in rows if row[names[-1]] is not None]
+    """Return these columns of all records, without the records whose last column is None."""
+    rows = []
+    for records_by_name in answers.values():
+        for record in records_by_name.values():
+            row = {name: record.get(name) for name in names}
+            if row[names[-1]] is not None:
+                rows.append(row)
+    return rows
 
 
 def _write_synced(path: Path, data: bytes, *, mode: str) -> None:
+    """Write to a file, and wait until the data are on the disk."""
     with path.open(mode) as file:
         file.write(data)
         file.flush()

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from textenv.extras.human.annotator import QUIT, SKIP, UNDO, WANTED, Question, content_text
+from textenv.extras.human.annotator import INSTRUCTIONS, QUIT, SKIP, UNDO, Question, content_text
 from textenv.rendering import printable
 
 if TYPE_CHECKING:
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from rich.panel import Panel
 
 _KEYS = {"up": "u", "down": "d", "first": "1", "second": "2", "tie": "t", SKIP: "s", UNDO: "b", QUIT: "q"}
-"""Key for each answer; a mark is its own key."""
-_MEANING = {SKIP: "skip this one", UNDO: "back to the last one", QUIT: "quit (answers are saved)"}
+"""Key for each answer; a mark from 0 to 5 is its own key."""
+_MEANINGS = {SKIP: "skip this one", UNDO: "back to the last one", QUIT: "quit (answers are saved)"}
+"""What the legend says of an answer; the others are their own explanation."""
 
 
 class TerminalAnnotator:
@@ -35,7 +36,9 @@ class TerminalAnnotator:
     def __init__(
         self, name: str = "terminal", *, console: Console | None = None, read: Callable[[], str] | None = None
     ) -> None:
-        self.name, self._console, self._read = name, console, read
+        self.name = name
+        self._console = console
+        self._read = read
 
     def ask(self, question: Question) -> str:
         """See `Annotator.ask`.
@@ -43,24 +46,30 @@ class TerminalAnnotator:
         Raises:
             RuntimeError: if there is no terminal.
         """
+        # Show the question; what was typed before is no answer to it
         if self._read is None:
             _check_terminal()
         self._show(question)
-        keys = {_KEYS.get(answer, answer): answer for answer in question.answers}
-        if self._read is None:
-            _forget_typed()
+        answer_of_key = {_key_of(answer): answer for answer in question.answers}
+        read = self._read
+        if read is None:
+            _discard_input()
+            read = _read_stdin
+
+        # Read lines until one is an answer
         while True:
             self._print("> ", end="")
-            line = (self._read or _read_stdin)()
+            line = read()
             typed = line.strip().lower()
-            answer = keys.get(typed, typed)
+            answer = answer_of_key.get(typed, typed)
             if not line:
                 self._print("(end of input: quit)")
                 return QUIT
             if answer in question.answers:
                 return answer
-            undo = "not possible: there is nothing to undo in this batch"
-            mistake = undo if answer in (UNDO, _KEYS[UNDO]) else "not an answer to this question"
+            mistake = "not an answer to this question"
+            if answer in (UNDO, _KEYS[UNDO]):
+                mistake = "not possible: there is nothing to undo in this batch"
             self._print(f'"{printable(typed[:40])}" is {mistake}. Type one of these and Enter:\n{_legend(question)}')
 
     def _show(self, question: Question) -> None:
@@ -68,14 +77,22 @@ class TerminalAnnotator:
         from rich.text import Text
 
         self._out.print(Rule(Text(f"question {question.number} of {question.total}")))
-        messages = question.prompt if isinstance(question.prompt, list) else [{"content": question.prompt}]
+
+        messages = question.prompt
+        if not isinstance(messages, list):
+            messages = [{"content": messages}]
         for message in messages:
-            role = f", {message['role']}" if "role" in message else ""
-            self._out.print(_panel([message], f"prompt{role}", "blue"))
-        names = ("first response", "second response") if len(question.responses) == 2 else ("response",)
-        for name, response in zip(names, question.responses, strict=True):
-            self._out.print(_panel(response, name, "green"))
-        self._print(f"{WANTED[question.scale]}\n{_legend(question)}")
+            title = "prompt"
+            if "role" in message:
+                title = f"prompt, {message['role']}"
+            self._out.print(_panel([message], title, "blue"))
+
+        titles = ["response"]
+        if len(question.responses) == 2:
+            titles = ["first response", "second response"]
+        for title, response in zip(titles, question.responses, strict=True):
+            self._out.print(_panel(response, title, "green"))
+        self._print(f"{INSTRUCTIONS[question.scale]}\n{_legend(question)}")
 
     @functools.cached_property
     def _out(self) -> Console:
@@ -92,27 +109,43 @@ def _panel(content: Any, title: str, colour: str) -> Panel:
     from rich.panel import Panel
     from rich.text import Text
 
-    shown = content_text(content)
-    body = Text(printable(shown), overflow="fold") if shown else Text("(empty)", style="dim italic")
+    text = content_text(content)
+    body = Text("(empty)", style="dim italic")
+    if text:
+        body = Text(printable(text), overflow="fold")
     return Panel(body, title=Text(printable(title)), title_align="left", border_style=colour)
 
 
 def _legend(question: Question) -> str:
-    shown = ((_KEYS.get(answer, answer), _MEANING.get(answer, answer)) for answer in question.answers)
-    return "   ".join(key if key == meaning else f"{key} = {meaning}" for key, meaning in shown)
+    """Return the keys of a question's answers with their meanings, in one line."""
+    entries = []
+    for answer in question.answers:
+        key = _key_of(answer)
+        meaning = _MEANINGS.get(answer, answer)
+        if key == meaning:
+            entries.append(key)
+        else:
+            entries.append(f"{key} = {meaning}")
+    return "   ".join(entries)
+
+
+def _key_of(answer: str) -> str:
+    return _KEYS.get(answer, answer)
 
 
 def _check_terminal() -> None:
     """Raise a RuntimeError unless stdin and stderr are terminals."""
-    blind = [name for name, stream in (("stdin", sys.stdin), ("stderr", sys.stderr)) if not stream.isatty()]
-    if blind:
+    streams = {"stdin": sys.stdin, "stderr": sys.stderr}
+    redirected = [name for name, stream in streams.items() if not stream.isatty()]
+    if redirected:
         raise RuntimeError(
-            f"a person must answer, but there is no terminal at {' and '.join(blind)}: run this in a terminal without "
-            "redirection, give HumanReward another annotator=, or ask nobody with fallback=reward_model, fraction=0"
+            f"a person must answer, but there is no terminal at {' and '.join(redirected)}: run this in a terminal "
+            "without redirection, give HumanReward another annotator=, or ask nobody with fallback=reward_model, "
+            "fraction=0"
         )
 
 
-def _forget_typed() -> None:
+def _discard_input() -> None:
     """Discard input typed before the question was shown."""
     if sys.platform != "win32":
         import termios
@@ -121,5 +154,6 @@ def _forget_typed() -> None:
 
 
 def _read_stdin() -> str:
+    """Return the next line of stdin, "" at the end of the input."""
     # Read bytes, so that an invalid byte in pasted text does not end training.
     return sys.stdin.buffer.readline().decode(errors="replace")
