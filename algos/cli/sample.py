@@ -81,6 +81,8 @@ class Sample(ModelCommand):
         if self.system_prompt is not None:
             start = [{"role": "system", "content": self.system_prompt}]
         chats = dict.fromkeys(policies, start)
+
+        # A prompt of the command line starts a chat of its own
         for number, text in enumerate(self.prompt or _typed_lines()):
             answers = {}
             for name, policy in policies.items():
