@@ -136,6 +136,8 @@ def _print_result(command: Any, result: dict[str, Any]) -> None:
     if sys.stdout.closed:
         _tell("algos: the result cannot be shown, as other code has closed the standard output")
         raise SystemExit(1)
+
+    # Writing fails on a full disk, or if the reader of a pipe has gone
     try:
         if command.json:
             print(json.dumps(result))
@@ -176,6 +178,8 @@ def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
     commands: dict[str, Any] = COMMANDS | {"train": Train, "plan": Plan}
     if not arguments or arguments[0] not in commands:
         return
+
+    # Names that this command has
     command_name = arguments[0]
     options = [field.name for field in fields(commands[command_name])]
     hyper_parameters: list[str] = []
@@ -185,6 +189,7 @@ def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
         hyper_parameters = [field.name for field in fields(find_config(algorithm)) if field.name != "seed"]
         options.append("seed")  # a config field, but its flag has no prefix
 
+    # Flags that it does not have
     for word in arguments[1:]:
         if not word.startswith("--"):
             continue

@@ -124,6 +124,15 @@ class _Generation:
     seeds: "np.ndarray"
     """Seed of each choice, int64 ``[num_choices]``."""
 
+    def finish(self, turn: "Turn") -> str | None:
+        """Return why an answer ends with its last token, ``"stop"`` or ``"length"``; None if it goes on."""
+        last_token = turn.completion_ids[-1]
+        if self.ends.token[last_token] or turn.completed(self.ends.texts) is not None:
+            return "stop"
+        if len(self.prompt_ids) + len(turn.completion_ids) >= self.length:
+            return "length"
+        return None
+
 
 class PolicyServer(ThreadingHTTPServer):
     """Server of an `LMPolicy`; it generates for one request at a time, and the others wait.
@@ -184,7 +193,6 @@ class PolicyServer(ThreadingHTTPServer):
         from textenv.envs.turn import Turn
 
         request = self._read_request(body, chat=chat)
-        ends = request.ends
         lm = self.policy.lm
 
         # Tokens of the choices, [num_choices, length], and the position of the next one, equal in all
@@ -203,7 +211,7 @@ class PolicyServer(ThreadingHTTPServer):
             lm.temperature = request.temperature or original_temperature
             try:
                 while running.any():
-                    # One token for each choice; one that has ended is empty
+                    # One token for each choice; a choice that has ended has length 0, and its token is ignored
                     lengths = running * position
                     observation = {"tokens": tokens, "length": lengths[:, None]}
                     step = player.act(observation, deterministic=request.temperature == 0)
@@ -219,13 +227,9 @@ class PolicyServer(ThreadingHTTPServer):
                             completion_ids=completion_ids,
                             terminated=False,
                             tokenizer=self.policy.tokenizer,
-                            stop=ends.stop_texts,
+                            stop=request.ends.stop_texts,
                         )
-                        finish: str | None = None
-                        if ends.token[completion_ids[-1]] or turn.completed(ends.texts) is not None:
-                            finish = "stop"
-                        elif position >= request.length:
-                            finish = "length"
+                        finish = request.finish(turn)
                         running[choice] = finish is None
                         log_probs = log_probs_of_choices[choice]
                         log_probs.append(float(step.log_prob[choice]))
@@ -439,6 +443,7 @@ class _Handler(BaseHTTPRequestHandler):
         sent_characters[token.choice] = max(sent, len(text))
         text = text[sent:]
 
+        # A chat has a message, or what is added to it
         choice: dict[str, Any] = {"index": token.choice, "finish_reason": token.finish, "logprobs": None}
         message = {"content": text}
         if is_first:
