@@ -110,7 +110,7 @@ class GeneratedToken(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Generation:
+class _GenerationRequest:
     """What a request asks for, checked."""
 
     prompt: "Prompt"
@@ -237,7 +237,7 @@ class PolicyServer(ThreadingHTTPServer):
             finally:
                 lm.temperature = original_temperature
 
-    def _read_request(self, body: Any, *, chat: bool) -> _Generation:
+    def _read_request(self, body: Any, *, chat: bool) -> _GenerationRequest:
         """Check the values of a request, and convert them to those of the model."""
         import numpy as np
 
@@ -283,7 +283,7 @@ class PolicyServer(ThreadingHTTPServer):
         if lm.context:
             length = min(length, lm.context)
 
-        return _Generation(
+        return _GenerationRequest(
             prompt=prompt,
             prompt_ids=ids,
             ends=ends,
