@@ -27,7 +27,9 @@ class Report(Command):
         result = report(*self.runs, out=self.out)
         if not self.json:
             number = len(result["runs"])
-            noun = "run" if number < 2 else "runs"
+            noun = "run"
+            if number > 1:
+                noun = "runs"
             print(f"{number} {noun}: {result['report']}")
         return result
 
