@@ -57,7 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _main(arguments)
         status = 0
     except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, int):
+            status = end.code
+        elif end.code is None:
+            status = 0
         raise
     finally:
         end_in_spite_of_threads(status)
