@@ -83,7 +83,6 @@ class Evaluate(ModelCommand):
     def _evaluate(self) -> dict[str, Any]:
         """Play with a command whose paths are absolute, and write the files that it asks for."""
         self._check_files()
-        from algos.storage.env_state import load_objects
         from algos.storage.hub import agent_folder
         from algos.training.save import read_description
         from textenv.importing import load_function
@@ -94,6 +93,8 @@ class Evaluate(ModelCommand):
             policy_class = load_function(self.policy_class)
         description = read_description(self.folder)
         env = self._environment(description)
+        from algos.storage.env_state import load_objects  # imports torch, which errors until here do not wait for
+
         load_objects(agent_folder(self.folder), env)
         one_thread()
         from algos.evaluation import summarise

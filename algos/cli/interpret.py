@@ -66,7 +66,7 @@ class Interpret(ModelCommand):
             )
         policy_name = read_description(self.folder)["policy"]
         is_text = policy_name == "LMPolicy"
-        foreign_options = TEXT_OPTIONS
+        foreign_options: tuple[str, ...] = TEXT_OPTIONS
         if is_text:
             foreign_options = CONTROL_OPTIONS
         values = field_values(self)

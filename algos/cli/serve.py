@@ -509,7 +509,7 @@ def _number(
     default: float,
     low: float,
     high: float,
-    kinds: type | tuple[type, ...] = int,
+    kinds: Any = int,
 ) -> Any:
     """Return the number of a field, or the default; a ValueError if it is of another type, or out of bounds."""
     value = body.get(name)
