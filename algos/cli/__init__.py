@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from algos.cli.arguments import ModelCommand, named, with_files
+from algos.cli.arguments import ModelCommand, flag, named, with_files
 from algos.cli.check import Check, CheckReward
 from algos.cli.compare import Compare
 from algos.cli.evaluate import Evaluate, Merge, Push
@@ -47,7 +47,7 @@ COMMANDS = {
     "report": Report, "watch": Watch, "merge": Merge, "push": Push, "runs": Runs, "show": Show, "envs": Envs,
     "check": Check, "check-reward": CheckReward,
 }  # fmt: skip
-"""All commands by name, but ``train``, whose flags depend on the environment and the algorithm."""
+"""All commands by name, but ``train`` and ``plan``, whose flags depend on the environment and the algorithm."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -57,48 +57,79 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _main(arguments)
         status = 0
     except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, int):
+            status = end.code
+        elif end.code is None:
+            status = 0
         raise
     finally:
         end_in_spite_of_threads(status)
 
 
 def _main(arguments: Sequence[str] | None) -> None:
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    if given == ["--version"]:
-        print(", ".join(" ".join(item) for item in {**versions(), "Python": platform.python_version()}.items()))
+    """Run a command and print its result; errors become messages and exit statuses."""
+    words = sys.argv[1:]
+    if arguments is not None:
+        words = list(arguments)
+    if words == ["--version"]:
+        _print_versions()
         return
+
+    # Run
     try:
-        arguments = with_files(given, switches())
-        _refuse_foreign_flags(arguments)
-        commands = train_command(arguments) | train_command(arguments, "plan", Plan)
-        for name, kind in COMMANDS.items():
-            commands |= Annotated[kind, tyro.conf.subcommand(name)]
-        description = "Train and compare policies for control and text with one kit of algorithms."
-        command: Any = tyro.cli(commands, args=arguments, prog="algos", description=description)
-        _refuse_model_of_control(command, given)
+        command = _parse(words)
         quiet = command.json and not command.announces
-        with _code_of_models(command, given), output_on_stderr(quiet), exits_are_errors():
+        with _code_of_models(command, words), output_on_stderr(quiet), exits_are_errors():
             process = os.getpid()
             result = command.run()
             end_if_forked(process, "an environment or a callback")
+
+    # Interrupted: a training says how to go on
     except KeyboardInterrupt as stop:
         if not isinstance(stop, Interrupted):
             stop = Interrupted("SIGINT", "stopped by SIGINT", resumable=False)
-        advice = f"; to continue: algos train --resume {command.folder}" if stop.resumable else ""
-        _tell("\n".join(f"algos: {line}" for line in (f"{stop}{advice}", *_notes(stop))))
+        message = str(stop)
+        if stop.resumable:
+            message += f"; to continue: algos train --resume {command.folder}"
+        _tell_lines([message, *_notes(stop)])
         raise SystemExit(stop.status) from stop
+
+    # Wrong input has status 2, what happened while the command ran 1
     except (ValueError, TypeError, OSError, ImportError, InvariantError, EnvironmentFailure) as error:
-        _tell("\n".join(f"algos: {printable(line)}" for line in (str(error), *_notes(error))))
-        raise SystemExit(1 if isinstance(error, (InvariantError, EnvironmentFailure, UserExit)) else 2) from error
+        _tell_lines([printable(text) for text in (str(error), *_notes(error))])
+        status = 2
+        if isinstance(error, (InvariantError, EnvironmentFailure, UserExit)):
+            status = 1
+        raise SystemExit(status) from error
     except Exception as error:  # of an environment, which its author has to find
         _tell(escaped_traceback(error))
         raise SystemExit(1) from error
+
+    # The result
     if result is None:  # another process has it
         return
     _print_result(command, result)
     if isinstance(command, (Check, CheckReward)) and not result["sound"]:
         raise SystemExit(1)
+
+
+def _print_versions() -> None:
+    """Print the versions of our packages, of those that we use, and of Python."""
+    all_versions = {**versions(), "Python": platform.python_version()}
+    print(", ".join(f"{name} {version}" for name, version in all_versions.items()))
+
+
+def _parse(words: list[str]) -> Any:
+    """Return the command that the words of the command line make; tyro ends the program with help on wrong ones."""
+    arguments = with_files(words, switches())
+    _refuse_foreign_flags(arguments)
+    commands = train_command(arguments) | train_command(arguments, "plan", Plan)
+    for name, kind in COMMANDS.items():
+        commands |= Annotated[kind, tyro.conf.subcommand(name)]
+    description = "Train and compare policies for control and text with one kit of algorithms."
+    command = tyro.cli(commands, args=arguments, prog="algos", description=description)
+    _refuse_model_of_control(command, words)
+    return command
 
 
 def _print_result(command: Any, result: dict[str, Any]) -> None:
@@ -108,6 +139,8 @@ def _print_result(command: Any, result: dict[str, Any]) -> None:
     if sys.stdout.closed:
         _tell("algos: the result cannot be shown, as other code has closed the standard output")
         raise SystemExit(1)
+
+    # Writing fails on a full disk, or if the reader of a pipe has gone
     try:
         if command.json:
             print(json.dumps(result))
@@ -115,10 +148,14 @@ def _print_result(command: Any, result: dict[str, Any]) -> None:
             print_table(result.items())
         sys.stdout.flush()
     except OSError as error:
-        where = f"; the run is complete and saved in {command.folder}" if isinstance(command, Train) else ""
-        _tell(f"algos: the result could not be printed: {error}{where}")
+        message = f"algos: the result could not be printed: {error}"
+        if isinstance(command, Train):
+            message += f"; the run is complete and saved in {command.folder}"
+        _tell(message)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again when it ends
-        status = 128 + SIGPIPE if isinstance(error, BrokenPipeError) else 1
+        status = 1
+        if isinstance(error, BrokenPipeError):
+            status = 128 + SIGPIPE
         raise SystemExit(status) from None
 
 
@@ -134,47 +171,102 @@ def _tell(text: str) -> None:
             print(text, file=sys.stderr, flush=True)
 
 
+def _tell_lines(texts: Sequence[str]) -> None:
+    """Print texts to stderr, one below the other, with the name of the program."""
+    _tell("\n".join(f"algos: {text}" for text in texts))
+
+
 def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
     """Raise a ValueError that suggests our flag, for a flag of another library or one without ``config.``."""
     commands: dict[str, Any] = COMMANDS | {"train": Train, "plan": Plan}
     if not arguments or arguments[0] not in commands:
         return
-    own = [field.name for field in fields(commands[arguments[0]])]
-    config = find_config(named(arguments, "--algo", "ppo")) if arguments[0] in ("train", "plan") else None
-    hyper = [] if config is None else [field.name for field in fields(config) if field.name != "seed"]
-    own += [] if config is None else ["seed"]  # a config field, but its flag has no prefix
+
+    # Names that this command has
+    command_name = arguments[0]
+    options = [field.name for field in fields(commands[command_name])]
+    hyper_parameters: list[str] = []
+    algorithm = None
+    if command_name in ("train", "plan"):
+        algorithm = named(arguments, "--algo", "ppo")
+        hyper_parameters = [field.name for field in fields(find_config(algorithm)) if field.name != "seed"]
+        options.append("seed")  # a config field, but its flag has no prefix
+
+    # Flags that it does not have
     for word in arguments[1:]:
-        name = word.partition("=")[0].removeprefix("--").removeprefix("config.").replace("-", "_")
-        known = own if not word.startswith("--config.") else hyper
-        if not word.startswith("--") or {name, name.removeprefix("no_")} & {*known, "help"}:
+        if not word.startswith("--"):
             continue
-        flag = word.partition("=")[0]
-        renamed = any(ours in (*own, *hyper) for ours in our_names(name))
-        having = [algo for algo, kind in CONFIGS.items() if name in (field.name for field in fields(kind))]
-        if config is not None and having and name not in (*own, *hyper) and not renamed:
-            raise ValueError(f"--algo {named(arguments, '--algo', 'ppo')} has no {flag}: it is for {', '.join(having)}")
-        trains = arguments[0] in ("train", "plan", "tune")
-        instead = flag_advice(name) if trains and not renamed and name not in hyper else ""
-        if instead:
-            raise ValueError(f"there is no {flag}: {instead}")
-        ours = nearest(name, [*own, *hyper]) or ""
-        if ours:
-            prefix = "" if ours in own else "config."
-            raise ValueError(f"there is no {flag}: did you mean --{prefix}{ours.replace('_', '-')}?")
+        flag_as_typed = word.partition("=")[0]
+        name = flag_as_typed.removeprefix("--").removeprefix("config.").replace("-", "_")
+        expected_names = options
+        if word.startswith("--config."):
+            expected_names = hyper_parameters
+        if {name, name.removeprefix("no_")} & {*expected_names, "help"}:
+            continue
+        message = _message_about_flag(
+            flag_as_typed, name, options, hyper_parameters, algorithm=algorithm, command_name=command_name
+        )
+        if message is not None:
+            raise ValueError(message)
 
 
-def _refuse_model_of_control(command: Any, given: Sequence[str]) -> None:
+def _message_about_flag(
+    flag_as_typed: str,
+    name: str,
+    options: list[str],
+    hyper_parameters: list[str],
+    *,
+    algorithm: str | None,
+    command_name: str,
+) -> str | None:
+    """Return what to say of a flag that a command does not have; None leaves it to tyro.
+
+    Args:
+        flag_as_typed: the flag, such as ``--n-steps``.
+        name: its name, without ``config.`` and with underscores.
+        options: names of the command's options.
+        hyper_parameters: names of its options ``config.NAME``.
+        algorithm: name of the algorithm that has these hyper-parameters; None: a command without any.
+        command_name: name of the command.
+    """
+    names = [*options, *hyper_parameters]
+    is_renamed = any(our_name in names for our_name in our_names(name))
+
+    # A hyper-parameter of other algorithms
+    algorithms = []
+    for other_algorithm, config in CONFIGS.items():
+        if name in (field.name for field in fields(config)):
+            algorithms.append(other_algorithm)
+    if algorithm is not None and algorithms and name not in names and not is_renamed:
+        return f"--algo {algorithm} has no {flag_as_typed}: it is for {', '.join(algorithms)}"
+
+    # A flag of another library that is written in another way here
+    if command_name in ("train", "plan", "tune") and not is_renamed and name not in hyper_parameters:
+        advice = flag_advice(name)
+        if advice:
+            return f"there is no {flag_as_typed}: {advice}"
+
+    # A flag of ours with nearly this name
+    our_name = nearest(name, names)
+    if our_name is None:
+        return None
+    if our_name not in options:
+        our_name = f"config.{our_name}"
+    return f"there is no {flag_as_typed}: did you mean {flag(our_name)}?"
+
+
+def _refuse_model_of_control(command: Any, words: Sequence[str]) -> None:
     """Raise a ValueError if a language model is named for control, also one that is the default for text."""
     trains = isinstance(command, (Train, Tune)) and not isinstance(command, Plan)
-    if trains and named(given, "--model") and not is_text(command.env):
+    if trains and named(words, "--model") and not is_text(command.env):
         raise ValueError(f"--model: only for text environments, not for {command.env}; leave out what does not fit")
 
 
-def _code_of_models(command: Any, given: Sequence[str]) -> AbstractContextManager[None]:
+def _code_of_models(command: Any, words: Sequence[str]) -> AbstractContextManager[None]:
     """Allow models to run their own code in this context, if this command asks for it (a stored one cannot)."""
     if not (isinstance(command, ModelCommand) and command.trust_remote_code):
         return nullcontext()
-    if not any(word.replace("_", "-") == "--trust-remote-code" for word in given):
+    if not any(word.replace("_", "-") == "--trust-remote-code" for word in words):
         raise ValueError(
             "trust_remote_code is never read from a file, such as that of --config or of the run: give "
             "--trust-remote-code if you trust the model's code"

@@ -1,10 +1,11 @@
-"""Command-line arguments: those of ``algos train`` from files, JSON options, number of threads.
+"""What commands share: options of ``algos train`` from words and files, JSON options, saved agents, threads.
 
 ``switches`` are the options that take no value, such as ``quiet`` and ``config.skip-nonfinite``.
 """
 
 import itertools
 import json
+import os
 import re
 import shlex
 import sys
@@ -19,7 +20,9 @@ from algos.storage.run_reader import MOST_BYTES_OF_OPTIONS, read_options_file
 from algos.storage.saved_environment import names_that_run_code
 from textenv.json_files import parse_json, read_bytes
 
-ENVIRONMENT = r"[^\W\d][\w./:-]*"
+ENVIRONMENT_PATTERN = r"[^\W\d][\w./:-]*"
+"""Regular expression of an environment's id, perhaps with a module before it."""
+
 REPEATED = ("reward", "wrapper", "stop")
 """Options of ``train`` that may be given several times."""
 
@@ -45,55 +48,96 @@ class ModelCommand(Command):
 
 
 def with_files(arguments: list[str], switches: Collection[str]) -> list[str]:
-    """Return arguments of ``train`` or ``plan`` with the resumed run's and those of ``--config FILE`` before them."""
+    """Return the arguments of ``train`` or ``plan`` together with the options of files.
+
+    Options of the command line replace those of ``--config FILE``, and these replace those of the run to resume.
+
+    Raises:
+        OSError: if a file or the run cannot be read.
+        ValueError: if a file is wrong, an option is empty, or a file of somebody else would run code.
+    """
     if arguments[:1] not in (["train"], ["plan"]):
         return arguments
-    env, given = options(arguments, switches)
-    for name, words in given.items():
+    env, typed_options = options(arguments, switches)
+    _check_values(typed_options)
+
+    # Options of --config FILE
+    file_options: dict[str, list[str]] = {}
+    if typed_options.pop("config", None):
+        path = Path(named(arguments, "--config"))
+        file_env, file_options = read_options(path, switches)
+        if path.name == RUN:  # of a run, which may be somebody else's
+            _check_own(path.parent, file_env, file_options, named_env=env, named_again=typed_options)
+        env = env or file_env
+
+    # Options of the run to resume
+    if "resume" in typed_options:
+        run = run_folder_of(named(arguments, "--resume"))
+        typed_options.setdefault("run-dir", [f"--run-dir={run}"])
+        if (run / RUN).is_file():
+            run_env, run_options = read_options(run / RUN, switches)
+            _check_own(run, run_env, run_options, named_env=env, named_again=file_options | typed_options)
+            if env and env != run_env:
+                raise ValueError(
+                    f"{run} holds a run on {run_env}, not on {env}: leave {env} out, or give another folder"
+                )
+            env = run_env
+            file_options = run_options | file_options
+        elif not env and not file_options and "prompts" not in typed_options:
+            raise _nothing_to_resume(run)
+
+    # Prompts of one's own need no name of an environment
+    all_options: dict[str, list[str]] = {"": []} | file_options | typed_options
+    has_own_prompts = "prompts" in all_options or "reward" in all_options
+    if not env and (has_own_prompts or arguments[0] == "plan"):
+        env = PROMPTS
+
+    words = [arguments[0]]
+    if env:
+        words.append(env)
+    for option_words in all_options.values():
+        words += option_words
+    return words
+
+
+def _check_values(typed_options: dict[str, list[str]]) -> None:
+    """Raise a ValueError if the value of an option is empty; a system prompt may be."""
+    for name, words in typed_options.items():
         if name not in ("", "system-prompt") and words[-1] in ("", f"--{name}="):
             raise ValueError(f"--{name} is empty, expected a value: is a variable of the shell not set?")
-    before: dict[str, list[str]] = {}
-    if given.pop("config", None):
-        file = Path(named(arguments, "--config"))
-        first, before = read_options(file, switches)
-        if file.name == RUN:  # of a run, which may be somebody else's
-            _check_own(file.parent, "" if env else first, before, named_again=given)
-        env = env or first
-    if "resume" in given:
-        run = run_folder_of(named(arguments, "--resume"))
-        given.setdefault("run-dir", [f"--run-dir={run}"])
-        if (run / RUN).is_file():
-            first, started = read_options(run / RUN, switches)
-            _check_own(run, "" if env else first, started, named_again=before | given)
-            if env and env != first:
-                raise ValueError(f"{run} holds a run on {first}, not on {env}: leave {env} out, or give another folder")
-            env, before = first, started | before
-        elif not env and not before and "prompts" not in given:
-            older = ", arguments.json is of an older version" if (run / "arguments.json").is_file() else ""
-            raise FileNotFoundError(
-                f"{run} holds no run to resume ({RUN} is missing{older}): give the folder of a run, or add the "
-                "environment and the other arguments, which also start a run there"
-            )
-    found: dict[str, list[str]] = {"": []} | before | given
-    env = env or (PROMPTS if {"prompts", "reward"} & found.keys() or arguments[0] == "plan" else "")
-    return [arguments[0], *([env] if env else []), *itertools.chain.from_iterable(found.values())]
 
 
-def _check_own(run: Path, env: str, options: dict[str, list[str]], *, named_again: Collection[str]) -> None:
+def _nothing_to_resume(run: Path) -> FileNotFoundError:
+    """Return the error that says what ``--resume`` lacks."""
+    older = ""
+    if (run / "arguments.json").is_file():
+        older = ", arguments.json is of an older version"
+    return FileNotFoundError(
+        f"{run} holds no run to resume ({RUN} is missing{older}): give the folder of a run, or add the "
+        "environment and the other arguments, which also start a run there"
+    )
+
+
+def _check_own(
+    run: Path, env: str, options: dict[str, list[str]], *, named_env: str, named_again: Collection[str]
+) -> None:
     """Raise a ValueError if a run that this user did not start has options that would run code, not named again.
 
     Args:
         run: folder of the run.
-        env: its environment, if that is taken from the file.
+        env: its environment, whose module would be imported.
         options: its options, as `read_options` returns them.
-        named_again: names of options that the user has given.
+        named_env: environment that the user has typed or stored, which replaces that of the run; empty if none.
+        named_again: names of options that the user has typed or stored.
     """
     if is_own(run):
         return
-    words = [env] if ":" in env else []
-    for name, own_words in names_that_run_code(options).items():
+    words = []
+    if ":" in env and not named_env:
+        words.append(env)
+    for name, option_words in names_that_run_code(options).items():
         if name not in named_again:
-            words += own_words
+            words += option_words
     if words:
         raise ValueError(
             f"{run / RUN} was not written by a command of yours, or changed since; what would run or be asked by it is "
@@ -108,6 +152,35 @@ def read_options(path: Path, switches: Collection[str]) -> tuple[str, dict[str, 
         OSError: if the file cannot be read.
         ValueError: if it is neither TOML nor YAML, does not map names of options to values, or is too large.
     """
+    values = _parse_file(path)
+    if not isinstance(values.get("config", {}), dict):
+        raise ValueError(
+            f"{path} holds {values!r:.200}, expected names of options with their values, hyper-parameters under config"
+        )
+    for name in {"overwrite", "resume"} & values.keys():
+        raise ValueError(f"{path} sets {name}, which is for the command line only: a file must not decide about runs")
+
+    # Hyper-parameters become options config.NAME, after the others
+    hyper_parameters = values.pop("config", {})
+    for name, value in hyper_parameters.items():
+        values[f"config.{name}"] = value
+
+    env = str(values.pop("env", None) or "")
+    if env and not re.fullmatch(ENVIRONMENT_PATTERN, env):
+        raise ValueError(f"{path} has the environment {env!r:.100}, expected an id such as CartPole-v1")
+
+    # Names and words as on the command line
+    options_by_name = {str(name).replace("_", "-"): value for name, value in values.items()}
+    if len(options_by_name) < len(values):
+        raise ValueError(f"{path} has an option twice, with _ and with -: {', '.join(map(str, values))}")
+    try:
+        return env, {name: _words(name, value, switches) for name, value in options_by_name.items()}
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _parse_file(path: Path) -> dict[str, Any]:
+    """Return what a file of options holds; a ValueError or an OSError names the file."""
     import tomllib
 
     kind = path.suffix.lower()
@@ -115,45 +188,35 @@ def read_options(path: Path, switches: Collection[str]) -> tuple[str, dict[str, 
         raise ValueError(f"--config is {path}, expected a .toml, .yaml or .json file with names of options and values")
     if not path.is_file():
         raise FileNotFoundError(f"--config is {path}, but there is no such file")
-    if kind == ".toml":
-        try:
-            found = tomllib.loads(read_bytes(path, most=MOST_BYTES_OF_OPTIONS).decode("utf-8-sig"))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is no toml in UTF-8 ({' '.join(str(error).split())})") from error
-    else:
-        found = read_options_file(path)
-    if not isinstance(found.get("config", {}), dict):
-        raise ValueError(
-            f"{path} holds {found!r:.200}, expected names of options with their values, hyper-parameters under config"
-        )
-    for name in {"overwrite", "resume"} & found.keys():
-        raise ValueError(f"{path} sets {name}, which is for the command line only: a file must not decide about runs")
-    own = found | {f"config.{name}": value for name, value in found.pop("config", {}).items()}
-    env = str(own.pop("env", None) or "")
-    if env and not re.fullmatch(ENVIRONMENT, env):
-        raise ValueError(f"{path} has the environment {env!r:.100}, expected an id such as CartPole-v1")
-    flags = {str(name).replace("_", "-"): value for name, value in own.items()}
-    if len(flags) < len(own):
-        raise ValueError(f"{path} has an option twice, with _ and with -: {', '.join(map(str, own))}")
+    if kind != ".toml":
+        return read_options_file(path)
     try:
-        return env, {name: _words(name, value, switches) for name, value in flags.items()}
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        text = read_bytes(path, most=MOST_BYTES_OF_OPTIONS).decode("utf-8-sig")
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no toml in UTF-8 ({' '.join(str(error).split())})") from error
 
 
 def _words(name: str, value: Any, switches: Collection[str]) -> list[str]:
     """Return an option of a file as words of the command line."""
     if isinstance(value, bool) and name in switches:
         prefix, dot, switch = name.rpartition(".")
-        return [f"--{prefix}{dot}{'' if value else 'no-'}{switch}"]
-    if isinstance(value, list) and name == "config.adam-betas":
+        if not value:
+            switch = f"no-{switch}"
+        return [f"--{prefix}{dot}{switch}"]
+    if isinstance(value, dict):
+        value = json.dumps(value)
+    if not isinstance(value, list):
+        return [f"--{name}={value}"]
+
+    # Lists
+    if name == "config.adam-betas":
         return [f"--{name}", *map(json.dumps, value)]
-    if isinstance(value, list) and name == "logger":
-        value = ",".join(map(str, value))
-    if isinstance(value, list) and name not in REPEATED:
+    if name == "logger":
+        return [f"--{name}={','.join(map(str, value))}"]
+    if name not in REPEATED:
         raise ValueError(f"{name} is {value!r:.100}, expected a single value")
-    values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
-    return [f"--{name}={each}" for each in values]
+    return [f"--{name}={item}" for item in value]
 
 
 def options(arguments: Sequence[str], switches: Collection[str]) -> tuple[str, dict[str, list[str]]]:
@@ -161,43 +224,55 @@ def options(arguments: Sequence[str], switches: Collection[str]) -> tuple[str, d
 
     Those of `REPEATED` have the words of every use; other words before the first option have the name "".
     """
-    env, name = "", ""
-    found: dict[str, list[str]] = {"": []}
-    for before, word in itertools.pairwise(arguments):
-        is_value = before.startswith("-") and "=" not in before and name not in switches
+    env = ""
+    name = ""
+    words: dict[str, list[str]] = {"": []}
+    for previous, word in itertools.pairwise(arguments):
+        is_value = previous.startswith("-") and "=" not in previous and name not in switches
         if word.startswith("--"):
-            name = re.sub(r"^--(config\.)?(no-)?", r"\1", word.partition("=")[0].replace("_", "-"))
-            found[name] = [*found.get(name, []), word] if name in REPEATED else [word]
-        elif not env and not is_value and re.fullmatch(ENVIRONMENT, word):
+            # "--config.lr=1" has the name config.lr, and "--no-quiet" the name quiet
+            written_name = word.partition("=")[0].replace("_", "-")
+            name = re.sub(r"^--(config\.)?(no-)?", r"\1", written_name)
+            if name not in REPEATED:
+                words[name] = []
+            words.setdefault(name, []).append(word)
+        elif not env and not is_value and re.fullmatch(ENVIRONMENT_PATTERN, word):
             env = word
         else:
-            found[name].append(word)
-    return env, found
+            words[name].append(word)
+    return env, words
 
 
-def named(arguments: Sequence[str], option: str, otherwise: str = "") -> str:
-    """Return the value of an option's last use, before the arguments are parsed; empty if it has none."""
-    for word, following in reversed([*itertools.pairwise([*arguments, ""])]):
-        if word.partition("=")[0] == option:
-            return word.partition("=")[2] or following
-    return otherwise
+def named(arguments: Sequence[str], option: str, default: str = "") -> str:
+    """Return the value of an option's last use, before the arguments are parsed; empty if that has none."""
+    pairs = [*itertools.pairwise([*arguments, ""])]
+    for word, following in reversed(pairs):
+        written_name, _, value = word.partition("=")
+        if written_name == option:
+            return value or following
+    return default
+
+
+def flag(name: str) -> str:
+    """Return the flag of an option: ``--num-envs`` for ``num_envs``."""
+    return f"--{name.replace('_', '-')}"
 
 
 def json_object(text: str, option: str) -> dict[str, Any]:
     """Parse the JSON object of an option; raises a ValueError that names the option."""
     try:
-        found = parse_json(text)
+        value = parse_json(text)
     except ValueError as error:
         raise ValueError(f"{option} is {text!r:.200}, which is {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ValueError(f"{option} is {text!r:.200}, expected a JSON object such as '{{\"k\": 4}}'")
-    return found
+    return value
 
 
 def load_newest(folder: str, *, device: str | None = None, policy_class: type | None = None) -> tuple[Any, Path | None]:
     """Load the policy of a saved agent as `algos.load` does; of a run under way, that of its newest checkpoint.
 
-    Then a line on stderr says which.
+    A line on stderr names this checkpoint.
 
     Returns:
         The policy, and the checkpoint's folder; None if the agent was saved by itself.
@@ -217,16 +292,17 @@ def load_newest(folder: str, *, device: str | None = None, policy_class: type | 
             if agent.exists() or not is_in_checkpoint(agent):
                 raise
             # The run has replaced this checkpoint meanwhile by newer ones
-    checkpoint = agent.parent if is_in_checkpoint(agent) else None
-    if checkpoint is not None and Path(folder).resolve() != checkpoint.resolve():
+
+    if not is_in_checkpoint(agent):
+        return policy, None
+    checkpoint = agent.parent
+    if Path(folder).resolve() != checkpoint.resolve():
         print(f"algos: {folder} has not ended: this is its newest checkpoint, {checkpoint.name}", file=sys.stderr)
     return policy, checkpoint
 
 
 def one_thread() -> None:
     """Use one thread (fastest for small models), unless OMP_NUM_THREADS is set."""
-    import os
-
     import torch
 
     if "OMP_NUM_THREADS" not in os.environ:

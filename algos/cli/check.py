@@ -1,13 +1,16 @@
-"""``algos check`` and ``algos check-reward``."""
+"""``algos check`` and ``algos check-reward``: look for bugs in environments and rewards."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import tyro
 
 from algos.cli.arguments import Command, json_object, one_thread
 from textenv.importing import read_module
+
+if TYPE_CHECKING:
+    from textenv.checks.reward_checker import RewardCheckReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,24 +26,28 @@ class Check(Command):
         """Check every variant of the environment."""
         import gymnasium
 
-        found: dict[str, str] = {}
-        sound = True
         module, _, env_id = self.env.rpartition(":")
-        arguments = json_object(self.env_kwargs, "--env-kwargs")
+        env_kwargs = json_object(self.env_kwargs, "--env-kwargs")
         if module:
             read_module(module)
+
+        # Each variant, such as a vector environment, has its own results
+        verdicts: dict[str, Any] = {}
+        sound = True
         try:
             gymnasium.spec(env_id)
             one_thread()
             from textenv.checks.env_checker import checked_variants, run_checks
 
-            for form, make in checked_variants(env_id, **arguments):
-                results = run_checks(make())
-                found |= {f"{form}: {result.name}": result.verdict for result in results}
-                sound = sound and not any(result.problem for result in results)
+            for variant, make_env in checked_variants(env_id, **env_kwargs):
+                for result in run_checks(make_env()):
+                    verdicts[f"{variant}: {result.name}"] = result.verdict
+                    if result.problem:
+                        sound = False
         except (gymnasium.error.Error, ModuleNotFoundError) as error:
             raise ValueError(f"cannot make {self.env!r}: {error}") from error
-        return found | {"sound": sound}
+        verdicts["sound"] = sound
+        return verdicts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,26 +76,33 @@ class CheckReward(Command):
         if not self.functions:
             raise ValueError("there is no function to check: give one, such as my_rewards.py:score")
         rewards = read_rewards(self.functions)
+        weights = [weight for _, weight in rewards.functions.values()]
         prompts = None
         if self.prompts is not None:
             if self.rows < 1:
                 raise ValueError(f"--rows is {self.rows}, expected at least 1")
             prompts = load_prompts(self.prompts, prompt_column=self.prompt_column)[: self.rows]
-        reports = {name: run_reward_checks(function, prompts) for name, (function, _) in rewards.functions.items()}
-        is_sum = len(rewards.functions) > 1 or any(weight != 1 for _, weight in rewards.functions.values())
-        if is_sum and not any(report.broken for report in reports.values()):
+
+        # Each function alone, then their weighted sum
+        reports = {}
+        for name, (function, _) in rewards.functions.items():
+            reports[name] = run_reward_checks(function, prompts)
+        is_weighted_sum = len(weights) > 1 or any(weight != 1 for weight in weights)
+        if is_weighted_sum and not any(report.broken for report in reports.values()):
             reports["in all"] = run_reward_checks(rewards, prompts)
+
         if not self.json:
             for report in reports.values():
                 Console().print(report)
-        described = {name: _described(report) for name, report in reports.items()}
-        if len(described) == 1:
-            return next(iter(described.values()))
-        return {"rewards": described, "sound": all(report["sound"] for report in described.values())}
+        results = {name: _report_for_json(report) for name, report in reports.items()}
+        if len(results) == 1:
+            return next(iter(results.values()))
+        sound = all(result["sound"] for result in results.values())
+        return {"rewards": results, "sound": sound}
 
 
-def _described(report: Any) -> dict[str, Any]:
-    """Return a `textenv.checks.reward_checker.RewardCheckReport` for JSON."""
+def _report_for_json(report: "RewardCheckReport") -> dict[str, Any]:
+    """Return the verdicts of a report, and the mean reward of each probe."""
     results = {result.name: result.verdict for result in report.results}
     probes = {probe.name: probe.mean for probe in report.probes}
     return {"results": results, "probes": probes, "sound": not report.broken}

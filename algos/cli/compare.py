@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import tyro
 
 from algos.cli.arguments import Command
-from algos.config import field_values
 from algos.lab.comparison.compare import DEFAULT_CASES, compare
 
 
@@ -38,6 +37,14 @@ class Compare(Command):
 
     def run(self) -> dict[str, Any]:
         """Train the cases and write the report."""
-        options = field_values(self)
-        report = compare(options.pop("cases"), quiet=options.pop("json"), wrappers=options.pop("wrapper"), **options)
+        report = compare(
+            self.cases,
+            seeds=self.seeds,
+            total_steps=self.total_steps,
+            wrappers=self.wrapper,
+            run_dir=self.run_dir,
+            dynamics_every=self.dynamics_every,
+            overwrite=self.overwrite,
+            quiet=self.json,
+        )
         return dict(report)

@@ -1,17 +1,26 @@
-"""``algos evaluate`` and ``algos merge``: commands for a saved agent."""
+"""``algos evaluate``, ``algos merge`` and ``algos push``: commands for a saved agent."""
 
 import dataclasses
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import tyro
 
 from algos.cli.arguments import Command, ModelCommand, json_object, load_newest, one_thread
 from textenv.importing import absolute_name
 from textenv.optional import package
+
+if TYPE_CHECKING:
+    from algos.storage.run_reader import AgentRecord
+
+MAX_ENVS = 64
+"""Largest number of slots to play in."""
+
+FILMED_EPISODES = 3
+"""Largest number of episodes in a film."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +65,9 @@ class Evaluate(ModelCommand):
         """Load the agent and play."""
         if self.num_episodes < 1:
             raise ValueError(f"--num-episodes is {self.num_episodes}, expected at least 1")
-        return self._located()._evaluate()
+        return self._with_absolute_paths()._evaluate()
 
-    def _located(self) -> Self:
+    def _with_absolute_paths(self) -> Self:
         """Return the same command with absolute paths, as a reward or an environment may change the working folder."""
         tokens = self.tokens
         if tokens is not None and tokens.endswith(".html"):
@@ -72,59 +81,100 @@ class Evaluate(ModelCommand):
         )
 
     def _evaluate(self) -> dict[str, Any]:
-        page = Path(self.tokens) if self.tokens is not None and self.tokens.endswith(".html") else None
-        for flag, path in (("--video", self.video), ("--transcripts", self.transcripts), ("--tokens", page)):
-            if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-                raise OSError(f"{flag} is {path}, where no file can be written: name a file in a writable folder")
-        if self.video is not None:
-            if self.video.suffix.lower() not in (".gif", ".mp4"):
-                raise ValueError(f"--video is {self.video}, expected a file name that ends in .gif or .mp4")
-            package("imageio_ffmpeg", "video")
-        from algos.make import remake_environment
+        """Play with a command whose paths are absolute, and write the files that it asks for."""
+        self._check_files()
         from algos.storage.hub import agent_folder
         from algos.training.save import read_description
         from textenv.importing import load_function
 
-        policy_class: Any = None if self.policy_class is None else load_function(self.policy_class)
-        description, slots = read_description(self.folder), min(self.num_episodes, 64)
-        own: dict[str, Any] = {"reward": self.reward, "prompts": self.prompts, "wrappers": self.wrapper}
-        own["env_kwargs"] = json_object(self.env_kwargs, "--env-kwargs")
-        env: Any = remake_environment(description, num_envs=slots, env_id=self.env, **own)
-        from algos.storage.env_state import load_objects
+        # Environment and rewards; what these know from the training goes on
+        policy_class: Any = None
+        if self.policy_class is not None:
+            policy_class = load_function(self.policy_class)
+        description = read_description(self.folder)
+        env = self._environment(description)
+        from algos.storage.env_state import load_objects  # imports torch, which errors until here do not wait for
 
-        load_objects(agent_folder(self.folder), env)  # rewards with a state go on from that of the training
+        load_objects(agent_folder(self.folder), env)
         one_thread()
         from algos.evaluation import summarise
-        from algos.lab.run_summary import read_run
         from textenv.rewards.training import training
         from textenv.rollout import is_episode_env
 
-        if (self.transcripts or self.tokens) and not is_episode_env(env):
-            flag = "--tokens" if self.transcripts is None else "--transcripts"
-            raise ValueError(f"{flag} is for text, but {self.folder} is no run on text: leave it out")
+        if not is_episode_env(env):
+            self._refuse_text_options()
+
+        # Policy
         policy, checkpoint = load_newest(self.folder, device=self.device, policy_class=policy_class)
         if self.device is not None and is_episode_env(env):
             env.to(policy.device)
+
+        # Play; a reward with a curriculum is at its end
         options: dict[str, Any] = {"deterministic": self.deterministic, "seed": self.seed}
-        if checkpoint is None:
-            steps = read_run(Path(self.folder))["steps"]
-        else:
-            steps = int(checkpoint.name.removeprefix("step-"))
-        with training(steps, 1.0):  # a reward with a curriculum is at its end
+        with training(self._trained_steps(checkpoint), 1.0):
             if self.video is not None:
                 from algos.cli.film import film_episodes
 
-                film_episodes(env, policy, self.video, num_episodes=min(self.num_episodes, 3), **options)
+                film_episodes(env, policy, self.video, num_episodes=min(self.num_episodes, FILMED_EPISODES), **options)
+            options["num_episodes"] = self.num_episodes
             if self.tokens is not None:
                 from algos.lab.insight.tokens import show_tokens
 
-                config = description["config"]
-                show_tokens(env, policy, self.tokens, config=config, num_episodes=self.num_episodes, **options)
-            result = summarise(env, policy, num_episodes=self.num_episodes, **options)
+                show_tokens(env, policy, self.tokens, config=description["config"], **options)
+            result: dict[str, Any] = summarise(env, policy, **options)
+
         if self.transcripts is not None:
-            lines = [json.dumps(sample, ensure_ascii=False) + "\n" for sample in env.samples(range(self.num_episodes))]
+            samples = env.samples(range(self.num_episodes))
+            lines = [json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples]
             self.transcripts.write_text("".join(lines), encoding="utf-8")
-        return result if checkpoint is None else result | {"checkpoint": str(checkpoint)}
+        if checkpoint is not None:
+            result["checkpoint"] = str(checkpoint)
+        return result
+
+    def _check_files(self) -> None:
+        """Raise an error if a file cannot be written, before anything is loaded."""
+        page = None
+        if self.tokens is not None and self.tokens.endswith(".html"):
+            page = Path(self.tokens)
+        for name, path in (("--video", self.video), ("--transcripts", self.transcripts), ("--tokens", page)):
+            if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+                raise OSError(f"{name} is {path}, where no file can be written: name a file in a writable folder")
+        if self.video is not None:
+            if self.video.suffix.lower() not in (".gif", ".mp4"):
+                raise ValueError(f"--video is {self.video}, expected a file name that ends in .gif or .mp4")
+            package("imageio_ffmpeg", "video")
+
+    def _environment(self, description: "AgentRecord") -> Any:
+        """Make the agent's environment again, with what the options replace."""
+        from algos.make import remake_environment
+
+        return remake_environment(
+            description,
+            num_envs=min(self.num_episodes, MAX_ENVS),
+            env_id=self.env,
+            reward=self.reward,
+            prompts=self.prompts,
+            wrappers=self.wrapper,
+            env_kwargs=json_object(self.env_kwargs, "--env-kwargs"),
+        )
+
+    def _refuse_text_options(self) -> None:
+        """Raise a ValueError if options of text are set."""
+        if self.transcripts is not None:
+            name = "--transcripts"
+        elif self.tokens:
+            name = "--tokens"
+        else:
+            return
+        raise ValueError(f"{name} is for text, but {self.folder} is no run on text: leave it out")
+
+    def _trained_steps(self, checkpoint: Path | None) -> int:
+        """Return the number of steps that the agent was trained for."""
+        from algos.lab.run_summary import read_run
+
+        if checkpoint is None:
+            return read_run(Path(self.folder))["steps"]
+        return int(checkpoint.name.removeprefix("step-"))
 
 
 @dataclass(frozen=True, kw_only=True)

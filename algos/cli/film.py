@@ -1,7 +1,7 @@
 """Films of episodes: the frames of a control environment, or a text as it grows."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 from gymnasium.wrappers import TransformObservation
@@ -13,12 +13,28 @@ from algos.training.save import VECTOR_ONLY
 from textenv.rendering import rollout_frames
 from textenv.rollout import is_episode_env
 
-PALETTE = "split[a][b];[a]palettegen=stats_mode=single[p];[b][p]paletteuse=new=1:dither=none"
+if TYPE_CHECKING:
+    from algos.policies.policy import Policy
+
+PALETTE_FILTER = "split[a][b];[a]palettegen=stats_mode=single[p];[b][p]paletteuse=new=1:dither=none"
 """Filter of ffmpeg that gives each frame a palette: nothing is kept in memory, and few colours stay as they are."""
-GIF = {"codec": "gif", "pixelformat": "pal8", "macro_block_size": 1, "output_params": ["-filter_complex", PALETTE]}
+
+GIF_ENCODING: dict[str, Any] = {
+    "codec": "gif",
+    "pixelformat": "pal8",
+    "macro_block_size": 1,
+    "output_params": ["-filter_complex", PALETTE_FILTER],
+}
+"""Options of imageio's writer for a GIF."""
+
+MP4_ENCODING: dict[str, Any] = {"macro_block_size": 2}
+"""Options of imageio's writer for an MP4: width and height must be even."""
+
+DEFAULT_FPS = 10
+"""Frames per second of an environment that does not say its own."""
 
 
-def film_episodes(env: Any, policy: Any, path: Path, **options: Any) -> None:
+def film_episodes(env: Any, policy: "Policy", path: Path, **options: Any) -> None:
     """Play episodes in one slot and write them to one film, which appears when it is complete.
 
     Args:
@@ -32,33 +48,45 @@ def film_episodes(env: Any, policy: Any, path: Path, **options: Any) -> None:
     """
     from imageio.v2 import get_writer
 
-    fps = env.metadata.get("render_fps", 10)
-    encoding: dict[str, Any] = GIF if path.suffix.lower() == ".gif" else {"macro_block_size": 2}
-    add_episodes = _add_text if is_episode_env(env) else _add_control
-    with replacing(path) as draft, get_writer(draft, ".mp4", fps=fps, **encoding) as film:  # by ffmpeg, a gif too
-        add_episodes(film, env, policy, **options)
+    encoding = MP4_ENCODING
+    if path.suffix.lower() == ".gif":
+        encoding = GIF_ENCODING
+    with replacing(path) as draft, get_writer(draft, ".mp4", fps=_fps(env), **encoding) as film:  # by ffmpeg, a gif too
+        if is_episode_env(env):
+            _film_text(film, env, policy, **options)
+        else:
+            _film_control(film, env, policy, **options)
 
 
-def _add_text(film: Any, env: Any, policy: Any, **options: Any) -> None:
+def _fps(env: Any) -> int:
+    """Return the number of frames per second."""
+    return env.metadata.get("render_fps", DEFAULT_FPS)
+
+
+def _film_text(film: Any, env: Any, policy: Any, **options: Any) -> None:
+    """Play episodes of text, and add a frame for each token."""
     rollout = evaluate(env, policy, **options).rollout
     for row in range(len(rollout)):
         for frame in rollout_frames(rollout, row, policy.tokenizer):
             film.append_data(frame)
-        for _ in range(env.metadata.get("render_fps", 10)):  # a second to read the end
+        for _ in range(_fps(env)):  # a second to read the end
             film.append_data(frame)
 
 
-def _add_control(film: Any, env: Any, policy: Any, **options: Any) -> None:
-    def show(observation: Any) -> Any:
+def _film_control(film: Any, env: Any, policy: "Policy", **options: Any) -> None:
+    """Play episodes in a single environment of the same kind, and add a frame for each observation."""
+
+    def add_frame(observation: Any) -> Any:
         film.append_data(single.render())
         return observation
 
     try:
         if "rgb_array" not in env.metadata.get("render_modes", ()):
             raise gymnasium.error.Error("it has no render_mode 'rgb_array'")
-        arguments = {name: x for name, x in env.spec.kwargs.items() if name not in VECTOR_ONLY}
+        env_kwargs = {name: value for name, value in env.spec.kwargs.items() if name not in VECTOR_ONLY}
+        env_kwargs["render_mode"] = "rgb_array"
         wrappers = env.spec.kwargs.get("wrappers", ())
-        with make_wrapped(env.spec.id, wrappers, **arguments | {"render_mode": "rgb_array"}) as single:
-            evaluate(TransformObservation(single, show, None), policy, **options)
+        with make_wrapped(env.spec.id, wrappers, **env_kwargs) as single:
+            evaluate(TransformObservation(single, add_frame, None), policy, **options)
     except gymnasium.error.Error as error:  # also of a package that is not installed
         raise ValueError(f"{env.spec.id} cannot be filmed, leave --video out: {error}") from error

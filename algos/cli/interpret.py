@@ -2,18 +2,27 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import tyro
 
-from algos.cli.arguments import ModelCommand, json_object, one_thread
+from algos.cli.arguments import ModelCommand, flag, json_object, one_thread
 from algos.cli.sample import load_policy, model_name
 from algos.cli.tables import print_table
 from algos.config import field_values
 from textenv.prompts.files import load_prompts
 
-OF_TEXT, OF_CONTROL = ("tokens", "prompt", "prompts", "model", "neurons"), ("env", "wrapper", "env_kwargs", "dims")
-"""Options for language models alone, and for control alone."""
+if TYPE_CHECKING:
+    from algos.lab.insight.finding import Finding
+
+TEXT_OPTIONS = ("tokens", "prompt", "prompts", "model", "neurons")
+"""Options for language models alone."""
+
+CONTROL_OPTIONS = ("env", "wrapper", "env_kwargs", "dims")
+"""Options for control alone."""
+
+MAX_PRINTED_ROWS = 10
+"""Rows of each table that are printed; the page has all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,37 +64,54 @@ class Interpret(ModelCommand):
             raise FileNotFoundError(
                 f"there is no folder {self.folder}: give that of a run, as the page is written into it"
             )
-        policy = read_description(self.folder)["policy"]
-        given, foreign = field_values(self), OF_CONTROL if policy == "LMPolicy" else OF_TEXT
-        if flags := [f"--{name.replace('_', '-')}" for name in foreign if given[name]]:
-            raise ValueError(f"{', '.join(flags)}: not for {self.folder}, which holds a {policy}; leave it out")
+        policy_name = read_description(self.folder)["policy"]
+        is_text = policy_name == "LMPolicy"
+        foreign_options: tuple[str, ...] = TEXT_OPTIONS
+        if is_text:
+            foreign_options = CONTROL_OPTIONS
+        values = field_values(self)
+        flags = [flag(name) for name in foreign_options if values[name]]
+        if flags:
+            raise ValueError(f"{', '.join(flags)}: not for {self.folder}, which holds a {policy_name}; leave it out")
+
+        # Compare
         one_thread()
-        findings = self._text() if policy == "LMPolicy" else self._control()
+        if is_text:
+            findings = self._compare_language_models()
+        else:
+            findings = self._compare_control()
+
+        # Write, and print
         page = write_findings(Path(self.folder) / "interpret", f"What training changed in {self.folder}", findings)
         if not self.json:
             for finding in findings:
                 print(finding.title)
-                print_table(finding.rows[:10], finding.columns)
+                print_table(finding.rows[:MAX_PRINTED_ROWS], finding.columns)
             print(f"All rows and pictures: {page}")
-        tables = {x.name: [dict(zip(x.columns, row, strict=True)) for row in x.rows] for x in findings}
-        return {"page": str(page)} | tables
+        result: dict[str, Any] = {"page": str(page)}
+        for finding in findings:
+            result[finding.name] = [dict(zip(finding.columns, row, strict=True)) for row in finding.rows]
+        return result
 
-    def _text(self) -> list[Any]:
-        """Compare language models."""
+    def _compare_language_models(self) -> "list[Finding]":
+        """Compare the run's language model with others, by default with the one that it started from."""
         from algos.lab.insight.language import interpret_language
 
-        prompts = [*self.prompt, *(load_prompts(self.prompts) if self.prompts is not None else ())]
+        prompts: list[Any] = [*self.prompt]
+        if self.prompts is not None:
+            prompts += load_prompts(self.prompts)
         if not prompts or self.tokens is None:
             raise ValueError("a language model needs prompts: add --prompt TEXT (or --prompts FILE) --tokens A B")
         first, *others = self.model or ("base",)
-        named = (first, self.folder, *others)
-        models = {name: load_policy(model_name(name, self.folder)).lm for name in named}
+        models = {}
+        for name in (first, self.folder, *others):
+            models[name] = load_policy(model_name(name, self.folder)).lm
         return interpret_language(models, prompts, self.tokens, neurons=self.neurons)
 
-    def _control(self) -> list[Any]:
-        """Compare a policy with itself before training."""
+    def _compare_control(self) -> "list[Finding]":
+        """Compare a policy for control with itself before training."""
         from algos.lab.insight.control import control_run, interpret_control
 
         env_kwargs = json_object(self.env_kwargs or "{}", "--env-kwargs")
-        found = control_run(self.folder, env_id=self.env, wrappers=self.wrapper, env_kwargs=env_kwargs)
-        return interpret_control(*found, dims=self.dims or ())
+        compared = control_run(self.folder, env_id=self.env, wrappers=self.wrapper, env_kwargs=env_kwargs)
+        return interpret_control(*compared, dims=self.dims or ())

@@ -1,5 +1,6 @@
 """``algos plan``: the memory that a training takes, before it is started."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -7,8 +8,17 @@ from algos.cli.tables import print_table
 from algos.cli.train import AnyConfig, Train
 from algos.make import is_text
 
+GIB = 2**30
+"""Bytes of a GiB."""
+
 MARGIN = 1.1
 """Memory to have for each byte of tensors: allocators keep freed pieces, and CUDA takes some itself."""
+
+WORTHWHILE = 0.99
+"""Part of the peak below which an option has to bring it to be recommended."""
+
+DEFAULT_TOKENS = 128
+"""Length of prompts and of completions without options for them, in tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,38 +37,78 @@ class Plan(Train[AnyConfig]):
         """Print the parts of memory by phase, and the options to add until it fits; return the outcome."""
         if not is_text(self.env) or self.algo == "trpo":
             raise ValueError(f"plan is for text and every algorithm but trpo, not for {self.algo} on {self.env}")
-        if min(self.gpus, 1 if self.gpu_memory is None else self.gpu_memory) <= 0:
+        if self.gpus <= 0 or (self.gpu_memory is not None and self.gpu_memory <= 0):
             raise ValueError(f"--gpus is {self.gpus} and --gpu-memory {self.gpu_memory}, expected numbers above 0")
-        from algos.lab.memory_plan import free_memory, peaks
+        run = self._with_absolute_paths()
+        free_bytes = self._free_bytes()
 
-        def estimate(**changes: Any) -> Any:
-            lengths = {"prompt": self.max_prompt_tokens or 128, "new": self.max_new_tokens or 128}
-            cuda = self.gpu_memory is not None or self.device not in (None, "cpu")
-            return peaks(replace(run, **changes), processes=self.gpus, cuda=cuda, **lengths)
-
-        run, room = self._located(), free_memory(self.device) if self.gpu_memory is None else self.gpu_memory * 2**30
-        room, phases, kept, added = room or float("inf"), estimate(), dict[str, Any](), list[Any]()
+        # As the options are
+        phases = self._peaks(run)
         peak, phase = max((parts.total(), name) for name, parts in phases.items())
-        result = {"peak GiB": peak / 2**30, "phase": phase, "fits": peak * MARGIN <= room}
-        config: Any = self.config
-        switches: dict[str, dict[str, Any]] = {
-            "--lora r=16": {"lora": "r=16"}, "--gradient-checkpointing": {"gradient_checkpointing": True},
-            "--autocast": {"autocast": True}, "--dtype bfloat16": {"dtype": "bfloat16"},
-            "--config.micro-batch-size 1": {"config": replace(config, micro_batch_size=1)},
-            "--shard": {"shard": True}, "--num-envs 8": {"num_envs": 8},
-        }  # fmt: skip
-        for option, change in switches.items():
-            if peak * MARGIN > room:
-                lower = max(parts.total() for parts in estimate(**kept, **change).values())
-                if lower < 0.99 * peak:
-                    added.append({"add": option, "saves GiB": (peak - lower) / 2**30, "then GiB": lower / 2**30})
-                    kept, peak = kept | change, lower
-        result |= {} if result["fits"] else {"fits with these options": peak * MARGIN <= room}
+        result = {"peak GiB": peak / GIB, "phase": phase, "fits": peak * MARGIN <= free_bytes}
+
+        # Options that lower the peak, one after the other until it fits
+        helpful_options = []
+        helpful_changes: dict[str, Any] = {}
+        for option, change in self._savings().items():
+            if peak * MARGIN <= free_bytes:
+                break
+            changed_phases = self._peaks(replace(run, **helpful_changes, **change))
+            lower_peak = max(parts.total() for parts in changed_phases.values())
+            if lower_peak < WORTHWHILE * peak:
+                saved = peak - lower_peak
+                helpful_options.append({"add": option, "saves GiB": saved / GIB, "then GiB": lower_peak / GIB})
+                helpful_changes |= change
+                peak = lower_peak
+        if not result["fits"]:
+            result["fits with these options"] = peak * MARGIN <= free_bytes
+
         if self.json:
-            return result | {"phases": phases, "options": added}
-        parts = dict.fromkeys(part for each in phases.values() for part in each)
-        rows = [[part, *(each[part] / 2**30 for each in phases.values())] for part in parts]
-        print_table([*rows, ["all", *(each.total() / 2**30 for each in phases.values())]], ["GiB", *phases])
-        if added:
-            print_table([each.values() for each in added], [*added[0]])
+            return result | {"phases": phases, "options": helpful_options}
+        _print_phases(phases)
+        if helpful_options:
+            print_table([row.values() for row in helpful_options], [*helpful_options[0]])
         return result
+
+    def _free_bytes(self) -> float:
+        """Return the memory that the training may use; infinity if it is not known."""
+        from algos.lab.memory_plan import free_memory
+
+        if self.gpu_memory is not None:
+            return self.gpu_memory * GIB
+        return free_memory(self.device) or float("inf")
+
+    def _peaks(self, run: "Plan[Any]") -> dict[str, Counter[str]]:
+        """Estimate the bytes of each part at the peak of each phase of a run, on the hardware of this command."""
+        from algos.lab.memory_plan import peaks
+
+        return peaks(
+            run,
+            processes=self.gpus,
+            cuda=self.gpu_memory is not None or self.device not in (None, "cpu"),
+            prompt=self.max_prompt_tokens or DEFAULT_TOKENS,
+            new=self.max_new_tokens or DEFAULT_TOKENS,
+        )
+
+    def _savings(self) -> dict[str, dict[str, Any]]:
+        """Return options that may save memory, in the order to try them, with the changes that they make."""
+        config: Any = self.config
+        return {
+            "--lora r=16": {"lora": "r=16"},
+            "--gradient-checkpointing": {"gradient_checkpointing": True},
+            "--autocast": {"autocast": True},
+            "--dtype bfloat16": {"dtype": "bfloat16"},
+            "--config.micro-batch-size 1": {"config": replace(config, micro_batch_size=1)},
+            "--shard": {"shard": True},
+            "--num-envs 8": {"num_envs": 8},
+        }
+
+
+def _print_phases(phases: dict[str, Counter[str]]) -> None:
+    """Print a row for each part of memory, with a column for each phase, in GiB."""
+    names = dict.fromkeys(name for parts in phases.values() for name in parts)  # in the order of their first use
+    rows = []
+    for name in names:
+        rows.append([name, *(parts[name] / GIB for parts in phases.values())])
+    rows.append(["all", *(parts.total() / GIB for parts in phases.values())])
+    print_table(rows, ["GiB", *phases])

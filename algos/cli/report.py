@@ -26,8 +26,11 @@ class Report(Command):
 
         result = report(*self.runs, out=self.out)
         if not self.json:
-            count = len(result["runs"])
-            print(f"{count} run{'s' * (count > 1)}: {result['report']}")
+            number = len(result["runs"])
+            noun = "run"
+            if number > 1:
+                noun = "runs"
+            print(f"{number} {noun}: {result['report']}")
         return result
 
 
@@ -53,20 +56,23 @@ class Watch(Command):
 
         if not self.every >= 1:
             raise ValueError(f"--every is {self.every}, expected at least 1 second")
-        if missing := [str(path) for path in self.runs if not path.is_dir()]:
+        missing = [str(path) for path in self.runs if not path.is_dir()]
+        if missing:
             raise FileNotFoundError(f"there is no folder {', '.join(missing)}: give the folder that holds your runs")
 
         def page(path: str, query: dict[str, str], posted: Any) -> str:
+            """Return the page, as the runs are now; one that waits where there is nothing to show."""
             if path != "/" or posted is not None:
                 raise FileNotFoundError(f"there is no {path:.100}, only the page /")
             try:
                 return report_page(read_runs(self.runs), live=self.every)
             except FileNotFoundError:
-                said = f"No run in {', '.join(map(str, self.runs))} has finished an iteration yet."
+                message = f"No run in {', '.join(map(str, self.runs))} has finished an iteration yet."
             except ValueError as error:  # a file of a run is damaged
-                said = f"{error}."
-            return render("waiting.html", title="Training report", message=said)
+                message = f"{error}."
+            return render("waiting.html", title="Training report", message=message)
 
+        # Until Ctrl-C
         with LoopbackServer(page, port=self.port) as server:
             print(f"open {server.url}\nCtrl-C ends it; the runs go on.", flush=True)
             with suppress(KeyboardInterrupt):

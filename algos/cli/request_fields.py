@@ -2,9 +2,12 @@
 
 from typing import Any
 
-MOST_STOP_TEXTS = 64
-MOST_STOP_CHARACTERS = 1000
-"""Bounds of ``stop``, whose texts are looked for after every token."""
+MAX_STOP_TEXTS = 64
+"""Largest number of stop texts, which are looked for after every token."""
+
+MAX_STOP_CHARACTERS = 1000
+"""Largest length of a stop text."""
+
 TYPES = {
     "model": (str, "a text"),
     "stream": (bool, "true or false"),
@@ -54,14 +57,14 @@ def check_fields(body: Any, *, chat: bool) -> None:
 
 
 def check_prompt(prompt: Any) -> None:
-    """Refuse what is neither a text nor a list of token ids; a ValueError shows it."""
-    ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
-    if not ids and not isinstance(prompt, str):
+    """Raise a ValueError if a prompt is neither a text nor a list of token ids."""
+    is_list_of_ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
+    if not is_list_of_ids and not isinstance(prompt, str):
         raise ValueError(f"prompt is {prompt!r:.300}, expected one text or one list of token ids")
 
 
 def check_messages(messages: Any) -> None:
-    """Refuse what is no list of objects with a role; a ValueError shows it."""
+    """Raise a ValueError if messages are no list of objects with a role."""
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ValueError(f"messages is {messages!r:.300}, expected messages with texts")
     for message in messages:
@@ -70,17 +73,19 @@ def check_messages(messages: Any) -> None:
 
 
 def check_stop(stop: Any) -> None:
-    """Refuse stop texts that are no texts, empty, too many or too long; a ValueError says which."""
-    texts = [] if stop is None else stop
-    if isinstance(stop, str):
+    """Raise a ValueError if stop texts are no texts, empty, too many or too long."""
+    texts = stop
+    if stop is None:
+        texts = []
+    elif isinstance(stop, str):
         texts = [stop]
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
         raise ValueError(f"stop is {stop!r:.200}, expected a text or a list of texts, none of them empty")
     longest = max(map(len, texts), default=0)
-    if len(texts) > MOST_STOP_TEXTS or longest > MOST_STOP_CHARACTERS:
+    if len(texts) > MAX_STOP_TEXTS or longest > MAX_STOP_CHARACTERS:
         raise ValueError(
-            f"stop has {len(texts)} texts of up to {longest} characters, expected at most {MOST_STOP_TEXTS} of at most "
-            f"{MOST_STOP_CHARACTERS}"
+            f"stop has {len(texts)} texts of up to {longest} characters, expected at most {MAX_STOP_TEXTS} of at most "
+            f"{MAX_STOP_CHARACTERS}"
         )
 
 
@@ -98,15 +103,17 @@ def check_prompt_size(body: Any, *, chat: bool, context: int | None, longest_tok
     """
     if context is None:
         return
-    characters = 0
-    if not chat and isinstance(body["prompt"], str):
-        characters = len(body["prompt"])
-    for message in body["messages"] if chat else []:
-        content = message.get("content")
-        if isinstance(content, str):
-            characters += len(content)
-    if characters > context * longest_token:
+
+    # Messages may have contents that are no text; token ids are as many as they are
+    if chat:
+        contents = [message.get("content") for message in body["messages"]]
+    else:
+        contents = [body["prompt"]]
+    characters = sum(len(content) for content in contents if isinstance(content, str))
+
+    limit = context * longest_token
+    if characters > limit:
         raise ValueError(
             f"the prompt has {characters:,} characters, and the model has {context} positions: a text for it has at "
-            f"most {context * longest_token:,} characters. Give a shorter prompt."
+            f"most {limit:,} characters. Give a shorter prompt."
         )

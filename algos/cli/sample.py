@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import tyro
 
@@ -12,6 +12,10 @@ from algos.cli.tables import print_table
 from algos.storage.run_folder import newest_agent
 from textenv.lm.loading import EMBEDDED
 from textenv.rendering import printable
+
+if TYPE_CHECKING:
+    from algos.policies.lm import LMPolicy
+    from algos.policies.policy import Policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,31 +51,63 @@ class Sample(ModelCommand):
         if description["policy"] != "LMPolicy":
             raise ValueError(f"{self.folder} holds a {description['policy']}, but only a language model writes texts")
         one_thread()
-        policy, _ = load_newest(self.folder)
-        policies: dict[str, Any] = {self.folder: policy}
-        if self.compare_to is not None:
-            policies = {self.compare_to: load_policy(model_name(self.compare_to, self.folder))} | policies
-        stops = [stop for policy in policies.values() for stop in policy.lm.stop]
-        for policy in policies.values():  # the model beside it ends its answers there too
-            policy.lm.stop = (*stops, *self.stop)
-        chat, found = self.chat or self.system_prompt is not None, []
-        start = [] if self.system_prompt is None else [{"role": "system", "content": self.system_prompt}]
-        options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "deterministic": self.deterministic}
-        chats: dict[str, list[Any]] = {}
-        for number, text in enumerate(self.prompt or _typed()):
-            written = {}
-            for name, policy in policies.items():
-                asked = [*(start if self.prompt else chats.get(name, start)), {"role": "user", "content": text}]
-                (written[name],) = policy.generate([asked if chat else text], seed=self.seed + number, **options)
-                chats[name] = [*asked, {"role": "assistant", "content": written[name]}]
-            found.append({"prompt": text} | written)
+        policies = self._policies()
+        samples = []
+        for prompt, answers in self._answers(policies):
+            samples.append({"prompt": prompt} | answers)
             if not self.json:
-                _show(text if self.prompt else "", written)
-        return {"samples": found}
+                title = ""
+                if self.prompt:  # one that was typed stands above its answers already
+                    title = prompt
+                _show(title, answers)
+        return {"samples": samples}
+
+    def _policies(self) -> "dict[str, LMPolicy]":
+        """Load the models to show, by name; all of them end their answers where one of them does."""
+        policy, _ = load_newest(self.folder)
+        policies = {self.folder: policy}
+        if self.compare_to is not None:
+            compared_policy = load_policy(model_name(self.compare_to, self.folder))
+            policies = {self.compare_to: compared_policy} | policies
+        stops = [stop for policy in policies.values() for stop in policy.lm.stop]
+        for policy in policies.values():
+            policy.lm.stop = (*stops, *self.stop)
+        return policies
+
+    def _answers(self, policies: "dict[str, LMPolicy]") -> Iterator[tuple[str, dict[str, str]]]:
+        """Yield each prompt with the answer of each model; prompts that are typed continue each model's own chat."""
+        is_chat = self.chat or self.system_prompt is not None
+        start = []
+        if self.system_prompt is not None:
+            start = [{"role": "system", "content": self.system_prompt}]
+        chats = dict.fromkeys(policies, start)
+
+        # A prompt of the command line starts a chat of its own
+        for number, text in enumerate(self.prompt or _typed_lines()):
+            answers = {}
+            for name, policy in policies.items():
+                prompt: str | list[dict[str, str]] = text
+                chat = [*chats[name], {"role": "user", "content": text}]
+                if is_chat:
+                    prompt = chat
+                (answer,) = policy.generate(
+                    [prompt],
+                    seed=self.seed + number,
+                    max_new_tokens=self.max_new_tokens,
+                    deterministic=self.deterministic,
+                )
+                answers[name] = answer
+                if not self.prompt:
+                    chats[name] = [*chat, {"role": "assistant", "content": answer}]
+            yield text, answers
 
 
 def model_name(name: str, folder: str) -> str:
-    """Name of a model to compare a run with; "base" becomes that of the model that the run started from."""
+    """Return the name of a model to compare a run with; "base" becomes that of the model that the run started from.
+
+    Raises:
+        ValueError: if the run does not say which model that was.
+    """
     from algos.make import is_ours
     from algos.training.save import read_description
 
@@ -83,32 +119,43 @@ def model_name(name: str, folder: str) -> str:
     return str(environment["kwargs"].get("model", EMBEDDED))
 
 
-def load_policy(name: str) -> Any:
-    """Policy of a run's folder, or of a model."""
+def load_policy(name: str) -> "LMPolicy":
+    """Load the policy of a run's folder, or of a model; a ValueError if it is no language model."""
     from algos.policies.lm import LMPolicy
     from algos.training.save import load
 
-    policy = load(name) if (newest_agent(name) / "policy").is_dir() else LMPolicy.load(name)
+    policy: Policy
+    if (newest_agent(name) / "policy").is_dir():
+        policy = load(name)
+    else:
+        policy = LMPolicy.load(name)
     if not isinstance(policy, LMPolicy):
         raise ValueError(f"{name} holds a {type(policy).__name__}, but only a language model writes texts")
     return policy
 
 
-def _typed() -> Iterator[str]:
-    """Lines typed until the end of the input."""
+def _typed_lines() -> Iterator[str]:
+    """Yield the lines that are typed, but empty ones, until the end of the input."""
+    prompt = ""
+    if sys.stdin.isatty():
+        prompt = "> "
     while True:
         try:
-            text = input("> " if sys.stdin.isatty() else "")
+            line = input(prompt)
         except EOFError:
             return
-        if text.strip():
-            yield text
+        if line.strip():
+            yield line
 
 
-def _show(title: str, written: dict[str, str]) -> None:
+def _show(title: str, answers: dict[str, str]) -> None:
+    """Print the answers of the models side by side, below a title unless that is empty."""
     from rich.console import Console
     from rich.text import Text
 
     if title:
         Console().print(Text(printable(title), style="italic"))
-    print_table([written.values()], [*written] if len(written) > 1 else ())
+    header: list[str] = []
+    if len(answers) > 1:
+        header = [*answers]
+    print_table([answers.values()], header)

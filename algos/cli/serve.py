@@ -10,7 +10,7 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import tyro
 from jinja2 import TemplateError
@@ -21,16 +21,37 @@ from algos.cli.sample import load_policy
 from textenv.json_files import parse_json
 from textenv.rendering import printable
 
-LOCAL = ("127.0.0.1", "localhost")
-MOST_BYTES = 2**20
+if TYPE_CHECKING:
+    import numpy as np
+
+    from algos.policies.lm import LMPolicy
+    from textenv.envs.limits import StopConditions
+    from textenv.envs.turn import Turn
+    from textenv.prompts.prompts import Prompt
+
+LOCAL_HOSTS = ("127.0.0.1", "localhost")
+"""Names by which clients may call this machine; the server listens on the first."""
+
+MAX_REQUEST_BYTES = 2**20
 """Maximum size of a request: more text than a model of 100,000 positions reads."""
-MOST_DISCARDED = 2**26
+
+MAX_DISCARDED_BYTES = 2**26
 """Maximum size of a refused request that is read to its end, so that the client reads the refusal."""
-COLDEST = 1e-3
+
+LOWEST_TEMPERATURE = 1e-3
 """Lowest temperature above 0: logits divided by it stay far below float32's largest number."""
+
+MAX_CHOICES = 64
+"""Maximum number of answers to one request (``n``)."""
+
+COMPLETION_PATHS = ("/v1/chat/completions", "/v1/completions")
+"""Paths of requests for answers."""
+
 FIELDS = {"model", "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "n", "seed", "stop",
           "stream", "stream_options", "logprobs", "return_token_ids",  # and those that change no answer:
           "user", "metadata", "store", "parallel_tool_calls", "tool_choice"}  # fmt: skip
+"""Fields of a request that this server supports."""
+
 STATUS: dict[type[Exception], int] = {
     PermissionError: 401,
     FileNotFoundError: 404,
@@ -62,10 +83,12 @@ class Serve(ModelCommand):
     def run(self) -> dict[str, Any]:
         """Load the model, and serve."""
         one_thread()
-        token = secrets.token_urlsafe(24) if self.token is None else self.token
-        policy, limit = load_policy(self.folder), self.max_new_tokens
+        token = self.token
+        if token is None:
+            token = secrets.token_urlsafe(24)
+        policy = load_policy(self.folder)
         policy.lm.stop = (*policy.lm.stop, *self.stop)
-        with PolicyServer(policy, self.folder, token=token, limit=limit, port=self.port) as server:
+        with PolicyServer(policy, self.folder, token=token, limit=self.max_new_tokens, port=self.port) as server:
             print(f"model: {server.name}\nOPENAI_BASE_URL={server.url}\nOPENAI_API_KEY={token}", flush=True)
             print(f"answers end with {printable(str(policy.ends))}", flush=True)
             with contextlib.suppress(KeyboardInterrupt):
@@ -73,8 +96,58 @@ class Serve(ModelCommand):
         return {"served": server.name}
 
 
+class GeneratedToken(NamedTuple):
+    """One more token of a choice, and the choice so far."""
+
+    choice: int
+    """Index of the choice, from 0."""
+    turn: "Turn"
+    """Prompt and answer, up to this token."""
+    log_probs: list[float]
+    """Log-probability of each token of the answer."""
+    finish: str | None
+    """``"stop"`` or ``"length"`` if this is the last token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _GenerationRequest:
+    """What a request asks for, checked."""
+
+    prompt: "Prompt"
+    prompt_ids: list[int]
+    ends: "StopConditions"
+    length: int
+    """Maximum number of tokens of prompt and answer together."""
+    num_choices: int
+    temperature: float
+    """0: the most probable tokens."""
+    seeds: "np.ndarray"
+    """Seed of each choice, int64 ``[num_choices]``."""
+
+    def finish(self, turn: "Turn") -> str | None:
+        """Return why an answer ends with its last token, ``"stop"`` or ``"length"``; None if it goes on."""
+        last_token = turn.completion_ids[-1]
+        if self.ends.token[last_token] or turn.completed(self.ends.texts) is not None:
+            return "stop"
+        if len(self.prompt_ids) + len(turn.completion_ids) >= self.length:
+            return "length"
+        return None
+
+
 class PolicyServer(ThreadingHTTPServer):
-    """Server of an `LMPolicy` by a name; it generates for one request at a time, and the others wait."""
+    """Server of an `LMPolicy`; it generates for one request at a time, and the others wait.
+
+    Args:
+        policy: the policy to serve.
+        name: name of the model in the protocol.
+        token: key that requests must bring.
+        limit: maximum length of an answer, in tokens.
+        port: port of 127.0.0.1; 0 takes a free one.
+
+    Raises:
+        ValueError: if the token is empty or the limit below 1.
+        OSError: if the port cannot be used.
+    """
 
     request_queue_size = 1024
     """Connections that wait to be accepted; the system may allow fewer."""
@@ -83,166 +156,365 @@ class PolicyServer(ThreadingHTTPServer):
         if not token or limit < 1:
             raise ValueError(f"--token is {token!r}, --max-new-tokens {limit}: expected a text, and at least 1")
         try:
-            super().__init__((LOCAL[0], port), _Handler)
+            super().__init__((LOCAL_HOSTS[0], port), _Handler)
         except (OSError, OverflowError) as error:
             hint = "choose another --port, or 0 for a free one"
             raise OSError(f"cannot listen on port {port} ({error}): {hint}") from error
-        self.policy, self.name, self.token, self.limit, self.lock = policy, name, token, limit, threading.Lock()
-        self.url = f"http://{LOCAL[0]}:{self.server_address[1]}/v1"
-        self.longest_token = 0 if policy is None else max(map(len, policy.tokenizer.get_vocab()))
+        self.policy: LMPolicy = policy
+        self.name = name
+        self.token = token
+        self.limit = limit
+        self.lock = threading.Lock()
+        """Held by the request that generates."""
+        self.url = f"http://{LOCAL_HOSTS[0]}:{self.server_address[1]}/v1"
+        self.longest_token = 0
         """Characters of the longest token."""
+        if policy is not None:
+            self.longest_token = max(map(len, policy.tokenizer.get_vocab()))
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing about a client that has gone; report any other error as the base class does."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
-    def generate(self, body: Any, *, chat: bool) -> Generator[tuple[int, Any, list[float], str | None], None, None]:
-        """Generate what a request asks for: after each token a choice's index, turn, log-probabilities and finish."""
+    def generate(self, body: Any, *, chat: bool) -> Generator[GeneratedToken, None, None]:
+        """Generate what a request asks for, token by token, the choices in turn.
+
+        Args:
+            body: the request, as parsed from JSON.
+            chat: whether it has messages instead of a prompt.
+
+        Raises:
+            ValueError: before the first token, if a field is wrong or not supported.
+            FileNotFoundError: if it asks for another model.
+        """
+        import numpy as np
+
+        from textenv.envs.turn import Turn
+
+        request = self._read_request(body, chat=chat)
+        lm = self.policy.lm
+
+        # Tokens of the choices, [num_choices, length], and the position of the next one, equal in all
+        prompt_length = len(request.prompt_ids)
+        tokens = np.zeros((request.num_choices, request.length), dtype=np.int64)
+        tokens[:, :prompt_length] = request.prompt_ids
+        position = prompt_length
+        running = np.ones(request.num_choices, dtype=bool)
+        log_probs_of_choices = [list[float]() for _ in range(request.num_choices)]
+
+        with self.lock:
+            player = self.policy.fork()
+            player.decoder = None
+            player.reset(seeds=request.seeds)
+            original_temperature = lm.temperature
+            lm.temperature = request.temperature or original_temperature
+            try:
+                while running.any():
+                    # One token for each choice; a choice that has ended has length 0, and its token is ignored
+                    lengths = running * position
+                    observation = {"tokens": tokens, "length": lengths[:, None]}
+                    step = player.act(observation, deterministic=request.temperature == 0)
+                    tokens[:, position] = step.action.cpu()
+                    position += 1
+
+                    for choice in running.nonzero()[0].tolist():
+                        completion_ids = tokens[choice, prompt_length:position].tolist()
+                        turn = Turn(
+                            prompt=request.prompt,
+                            prompt_ids=request.prompt_ids,
+                            context_ids=request.prompt_ids,
+                            completion_ids=completion_ids,
+                            terminated=False,
+                            tokenizer=self.policy.tokenizer,
+                            stop=request.ends.stop_texts,
+                        )
+                        finish = request.finish(turn)
+                        running[choice] = finish is None
+                        log_probs = log_probs_of_choices[choice]
+                        log_probs.append(float(step.log_prob[choice]))
+                        yield GeneratedToken(choice, turn, log_probs, finish)
+            finally:
+                lm.temperature = original_temperature
+
+    def _read_request(self, body: Any, *, chat: bool) -> _GenerationRequest:
+        """Check the values of a request, and convert them to those of the model."""
         import numpy as np
 
         from textenv.envs.limits import StopConditions
-        from textenv.envs.turn import Turn
         from textenv.prompts.prompts import as_prompt
         from textenv.prompts.tokenize import prompt_ids
 
-        lm, tokenizer, name = self.policy.lm, self.policy.tokenizer, "messages" if chat else "prompt"
-        given = body.get(name) if isinstance(body, dict) else None
-        are_messages = isinstance(given, list) and all(type(item) is dict for item in given)
-        if not given or chat != are_messages:
-            raise ValueError(f"{name} is {given!r:.300}, expected {'messages with texts' if chat else 'a text or ids'}")
-        if other := [x for x in body if body[x] and (x not in FIELDS or (x == "logprobs" and not chat))]:
-            raise ValueError(f"this server does not support {', '.join(other)}: leave it out, or give 0")
+        content = _content(body, chat=chat)
+        unsupported = [name for name in body if body[name] and not _supports(name, chat=chat)]
+        if unsupported:
+            raise ValueError(f"this server does not support {', '.join(unsupported)}: leave it out, or give 0")
         if body.get("model") != self.name:
             raise FileNotFoundError(f"there is no model {body.get('model')!r:.200}: this server has {self.name!r}")
-        stop = [body["stop"]] if isinstance(body.get("stop"), str) else body.get("stop") or []
-        length = "max_completion_tokens" if body.get("max_completion_tokens") else "max_tokens"
-        most, n = _number(body, length, self.limit, 1, self.limit), _number(body, "n", 1, 1, 64)
-        temperature = _number(body, "temperature", lm.temperature, 0, 100, (int, float))
-        if 0 < temperature < COLDEST:
+
+        # What ends an answer
+        stop = body.get("stop") or []
+        if isinstance(stop, str):
+            stop = [stop]
+        limit_name = "max_tokens"
+        if body.get("max_completion_tokens"):
+            limit_name = "max_completion_tokens"
+        max_new_tokens = _number(body, limit_name, default=self.limit, low=1, high=self.limit)
+
+        # How it is sampled
+        lm = self.policy.lm
+        num_choices = _number(body, "n", default=1, low=1, high=MAX_CHOICES)
+        temperature = _number(body, "temperature", default=lm.temperature, low=0, high=100, kinds=(int, float))
+        if 0 < temperature < LOWEST_TEMPERATURE:
             raise ValueError(
-                f"temperature is {temperature}, expected 0 (the most probable token) or at least {COLDEST}"
+                f"temperature is {temperature}, expected 0 (the most probable token) or at least {LOWEST_TEMPERATURE}"
             )
-        order = np.random.SeedSequence(_number(body, "seed", secrets.randbits(62), 0, 2**63))
-        prompt = as_prompt(0, given)
-        ends = StopConditions(tokenizer, [*lm.stop, *stop], lm.turn_ends)
-        ids = prompt_ids(prompt, tokenizer)
+        seed = _number(body, "seed", default=secrets.randbits(62), low=0, high=2**63)
+        seeds = np.random.SeedSequence(seed).generate_state(num_choices)
+
+        # Token ids of the prompt
+        prompt = as_prompt(0, content)
+        ends = StopConditions(self.policy.tokenizer, [*lm.stop, *stop], lm.turn_ends)
+        ids = prompt_ids(prompt, self.policy.tokenizer)
         if not 0 <= min(ids) <= max(ids) < lm.num_tokens:
             raise ValueError(f"prompt is {ids!r:.300}, expected token ids from 0 to {lm.num_tokens - 1}")
         lm.check_length(len(ids) + 1)
-        width = min(len(ids) + most, lm.context or len(ids) + most)
-        tokens, at, running = np.zeros((n, width), dtype=np.int64), len(ids), np.ones(n, dtype=bool)
-        tokens[:, :at], scores = ids, [list[float]() for _ in range(n)]
-        with self.lock:
-            player, own = self.policy.fork(), lm.temperature
-            player.decoder, lm.temperature = None, temperature or own
-            player.reset(seeds=order.generate_state(n).astype(np.int64))
-            try:
-                while running.any():
-                    observation = {"tokens": tokens, "length": (running * at)[:, None]}
-                    chosen, log_probs, _ = player.act(observation, deterministic=temperature == 0)
-                    tokens[:, at], at = chosen.cpu(), at + 1
-                    for row in running.nonzero()[0].tolist():
-                        after = tokens[row, len(ids) : at].tolist()
-                        turn = Turn(prompt, ids, ids, after, False, tokenizer, ends.stop_texts)
-                        ended = ends.token[after[-1]] or turn.completed(ends.texts) is not None
-                        running[row] = not ended and at < width
-                        scores[row].append(float(log_probs[row]))
-                        yield row, turn, scores[row], "stop" if ended else None if running[row] else "length"
-            finally:
-                lm.temperature = own
+        length = len(ids) + max_new_tokens
+        if lm.context:
+            length = min(length, lm.context)
+
+        return _GenerationRequest(
+            prompt=prompt,
+            prompt_ids=ids,
+            ends=ends,
+            length=length,
+            num_choices=num_choices,
+            temperature=temperature,
+            seeds=seeds.astype(np.int64),
+        )
 
 
 class _Handler(BaseHTTPRequestHandler):
+    """One request, and its answer: one JSON object, or events of server-sent events."""
+
     server: PolicyServer
     timeout = 60
-    begun = events = False
+    begun = False
+    """True once the headers of the answer are sent."""
+    events = False
+    """True if the answer is sent as events."""
 
     def do_POST(self) -> None:  # noqa: N802
         try:
             content = self._read()
-            host, key = self.headers.get("Host", "").rpartition(":")[0], self.headers.get("Authorization", "").encode()
-            if host not in LOCAL or not hmac.compare_digest(key, f"Bearer {self.server.token}".encode()):
-                raise PermissionError(f"wrong key or host: ask {LOCAL[0]} with the key that 'algos serve' has printed")
+            self._check_access()
             if (self.command, self.path) == ("GET", "/v1/models"):
                 self._send({"object": "list", "data": [{"id": self.server.name, "object": "model"}]})
-            elif self.command == "POST" and self.path in ("/v1/chat/completions", "/v1/completions"):
+            elif self.command == "POST" and self.path in COMPLETION_PATHS:
                 self._complete(parse_json(content), chat="chat" in self.path)
             else:
                 raise FileNotFoundError(f"there is no {self.command} {self.path:.100}, but POST /v1/chat/completions")
         except (ConnectionError, TimeoutError):
             pass  # the client has gone
         except Exception as error:  # a model may raise anything; the server goes on
-            status = next((status for kind, status in STATUS.items() if isinstance(error, kind)), 500)
-            kind = "server_error" if status == 500 else "invalid_request_error"
-            self._send({"error": {"message": str(error), "type": kind, "code": status}}, status)
+            self._send_error(error)
 
     do_GET = do_POST  # noqa: N815
 
     def _read(self) -> bytes:
-        """Return the body of the request; an OverflowError if it has more than `MOST_BYTES`."""
+        """Return the body of the request; an OverflowError if it has more than `MAX_REQUEST_BYTES`."""
         length = self.headers.get("Content-Length") or "0"
         if not (length.isascii() and length.isdigit()):
             raise ValueError(f"Content-Length is {length!r:.100}, expected the number of bytes of the request")
         size = int(length[:20])
-        if size <= MOST_BYTES:
+        if size <= MAX_REQUEST_BYTES:
             return self.rfile.read(size)
-        left = min(size, MOST_DISCARDED)
-        while left > 0:
-            chunk = self.rfile.read(min(left, 2**16))
+
+        # Read it all the same: a client that still sends would not read the error
+        bytes_left = min(size, MAX_DISCARDED_BYTES)
+        while bytes_left > 0:
+            chunk = self.rfile.read(min(bytes_left, 2**16))
             if not chunk:
                 break
-            left -= len(chunk)
-        raise OverflowError(f"the request has {size:,} bytes, expected at most {MOST_BYTES:,}: give a shorter prompt")
+            bytes_left -= len(chunk)
+        raise OverflowError(
+            f"the request has {size:,} bytes, expected at most {MAX_REQUEST_BYTES:,}: give a shorter prompt"
+        )
+
+    def _check_access(self) -> None:
+        """Raise a PermissionError unless the request has the key, and the name of this machine as its host."""
+        host, _, _ = self.headers.get("Host", "").rpartition(":")
+        key = self.headers.get("Authorization", "").encode()
+        expected_key = f"Bearer {self.server.token}".encode()
+        if host not in LOCAL_HOSTS or not hmac.compare_digest(key, expected_key):
+            raise PermissionError(
+                f"wrong key or host: ask {LOCAL_HOSTS[0]} with the key that 'algos serve' has printed"
+            )
 
     def _send(self, answer: dict[str, Any], status: int = 200) -> None:
+        """Send an object, with headers if it is the first."""
+        content_type = "application/json"
+        text = json.dumps(answer)
+        if self.events:
+            content_type = "text/event-stream"
+            text = f"data: {text}\n\n"
         if not self.begun:
             self.send_response(status)
-            self.send_header("Content-Type", "text/event-stream" if self.events else "application/json")
+            self.send_header("Content-Type", content_type)
             self.end_headers()
-        self.begun, text = True, json.dumps(answer)
-        self.wfile.write((f"data: {text}\n\n" if self.events else text).encode())
+        self.begun = True
+        self.wfile.write(text.encode())
+
+    def _send_error(self, error: Exception) -> None:
+        """Send an error, with the status of its class; 500 for one of the model."""
+        status = 500
+        for error_class, class_status in STATUS.items():
+            if isinstance(error, error_class):
+                status = class_status
+                break
+        kind = "invalid_request_error"
+        if status == 500:
+            kind = "server_error"
+        self._send({"error": {"message": str(error), "type": kind, "code": status}}, status)
 
     def _complete(self, body: Any, *, chat: bool) -> None:
         """Send an answer whole, or as events, one for each token; nothing is sent before all fields are checked."""
         check_fields(body, chat=chat)
         context = self.server.policy.lm.context
         check_prompt_size(body, chat=chat, context=context, longest_token=self.server.longest_token)
-        found, shown, decode = list[dict[str, Any]](), dict[int, int](), self.server.policy.tokenizer.decode
-        head = {"id": f"cmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": self.server.name}
-        with contextlib.closing(self.server.generate(body, chat=chat)) as steps:
-            for count, (row, turn, scores, finish) in enumerate(steps, 1):
-                usage = {"prompt_tokens": len(turn.prompt_ids), "completion_tokens": count}
-                self.events, ids, text = bool(body.get("stream")), turn.completion_ids, turn.completion
-                head["object"] = ("chat.completion" + ".chunk" * self.events) if chat else "text_completion"
-                if self.events:
-                    ids, scores = ids[-1:], scores[-1:]
-                elif not finish:
+
+        # What every object of the answer holds
+        streams = bool(body.get("stream"))
+        kind = "text_completion"
+        if chat:
+            kind = "chat.completion"
+            if streams:
+                kind = "chat.completion.chunk"
+        answer = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": self.server.name,
+            "object": kind,
+        }
+
+        choices: list[dict[str, Any]] = []
+        sent_characters: dict[int, int] = {}  # by choice
+        with contextlib.closing(self.server.generate(body, chat=chat)) as generated:
+            for count, token in enumerate(generated, 1):
+                self.events = streams  # an error before the first token is no event
+                usage = {"prompt_tokens": len(token.turn.prompt_ids), "completion_tokens": count}
+                if not (streams or token.finish):
                     continue
-                if not finish:  # a stop text, or the rest of a character, may still change the end
-                    text = text[: len(text) + 1 - max(map(len, turn.stop), default=1)].rstrip("\ufffd")
-                role, before = {} if row in shown else {"role": "assistant"}, shown.get(row, 0)
-                shown[row], text = max(before, len(text)), text[before:]
-                choice: dict[str, Any] = {"index": row, "finish_reason": finish, "logprobs": None}
-                choice |= {"delta" if self.events else "message": role | {"content": text}} if chat else {"text": text}
-                if body.get("logprobs") or type(body.get("logprobs")) is int:
-                    words = [decode([token]) for token in ids]
-                    each = [{"token": x, "logprob": y, "top_logprobs": []} for x, y in zip(words, scores, strict=True)]
-                    choice["logprobs"] = {"content": each} if chat else {"tokens": words, "token_logprobs": scores}
+                choice = self._choice(token, body, sent_characters, chat=chat)
                 if body.get("return_token_ids"):
-                    head["prompt_token_ids"], choice["token_ids"] = turn.prompt_ids, ids
-                found.append(choice)
-                if self.events:
-                    self._send(head | {"choices": found[-1:]})
-        if not self.events or (body.get("stream_options") or {}).get("include_usage"):
-            choices = [] if self.events else sorted(found, key=lambda choice: choice["index"])
-            self._send(head | {"choices": choices, "usage": usage | {"total_tokens": sum(usage.values())}})
-        if self.events:
+                    answer["prompt_token_ids"] = token.turn.prompt_ids
+                if streams:
+                    self._send(answer | {"choices": [choice]})
+                else:
+                    choices.append(choice)
+
+        # The whole answer, or the last events
+        usage["total_tokens"] = sum(usage.values())
+        includes_usage = (body.get("stream_options") or {}).get("include_usage")
+        if not streams or includes_usage:
+            choices.sort(key=lambda choice: choice["index"])
+            self._send(answer | {"choices": choices, "usage": usage})
+        if streams:
             self.wfile.write(b"data: [DONE]\n\n")
 
+    def _choice(
+        self, token: GeneratedToken, body: dict[str, Any], sent_characters: dict[int, int], *, chat: bool
+    ) -> dict[str, Any]:
+        """Return a choice as the protocol has it: what is new in an event, and otherwise all.
 
-def _number(body: dict[str, Any], name: str, default: Any, low: float, high: float, kinds: Any = int) -> Any:
-    value = default if body.get(name) is None else body[name]
+        ``sent_characters`` has the length of the text of each choice that was sent so far, and is updated.
+        """
+        # In an event, tokens and text since the last one
+        ids = token.turn.completion_ids
+        log_probs = token.log_probs
+        if self.events:
+            ids = ids[-1:]
+            log_probs = log_probs[-1:]
+        text = token.turn.completion
+        if not token.finish:
+            text = _settled_text(token.turn)
+        is_first = token.choice not in sent_characters
+        sent = sent_characters.get(token.choice, 0)
+        sent_characters[token.choice] = max(sent, len(text))
+        text = text[sent:]
+
+        # A chat has a message, or what is added to it
+        choice: dict[str, Any] = {"index": token.choice, "finish_reason": token.finish, "logprobs": None}
+        message = {"content": text}
+        if is_first:
+            message = {"role": "assistant", "content": text}
+        if not chat:
+            choice["text"] = text
+        elif self.events:
+            choice["delta"] = message
+        else:
+            choice["message"] = message
+        if body.get("logprobs") or type(body.get("logprobs")) is int:  # 0 asks for those of the tokens themselves
+            choice["logprobs"] = self._log_probs(ids, log_probs, chat=chat)
+        if body.get("return_token_ids"):
+            choice["token_ids"] = ids
+        return choice
+
+    def _log_probs(self, ids: list[int], log_probs: list[float], *, chat: bool) -> dict[str, Any]:
+        """Return tokens as texts with their log-probabilities, as the protocol has them."""
+        texts = [self.server.policy.tokenizer.decode([token_id]) for token_id in ids]
+        if not chat:
+            return {"tokens": texts, "token_logprobs": log_probs}
+        content = []
+        for text, log_prob in zip(texts, log_probs, strict=True):
+            content.append({"token": text, "logprob": log_prob, "top_logprobs": []})
+        return {"content": content}
+
+
+def _content(body: Any, *, chat: bool) -> Any:
+    """Return the messages or the prompt of a request; a ValueError if there are none or they are of another type."""
+    name = "prompt"
+    expected = "a text or ids"
+    if chat:
+        name = "messages"
+        expected = "messages with texts"
+    content = None
+    if isinstance(body, dict):
+        content = body.get(name)
+    are_messages = isinstance(content, list) and all(type(item) is dict for item in content)
+    if not content or chat != are_messages:
+        raise ValueError(f"{name} is {content!r:.300}, expected {expected}")
+    return content
+
+
+def _supports(name: str, *, chat: bool) -> bool:
+    """Return True for a field that this server supports; a number of ``logprobs``, as completions have, must be 0."""
+    if name == "logprobs":
+        return chat
+    return name in FIELDS
+
+
+def _settled_text(turn: "Turn") -> str:
+    """Return the text of an unfinished answer without its end, which the next tokens may still change."""
+    # The last characters may begin a stop text, and a replacement character stands for one that has begun
+    longest_stop = max(map(len, turn.stop), default=1)
+    end = len(turn.completion) + 1 - longest_stop
+    return turn.completion[:end].rstrip("\ufffd")
+
+
+def _number(
+    body: dict[str, Any],
+    name: str,
+    *,
+    default: float,
+    low: float,
+    high: float,
+    kinds: Any = int,
+) -> Any:
+    """Return the number of a field, or the default; a ValueError if it is of another type, or out of bounds."""
+    value = body.get(name)
+    if value is None:
+        value = default
     if type(value) is bool or not isinstance(value, kinds) or not low <= value <= high:
         raise ValueError(f"{name} is {value!r:.100}, expected a number from {low} to {high}, as 'algos serve' allows")
     return value

@@ -18,6 +18,15 @@ from algos.storage.run_reader import METRICS
 from textenv.registration import NAMES
 from textenv.rendering import sparkline
 
+MIN_CURVE_WIDTH = 8
+"""Smallest width, in characters, of a curve in a terminal."""
+
+MAX_CURVE_WIDTH = 64
+"""Largest width of a curve, in characters."""
+
+OTHER_COLUMNS_WIDTH = 56
+"""Characters of a terminal's width that the columns beside a curve take."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Runs(Command):
@@ -31,16 +40,16 @@ class Runs(Command):
         """Find and summarise the runs."""
         if not self.folder.is_dir():
             raise FileNotFoundError(f"there is no folder {self.folder}: give the folder that holds your runs")
-        found = []
+        summaries = []
         for path in sorted(self.folder.rglob(METRICS)):
             try:
                 run = read_run(path.parent)
             except ValueError:  # 'algos show' says what is wrong with it
                 run = {"run": str(path.parent), "status": "damaged"}
-            found.append({name: run.get(name) for name in SUMMARY})
+            summaries.append({name: run.get(name) for name in SUMMARY})
         if not self.json:
-            _print_runs(found)
-        return found
+            _print_runs(summaries)
+        return summaries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +63,21 @@ class Envs(Command):
         from textenv.extras.reasoning_gym import ReasoningGym
         from textenv.tasks.builtin import GAMES, TASKS, WORLDS
 
-        tasks = TASKS | {name: make for name, (make, _) in GAMES.items()} | {"ReasoningGym": ReasoningGym}
-        tasks |= {name: resolve_name(world) for name, world in WORLDS.items()}
-        lines = {name: str(inspect.getdoc(tasks[name])).partition("\n")[0] for name in NAMES}
-        found = [{"environment": f"textenv/{name}-v0", "task": line.replace("`", "")} for name, line in lines.items()]
+        # What describes each: a class or a function
+        tasks: dict[str, Any] = {**TASKS}
+        for name, (make, _) in GAMES.items():
+            tasks[name] = make
+        for name, world in WORLDS.items():
+            tasks[name] = resolve_name(world)
+        tasks["ReasoningGym"] = ReasoningGym
+
+        rows = []
+        for name in NAMES:
+            first_line, _, _ = str(inspect.getdoc(tasks[name])).partition("\n")
+            rows.append({"environment": f"textenv/{name}-v0", "task": first_line.replace("`", "")})
         if not self.json:
-            print_table([entry.values() for entry in found], ["environment", "task"])
-        return found
+            print_table([row.values() for row in rows], ["environment", "task"])
+        return rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,40 +100,51 @@ class Show(Command):
         return result
 
 
-def _print_runs(found: list[dict[str, Any]]) -> None:
+def _print_runs(summaries: list[dict[str, Any]]) -> None:
     """Print two lines for each run: with a column for each name, 80 characters are too few."""
-    if not found:
+    if not summaries:
         print(f"no runs: a run is a folder with {METRICS}")
         return
     rows = []
-    for run in found:
-        name = f"{run['run']}\n  {run['algorithm'] or '?'} on {run['environment'] or '?'}"
-        time = _duration(run["seconds"] or 0)
-        rows.append((name, *(run[column] for column in ("status", "steps", "last_score", "best_score")), time))
+    for run in summaries:
+        algorithm = run["algorithm"] or "?"
+        environment = run["environment"] or "?"
+        name = f"{run['run']}\n  {algorithm} on {environment}"
+        duration = _duration(run["seconds"] or 0)
+        rows.append((name, run["status"], run["steps"], run["last_score"], run["best_score"], duration))
     print_table(rows, ["run", "status", "steps", "last", "best", "time"])
 
 
 def _duration(seconds: float) -> str:
-    """Hours, minutes and seconds; a question mark if the number is no duration."""
+    """Return hours, minutes and seconds; a question mark if the number is no duration."""
     if not math.isfinite(seconds) or not 0 <= seconds < 1e9:
         return "?"
     return str(timedelta(seconds=round(seconds)))
 
 
-def _print_run(result: dict[str, Any]) -> None:
-    made_by, config, curves, samples = (result.pop(name) for name in ("made_by", "config", "curves", "samples"))
-    for name, value in made_by.items():
-        result[name] = ", ".join(f"{key} {x}" for key, x in value.items()) if isinstance(value, dict) else value
-    print_table(result.items())
-    if config:
-        print_table([(name, str(x)) for name, x in config.items()], ["hyper-parameter", "not its default"])
-    if curves:
-        width = max(8, min(64, get_terminal_size().columns - 56))
-        rows = [(name, sparkline(values, width), values[0], values[-1]) for name, values in curves.items()]
-        print_table(rows, ["metric", "curve", "first", "last"])
-    if samples:
-        texts = [[sample.get("steps"), *_spoken(sample), sample.get("score")] for sample in samples]
-        print_table(texts, ["steps", "prompt", "completion", "score"])
+def _print_run(run: dict[str, Any]) -> None:
+    """Print the tables of a run that `read_run` has returned."""
+    # One line for each value, and for how the run was made one for each part of that
+    values = dict(run)
+    for name in ("made_by", "config", "curves", "samples"):
+        values.pop(name)
+    for name, value in run["made_by"].items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {x}" for key, x in value.items())
+        values[name] = value
+    print_table(values.items())
+
+    if run["config"]:
+        rows = [(name, str(value)) for name, value in run["config"].items()]
+        print_table(rows, ["hyper-parameter", "not its default"])
+    if run["curves"]:
+        room = get_terminal_size().columns - OTHER_COLUMNS_WIDTH
+        width = max(MIN_CURVE_WIDTH, min(MAX_CURVE_WIDTH, room))
+        curves = [(name, sparkline(curve, width), curve[0], curve[-1]) for name, curve in run["curves"].items()]
+        print_table(curves, ["metric", "curve", "first", "last"])
+    if run["samples"]:
+        samples = [[sample.get("steps"), *_spoken(sample), sample.get("score")] for sample in run["samples"]]
+        print_table(samples, ["steps", "prompt", "completion", "score"])
 
 
 def _spoken(sample: dict[str, Any]) -> tuple[str, str]:
@@ -138,6 +166,9 @@ def _messages(messages: list[Any]) -> str:
     """Return messages with who speaks, one below the other; what is no message is shown as it is."""
     lines = []
     for message in messages:
-        spoken = isinstance(message, dict) and {"role", "content"} <= message.keys()
-        lines.append(f"{message['role']}: {str(message['content']).strip()}" if spoken else str(message))
+        if isinstance(message, dict) and {"role", "content"} <= message.keys():
+            content = str(message["content"]).strip()
+            lines.append(f"{message['role']}: {content}")
+        else:
+            lines.append(str(message))
     return "\n".join(lines)

@@ -8,21 +8,41 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVar
 
 import tyro
 
 from algos import presets
-from algos.cli.arguments import ModelCommand, json_object, named, one_thread, options
+from algos.cli.arguments import ModelCommand, flag, json_object, named, one_thread, options
 from algos.config import CONFIGS, AlgorithmName, Config, field_values
 from algos.make import PROMPTS, READY_MODELS, is_text
 from algos.policies.registry import PolicyName
 from algos.storage.run_folder import RUN, check_new, mark_as_own, run_folder_of
 from textenv.importing import absolute_name, read_module
 
+if TYPE_CHECKING:
+    from gymnasium.vector import VectorEnv
+
+    from algos.agent import Agent
+    from algos.evaluation import EvaluateEvery
+    from algos.training.run import Callback
+
 AnyConfig = TypeVar("AnyConfig", bound=Config)
-OF_POLICY = ("temperature", "lora", "critic", "dtype", "autocast", "gradient_checkpointing")
-"""Options of text environments that `LMPolicy.load` takes."""
+
+POLICY_OPTIONS = ("temperature", "lora", "critic", "dtype", "autocast", "gradient_checkpointing")
+"""Options of text that `LMPolicy.load` takes."""
+
+ENV_OPTIONS = ("max_prompt_tokens", "max_new_tokens", "stop")
+"""Options of text that the environment takes."""
+
+COUNT_OPTIONS = ("num_envs", "num_episodes", "eval_num_episodes", "checkpoint_every", "eval_every", "patience")
+"""Options that are at least 1."""
+
+UNSTORED_OPTIONS = ("run_dir", "resume", "overwrite", "config")
+"""Options of one start, which ``run.yaml`` does not repeat, and ``config``, which it has in its resolved form."""
+
+MAX_TEST_ENVS = 64
+"""Largest number of slots to evaluate in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,58 +178,64 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
     """Hyper-parameters; the defaults shown are those of the environment's preset."""
 
     def run(self) -> dict[str, Any] | None:
-        """Train, save and evaluate; the resolved options are stored in the run's folder. None if it is another's."""
-        return self._located()._train()
+        """Train, save and evaluate; the resolved options are stored in the run's folder.
+
+        Returns:
+            Results of the evaluation, steps, seconds and folders; None in all processes but the first.
+        """
+        return self._with_absolute_paths()._train()
 
     def recipe(self) -> presets.Recipe:
         """Check the options and return what they train, with absolute paths."""
-        return self._located()._recipe()
+        return self._with_absolute_paths()._build_recipe()
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the run."""
+        if self.run_dir is not None:
+            return self.run_dir
+        env_name = self.env.replace("/", "-")
+        return Path("runs") / f"{env_name}-{self.algo}-{self.config.seed}"
 
     def _train(self) -> dict[str, Any] | None:
-        start, run_dir, rank, slots = time.perf_counter(), self.folder, 0, self.num_envs
+        """Train, save and evaluate, once the options are checked and all paths are absolute."""
+        start = time.perf_counter()
+
+        # Several processes (torchrun) share the slots
+        rank = 0
+        num_envs = self.num_envs
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             from algos.ranks import collectives
 
             collectives.start()
-            rank, slots = collectives.rank(), collectives.local_count(slots, "--num-envs")
-        self._check_place(rank)
-        recipe = dataclasses.replace(self._recipe(), num_envs=slots)
-        slots = self.num_episodes if self.eval_every is None else max(self.num_episodes, self.eval_num_episodes)
-        slots = min(slots, 64 if self.process_timeout is None else self.num_envs)
-        with closing(recipe.environment()) as env, closing(recipe.environment(slots, split="test")) as test_env:
+            rank = collectives.rank()
+            num_envs = collectives.local_count(num_envs, "--num-envs")
+
+        # Errors that can be raised before anything is loaded
+        self._check_folder_and_memory(rank)
+        recipe = dataclasses.replace(self._build_recipe(), num_envs=num_envs)
+
+        num_test_envs = self._num_test_envs()
+        with closing(recipe.environment()) as env, closing(recipe.environment(num_test_envs, split="test")) as test_env:
             one_thread()
             from algos.agent import check_environment
-            from algos.evaluation import EvaluateEvery, summarise
-            from algos.lab.insight.dynamics import Dynamics
-            from algos.storage.env_state import share_objects
-            from algos.training.callbacks import StopAtKL
-            from algos.training.run import Callback
-            from algos.training.signals import interrupted_by_signals
-            from textenv.rewards.training import training
 
             agent = recipe.build(self.config.seed, env=env)
             check_environment(test_env, agent.policy, agent.config)  # its prompts may be longer
-            known = self._described(agent.config)
 
-            class StoreOptions(Callback):
-                """Stores the options when the run starts: one that cannot start or resume changes nothing."""
-
-                def on_start(self, run: Any) -> None:
-                    (run_dir / RUN).write_text(known, encoding="utf-8")
-                    mark_as_own(run_dir)
-
-            callbacks: list[Any] = [StoreOptions(), *([] if self.max_kl is None else [StopAtKL(self.max_kl)])]
-            callbacks += [Dynamics(self.dynamics_every)] if self.dynamics_every else []
-            if self.eval_every is not None:
-                wanted: Any = {"num_episodes": self.eval_num_episodes, "patience": self.patience}
-                callbacks.append(EvaluateEvery(test_env, self.eval_every, stop_at=self.stop_at, **wanted))
-            with self._collecting(agent, recipe), _options_outlive_their_folder(run_dir / RUN, known):
+            # Train, and save the agent
+            options_yaml = self._to_yaml(agent.config)
+            evaluations = self._evaluations(test_env)
+            callbacks = self._callbacks(options_yaml)
+            if evaluations is not None:
+                callbacks.append(evaluations)
+            with self._collection(agent, recipe), _options_outlive_their_folder(self.folder / RUN, options_yaml):
                 history = agent.learn(
                     self.total_steps,
-                    run_dir=run_dir,
+                    run_dir=self.folder,
                     progress=not (self.json or self.quiet),
                     callbacks=callbacks,
-                    loggers=self.logger.split(",") if self.logger else [],
+                    loggers=self._loggers(),
                     sample_every=self.sample_every,
                     checkpoint_every=self.checkpoint_every,
                     resume=self.resume,
@@ -217,101 +243,204 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
                 )
             if rank:
                 return None
-            options: dict[str, Any] = {"num_episodes": self.num_episodes, "seed": self.config.seed}
-            share_objects(agent.env, test_env)
-            saved = f"in the evaluation after the training, whose agent is saved in {run_dir}: algos evaluate {run_dir}"
-            with interrupted_by_signals(saved), training(int(history[-1]["steps"]), 1.0):  # the end of a curriculum
-                result: dict[str, Any] = dict(summarise(test_env, agent.policy, penalty=agent.penalty, **options))
-        if self.eval_every is not None:
-            result |= {"best_mean_return": callbacks[-1].best, "best": str(run_dir / "best")}
-        seconds = time.perf_counter() - start
-        return result | {"steps": history[-1]["steps"], "seconds": seconds, "run_dir": str(run_dir)}
+            steps = history[-1]["steps"]
+            result: dict[str, Any] = self._evaluate(agent, test_env, steps=int(steps))
 
-    def _check_place(self, rank: int) -> None:
+        if evaluations is not None:
+            result["best_mean_return"] = evaluations.best
+            result["best"] = str(self.folder / "best")
+        result["steps"] = steps
+        result["seconds"] = time.perf_counter() - start
+        result["run_dir"] = str(self.folder)
+        return result
+
+    def _check_folder_and_memory(self, rank: int) -> None:
         """Raise an error if there is another run in the folder, or less memory than the weights need."""
-        here = self.resume is not None and run_folder_of(self.resume) == self.folder.resolve()
-        if not here and not rank:  # the first process may have made the folder already
+        resumes_in_place = self.resume is not None and run_folder_of(self.resume) == self.folder.resolve()
+        if not resumes_in_place and not rank:  # the first process may have made the folder already
             check_new(self.folder, overwrite=self.overwrite)
         if is_text(self.env):
             from algos.lab.memory_plan import check_fits
 
             check_fits(self)
 
-    def _collecting(self, agent: Any, recipe: presets.Recipe) -> AbstractContextManager[None]:
+    def _num_test_envs(self) -> int:
+        """Return the number of slots to evaluate in: one per episode, up to a limit."""
+        num_episodes = self.num_episodes
+        if self.eval_every is not None:
+            num_episodes = max(num_episodes, self.eval_num_episodes)
+        limit = MAX_TEST_ENVS
+        if self.process_timeout is not None:  # each slot is a process
+            limit = self.num_envs
+        return min(num_episodes, limit)
+
+    def _evaluations(self, test_env: "VectorEnv") -> "EvaluateEvery | None":
+        """Return the callback that evaluates during the training; None without --eval-every."""
+        from algos.evaluation import EvaluateEvery
+
+        if self.eval_every is None:
+            return None
+        return EvaluateEvery(
+            test_env,
+            self.eval_every,
+            num_episodes=self.eval_num_episodes,
+            stop_at=self.stop_at,
+            patience=self.patience,
+        )
+
+    def _callbacks(self, options_yaml: str) -> "list[Callback]":
+        """Return the callbacks of the training, but that of `_evaluations`."""
+        from algos.lab.insight.dynamics import Dynamics
+        from algos.training.callbacks import StopAtKL
+        from algos.training.run import Callback
+
+        run_dir = self.folder
+
+        class StoreOptions(Callback):
+            """Stores the options when the run starts: one that cannot start or resume changes nothing."""
+
+            def on_start(self, run: Any) -> None:
+                (run_dir / RUN).write_text(options_yaml, encoding="utf-8")
+                mark_as_own(run_dir)
+
+        callbacks: list[Callback] = [StoreOptions()]
+        if self.max_kl is not None:
+            callbacks.append(StopAtKL(self.max_kl))
+        if self.dynamics_every:
+            callbacks.append(Dynamics(self.dynamics_every))
+        return callbacks
+
+    def _loggers(self) -> list[str]:
+        """Return the names of --logger."""
+        if not self.logger:
+            return []
+        return self.logger.split(",")
+
+    def _collection(self, agent: "Agent[Any]", recipe: presets.Recipe) -> AbstractContextManager[None]:
+        """Return the context to train in: with Ray's workers if the options ask for them."""
         if self.workers is None and not self.staleness:
             return nullcontext()
         from algos.extras.ray_workers import rollout_workers
 
-        make = dataclasses.replace(recipe, kl_coef=None, device=None).environment  # the penalty is charged here
-        return rollout_workers(agent, make, str(self.workers), staleness=self.staleness)
+        # The penalty is charged in this process, not by the workers
+        worker_recipe = dataclasses.replace(recipe, kl_coef=None, device=None)
+        return rollout_workers(agent, worker_recipe.environment, str(self.workers), staleness=self.staleness)
 
-    @property
-    def folder(self) -> Path:
-        """Folder of the run."""
-        return self.run_dir or Path("runs") / f"{self.env.replace('/', '-')}-{self.algo}-{self.config.seed}"
+    def _evaluate(self, agent: "Agent[Any]", test_env: "VectorEnv", *, steps: int) -> dict[str, float]:
+        """Evaluate the agent after its training of ``steps`` steps, with the rewards as that has left them."""
+        from algos.evaluation import summarise
+        from algos.storage.env_state import share_objects
+        from algos.training.signals import interrupted_by_signals
+        from textenv.rewards.training import training
 
-    def _located(self) -> Self:
+        share_objects(agent.env, test_env)
+        run_dir = self.folder
+        saved = f"in the evaluation after the training, whose agent is saved in {run_dir}: algos evaluate {run_dir}"
+        options: dict[str, Any] = {"num_episodes": self.num_episodes, "seed": self.config.seed}
+        with interrupted_by_signals(saved), training(steps, 1.0):  # the end of a curriculum
+            return summarise(test_env, agent.policy, penalty=agent.penalty, **options)
+
+    def _with_absolute_paths(self) -> Self:
         """Check the options and return the same command with absolute paths, which are valid in every folder."""
         self._check()
+        model = self.model
+        if model not in READY_MODELS:
+            model = absolute_name(model)
+
+        # "head" is the default, and "copy" no file
+        critic = self.critic
+        if critic == "head":
+            critic = None
+        elif critic != "copy":
+            critic = _absolute_name_or_none(critic)
+
         return dataclasses.replace(
             self,
             run_dir=self.folder.absolute(),
-            model=self.model if self.model in READY_MODELS else absolute_name(self.model),
-            critic={"head": None, "copy": "copy", None: None}.get(self.critic, absolute_name(str(self.critic))),
+            model=model,
+            critic=critic,
             reward=tuple(map(absolute_name, self.reward)),
             wrapper=tuple(map(absolute_name, self.wrapper)),
-            prompts=self.prompts and absolute_name(self.prompts),
-            eval_prompts=self.eval_prompts and absolute_name(self.eval_prompts),
+            prompts=_absolute_name_or_none(self.prompts),
+            eval_prompts=_absolute_name_or_none(self.eval_prompts),
         )
 
     def _check(self) -> None:
         """Raise a ValueError for options that do not fit each other or the environment."""
-        for name in ("num_envs", "num_episodes", "eval_num_episodes", "checkpoint_every", "eval_every", "patience"):
-            if (count := field_values(self)[name]) is not None and count < 1:
-                raise ValueError(f"--{name.replace('_', '-')} is {count}, expected at least 1")
+        values = field_values(self)
+        for name in COUNT_OPTIONS:
+            count = values[name]
+            if count is not None and count < 1:
+                raise ValueError(f"{flag(name)} is {count}, expected at least 1")
         if self.shard and self.algo in ("trpo", "dqn"):
             raise ValueError(f"--shard is for several processes, but {self.algo} trains in one: use ppo")
         if self.eval_every is None and (self.stop_at, self.patience) != (None, None):
             raise ValueError("--stop-at and --patience are for evaluations while training: add --eval-every STEPS")
-        own_prompts = self.env.rpartition(":")[2] == PROMPTS
-        for kind, fits, what in (
-            (TextOptions, is_text(self.env), "text environments"),
-            (PromptOptions, own_prompts, f"prompts of your own ({PROMPTS}, or no ENV)"),
-        ):
-            if (given := self._given(kind)) and not fits:
-                flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
-                raise ValueError(f"{flags}: only for {what}, not for {self.env}; leave out what does not fit")
+
+        # Options of text environments, and of one's own prompts
+        if not is_text(self.env):
+            self._refuse_options(TextOptions, "text environments")
+        if self.env.rpartition(":")[2] != PROMPTS:
+            self._refuse_options(PromptOptions, f"prompts of your own ({PROMPTS}, or no ENV)")
+
         if self.max_kl is not None and (self.kl_coef is None or self.max_kl <= 0):
             both = f"--max-kl is {self.max_kl} and --kl-coef {self.kl_coef}"
             raise ValueError(f"{both}, expected nats above 0 and a number")
 
-    def _given(self, kind: type) -> dict[str, Any]:
-        """Return the options of a kind that differ from their defaults."""
-        own = field_values(self)
-        return {field.name: own[field.name] for field in fields(kind) if own[field.name] != field.default}
+    def _refuse_options(self, kind: type, purpose: str) -> None:
+        """Raise a ValueError if an option of ``kind`` is set, since the environment does not serve its purpose."""
+        names = self._changed_options(kind)
+        if names:
+            flags = " and ".join(map(flag, names))
+            raise ValueError(f"{flags}: only for {purpose}, not for {self.env}; leave out what does not fit")
 
-    def _recipe(self) -> presets.Recipe:
-        given = self._given(TextOptions) | ({"autocast": "bfloat16"} if self.autocast else {})
-        policy = {name: x for name, x in given.items() if name in OF_POLICY}
-        of_env = ("max_prompt_tokens", "max_new_tokens", "stop")
-        env = self._given(PromptOptions) | {name: x for name, x in given.items() if name in of_env}
-        every: dict[str, Any] = {"process_timeout": self.process_timeout, "wrappers": self.wrapper}
-        known = {field.name for field in fields(presets.Recipe)}
-        own = {name: value for name, value in field_values(self).items() if name in known}
-        own["policy_kwargs"] = json_object(self.policy_kwargs, "--policy-kwargs") | policy
-        own["env_kwargs"] = every | json_object(self.env_kwargs, "--env-kwargs") | env
-        return presets.Recipe(**own, algorithm=self.algo)
+    def _changed_options(self, kind: type) -> dict[str, Any]:
+        """Return the options of a class of options that differ from their defaults."""
+        values = field_values(self)
+        return {field.name: values[field.name] for field in fields(kind) if values[field.name] != field.default}
 
-    def _described(self, config: Config) -> str:
-        """YAML of the options that repeat the run, with the agent's resolved config."""
+    def _build_recipe(self) -> presets.Recipe:
+        """Return what the options train."""
+        # Those of text belong to the model or to the environment
+        text_options = self._changed_options(TextOptions)
+        if self.autocast:
+            text_options["autocast"] = "bfloat16"
+        policy_options = {name: value for name, value in text_options.items() if name in POLICY_OPTIONS}
+        env_options = self._changed_options(PromptOptions)
+        env_options |= {name: value for name, value in text_options.items() if name in ENV_OPTIONS}
+
+        # Most options have the name of a field of the recipe
+        values = field_values(self)
+        arguments = {field.name: values[field.name] for field in fields(presets.Recipe) if field.name in values}
+        control_options: dict[str, Any] = {"process_timeout": self.process_timeout, "wrappers": self.wrapper}
+        arguments["policy_kwargs"] = json_object(self.policy_kwargs, "--policy-kwargs") | policy_options
+        arguments["env_kwargs"] = control_options | json_object(self.env_kwargs, "--env-kwargs") | env_options
+        return presets.Recipe(**arguments, algorithm=self.algo)
+
+    def _to_yaml(self, config: Config) -> str:
+        """Return the options that repeat the run as YAML, with the agent's resolved config."""
         import yaml
 
-        of_start = ("run_dir", "resume", "overwrite", "config")
-        own = {name: value for name, value in field_values(self).items() if name not in of_start}
-        own |= {name: json_object(own[name], name) for name in ("policy_kwargs", "env_kwargs")}
-        settings = field_values(config)
-        stored = {"env": self.env} | own | {"seed": settings.pop("seed"), "config": settings}
-        return yaml.safe_dump(json.loads(json.dumps(stored)), sort_keys=False)  # JSON has lists for tuples
+        stored: dict[str, Any] = {"env": self.env}
+        for name, value in field_values(self).items():
+            if name not in UNSTORED_OPTIONS:
+                stored[name] = value
+        for name in ("policy_kwargs", "env_kwargs"):
+            stored[name] = json_object(stored[name], name)
+
+        # The seed is an option, beside the hyper-parameters
+        hyper_parameters = field_values(config)
+        stored["seed"] = hyper_parameters.pop("seed")
+        stored["config"] = hyper_parameters
+        plain = json.loads(json.dumps(stored))  # with lists for tuples
+        return yaml.safe_dump(plain, sort_keys=False)
+
+
+def _absolute_name_or_none(name: str | None) -> str | None:
+    """Return `absolute_name` of an option that may be None."""
+    if name is None:
+        return None
+    return absolute_name(name)
 
 
 @contextmanager
@@ -327,25 +456,45 @@ def _options_outlive_their_folder(path: Path, text: str) -> Iterator[None]:
 
 
 def train_command(arguments: Sequence[str], name: str = "train", kind: Any = Train) -> Any:
-    """Build a command such as ``train`` with the defaults of environment and algorithm, or of the LSTM policy."""
-    arguments = arguments if arguments[:1] == [name] else [name]
-    algorithm, policy = named(arguments, "--algo", "ppo"), named(arguments, "--policy", "auto")
-    env_id, _ = options(arguments, switches())
-    if ":" in env_id:
-        with suppress(ValueError):  # raised again when the environment is made
-            read_module(env_id.rpartition(":")[0])
-    recurrent = policy == "lstm" and algorithm == "ppo"
+    """Return the type from which tyro makes a command, with the defaults of environment, algorithm and policy.
+
+    Args:
+        arguments: words of the command line; those of another command give the general defaults.
+        name: name of the command.
+        kind: `Train`, or a class derived from it.
+    """
+    if arguments[:1] != [name]:
+        arguments = [name]
+    algorithm = named(arguments, "--algo", "ppo")
+    policy = named(arguments, "--policy", "auto")
     model = named(arguments, "--model", "embedded")
-    recipe = presets.RECURRENT if recurrent else presets.recipe(env_id, algorithm, model)
-    own = field_values(recipe)
-    given = {name: own[name] for name in ("total_steps", "num_envs", "policy", "kl_coef", "config")}
-    given |= {name: json.dumps(dict(own[name])) for name in ("policy_kwargs", "env_kwargs")}
-    default = kind(env=tyro.MISSING, algo=algorithm, **given)
+    env_id, _ = options(arguments, switches())
+
+    # The module registers the environment, and so says whether it is one of text
+    module, _, _ = env_id.rpartition(":")
+    if module:
+        with suppress(ValueError):  # raised again when the environment is made
+            read_module(module)
+
+    if policy == "lstm" and algorithm == "ppo":
+        recipe = presets.RECURRENT
+    else:
+        recipe = presets.recipe(env_id, algorithm, model)
+    preset = field_values(recipe)
+    defaults = {option: preset[option] for option in ("total_steps", "num_envs", "policy", "kl_coef", "config")}
+    for option in ("policy_kwargs", "env_kwargs"):
+        defaults[option] = json.dumps(dict(preset[option]))
+    default = kind(env=tyro.MISSING, algo=algorithm, **defaults)
     return Annotated[kind[type(recipe.config)], tyro.conf.subcommand(name, default=default)]
 
 
 def switches() -> set[str]:
     """Return the names of the options of ``train`` that take no value."""
-    kinds: list[tuple[str, Any]] = [("", Train), *(("config.", kind) for kind in CONFIGS.values())]
-    found = {prefix + field.name for prefix, kind in kinds for field in fields(kind) if field.type in (bool, "bool")}
-    return {name.replace("_", "-") for name in found}
+    names = set()
+    kinds: list[tuple[str, Any]] = [("", Train), *(("config.", config) for config in CONFIGS.values())]
+    for prefix, kind in kinds:
+        for field in fields(kind):
+            if field.type in (bool, "bool"):
+                option = field.name.replace("_", "-")
+                names.add(f"{prefix}{option}")
+    return names

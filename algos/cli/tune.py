@@ -9,7 +9,7 @@ import tyro
 
 from algos.cli.arguments import Command, one_thread, with_files
 from algos.cli.tables import print_table
-from algos.cli.train import switches, train_command
+from algos.cli.train import Train, switches, train_command
 from algos.config import AlgorithmName
 
 
@@ -42,23 +42,42 @@ class Tune(Command):
         """Search, print the trials, write the best configuration."""
         if not self.env and self.config is None:
             raise ValueError("there is nothing to search for: give ENV, such as CartPole-v1, or --config FILE")
-        given = {"config": self.config, "algo": self.algo, "total-steps": self.total_steps, "model": self.model}
-        flags = [f"--{name}={value}" for name, value in given.items() if value is not None]
-        flags += [f"--wrapper={each}" for each in self.wrapper]
-        words = with_files(["train", *([self.env] if self.env else []), *flags], switches())
-        other: Any = tyro.conf.subcommand("tune")
-        train: Any = tyro.cli(train_command(words) | Annotated[Tune, other], args=words, prog="algos")
+        train = self._train_command()
         recipe = train.recipe()
-        run_dir = self.run_dir or train.folder.with_name(f"tune-{train.folder.name}")
+        run_dir = self.run_dir
+        if run_dir is None:
+            run_dir = train.folder.with_name(f"tune-{train.folder.name}")
+
+        # Search
         one_thread()
         from algos.lab.comparison.tune import tune
 
-        options = {"trials": self.trials, "seeds": self.seeds, "num_episodes": self.num_episodes}
         try:
-            result = tune(recipe, run_dir=run_dir, quiet=self.json, **options)
+            result = tune(
+                recipe,
+                run_dir=run_dir,
+                trials=self.trials,
+                seeds=self.seeds,
+                num_episodes=self.num_episodes,
+                quiet=self.json,
+            )
         except KeyboardInterrupt as stop:
             print(f"algos: stopped; the same command continues the search in {run_dir}", file=sys.stderr)
             raise SystemExit(130) from stop
         if not self.json:
             print_table(result.pop("best_trials"), ["trial", "mean return", "hyper-parameters"])
         return result
+
+    def _train_command(self) -> "Train[Any]":
+        """Return the ``algos train`` that the options stand for, with its preset and files."""
+        words = ["train"]
+        if self.env:
+            words.append(self.env)
+        values = {"config": self.config, "algo": self.algo, "total-steps": self.total_steps, "model": self.model}
+        words += [f"--{name}={value}" for name, value in values.items() if value is not None]
+        words += [f"--wrapper={wrapper}" for wrapper in self.wrapper]
+        words = with_files(words, switches())
+
+        # A second command, which is never chosen: with a single one, tyro expects no word "train"
+        second: Any = tyro.conf.subcommand("tune")
+        return tyro.cli(train_command(words) | Annotated[Tune, second], args=words, prog="algos")
