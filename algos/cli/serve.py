@@ -169,7 +169,10 @@ class PolicyServer(ThreadingHTTPServer):
         self.url = f"http://{LOCAL_HOSTS[0]}:{self.server_address[1]}/v1"
         self.longest_token = 0
         """Characters of the longest token."""
+        self.temperature = 1.0
+        """The policy's own, of requests without one; while a request generates, the model has that of the request."""
         if policy is not None:
+            self.temperature = policy.lm.temperature
             self.longest_token = max(map(len, policy.tokenizer.get_vocab()))
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -264,7 +267,7 @@ class PolicyServer(ThreadingHTTPServer):
         # How it is sampled
         lm = self.policy.lm
         num_choices = _number(body, "n", default=1, low=1, high=MAX_CHOICES)
-        temperature = _number(body, "temperature", default=lm.temperature, low=0, high=100, kinds=(int, float))
+        temperature = _number(body, "temperature", default=self.temperature, low=0, high=100, kinds=(int, float))
         if 0 < temperature < LOWEST_TEMPERATURE:
             raise ValueError(
                 f"temperature is {temperature}, expected 0 (the most probable token) or at least {LOWEST_TEMPERATURE}"
@@ -498,7 +501,7 @@ def _settled_text(turn: "Turn") -> str:
     """Return the text of an unfinished answer without its end, which the next tokens may still change."""
     # The last characters may begin a stop text, and a replacement character stands for one that has begun
     longest_stop = max(map(len, turn.stop), default=1)
-    end = len(turn.completion) + 1 - longest_stop
+    end = max(0, len(turn.completion) + 1 - longest_stop)
     return turn.completion[:end].rstrip("\ufffd")
 
 

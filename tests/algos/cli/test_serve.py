@@ -122,6 +122,29 @@ def test_a_stop_text_ends_the_answer_and_is_never_shown(client, stream):
     assert choices[-1].finish_reason == "stop"
 
 
+def test_a_long_stop_text_with_which_an_answer_begins_is_never_streamed(client):
+    whole = client.completions.create(model="critic", prompt="the film", seed=3).choices[0].text
+    stop = whole[: len(whole) // 2]
+    answer = client.completions.create(model="critic", prompt="the film", seed=3, stop=[stop], stream=True)
+    assert [text for part in answer if (text := part.choices[0].text)] == []
+
+
+def test_a_request_without_a_temperature_has_the_policys_while_another_one_has_its_own(server):
+    body = {"model": "critic", "prompt": "the film", "seed": 3}
+    alone = [token.log_probs for token in server.generate(body, chat=False)]
+    other = server.generate(body | {"temperature": 5.0}, chat=False)
+    next(other)
+    answers = []
+    thread = threading.Thread(
+        target=lambda: answers.extend(token.log_probs for token in server.generate(body, chat=False))
+    )
+    thread.start()
+    thread.join(0.3)  # it waits for the other one
+    other.close()
+    thread.join()
+    assert answers == alone
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
