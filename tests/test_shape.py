@@ -263,6 +263,13 @@ UNFOLDED = """
     textenv/lm/origin.py
     textenv/lm/choices.py
     textenv/lm/adapter_config.py
+    algos/lab/comparison/page.py
+    algos/lab/comparison/runs.py
+    algos/lab/comparison/words.py
+    algos/lab/comparison/summary.py
+    algos/lab/comparison/report.py
+    algos/lab/comparison/paper.py
+    algos/lab/comparison/tune.py
 """
 """Files to be read once: one idea a line. New files belong here; the others are unfolded one by one."""
 VAGUE = {"found", "said", "own", "given", "place", "whole", "known", "each"}
