@@ -196,11 +196,11 @@ def settings_of(run: RunResult) -> dict[str, str]:
     options = read_options(folder)
     settings: dict[str, Any] = {}
     if options:
-        # A run of the command line
+        # A run of ``algos train``
         settings |= {name: x for name, x in options.items() if name not in IGNORED_OPTIONS}
         settings |= options["config"]
     else:
-        # A run of a program, or of `compare`
+        # Any other run: what was saved with its agent
         description = describe_run(folder)
         env = description.get("environment") or {}
         policy_arguments = description.get("policy_arguments") or {}
