@@ -11,7 +11,7 @@ from typing import Any
 from algos.lab.comparison.page import RETURN, bands, page_data, read_pictures, render
 from algos.lab.comparison.paper import scores_by_algorithm, write_paper
 from algos.lab.comparison.runs import differences, listed, read_runs
-from algos.lab.comparison.summary import MIN_SEEDS, QUANTITIES, Figure, RunResult, by_case, summary
+from algos.lab.comparison.summary import MIN_SEEDS, QUANTITIES, Estimate, RunResult, by_case, summary
 from algos.lab.comparison.words import in_words
 from algos.lab.insight.finding import Finding
 from algos.storage.run_folder import replacing
@@ -58,7 +58,7 @@ RUN_COLUMNS = ("case", "seed", "folder", "status", "steps", "minutes", "date", "
 MISSING = "–"
 """Cell of a quantity that a case does not have."""
 
-Summaries = dict[str, dict[str, Figure]]
+Summaries = dict[str, dict[str, Estimate]]
 """`summary` of each case."""
 
 
@@ -66,22 +66,22 @@ def table_rows(summaries: Summaries) -> list[list[tuple[str, str]]]:
     """Return the comparison's table, no header: a row per quantity, a column per case, cells (text, small print)."""
     rows = []
     for name, label in ROW_LABELS.items():
-        cells = [_format_figure(metrics.get(name)) for metrics in summaries.values()]
+        cells = [_format_estimate(metrics.get(name)) for metrics in summaries.values()]
         if any(text != MISSING for text, _ in cells):
             rows.append([(label, ""), *cells])
     return rows
 
 
-def _format_figure(figure: Figure | None) -> tuple[str, str]:
+def _format_estimate(estimate: Estimate | None) -> tuple[str, str]:
     """Format a mean and, if the seeds differ, its limits (with few seeds, the value of each)."""
-    if figure is None:
+    if estimate is None:
         return MISSING, ""
-    mean = _format_number(figure.mean)
-    if math.isclose(min(figure.values), max(figure.values), rel_tol=1e-9):
+    mean = _format_number(estimate.mean)
+    if math.isclose(min(estimate.values), max(estimate.values), rel_tol=1e-9):
         return mean, ""
-    if figure.low is not None and figure.high is not None:
-        return mean, f"{_format_number(figure.low)} to {_format_number(figure.high)}"
-    return mean, ", ".join(_format_number(value) for value in figure.values)
+    if estimate.low is not None and estimate.high is not None:
+        return mean, f"{_format_number(estimate.low)} to {_format_number(estimate.high)}"
+    return mean, ", ".join(_format_number(value) for value in estimate.values)
 
 
 def _format_number(value: float) -> str:
@@ -130,7 +130,7 @@ def summaries_table(summaries: Summaries) -> str:
     for case, metrics in summaries.items():
         cells = []
         for name in quantities:
-            text, small_print = _format_figure(metrics.get(name))
+            text, small_print = _format_estimate(metrics.get(name))
             if small_print:
                 text += f"\n[dim]{small_print}[/dim]"
             cells.append(text)
@@ -148,9 +148,9 @@ def write_report(run_dir: Path, runs: Sequence[RunResult]) -> Path:
     # Tables
     rows = []
     for of_case in by_case(runs).values():
-        for quantity, figure in summary(of_case, study=runs).items():
-            row = identity(of_case[0]) | {"seeds": len(of_case), "quantity": quantity} | figure._asdict()
-            row["values"] = " ".join(map(str, figure.values))
+        for quantity, estimate in summary(of_case, study=runs).items():
+            row = identity(of_case[0]) | {"seeds": len(of_case), "quantity": quantity} | estimate._asdict()
+            row["values"] = " ".join(map(str, estimate.values))
             rows.append(row)
     _write_csv(run_dir / "summary.csv", rows)
     _write_csv(run_dir / "curves.csv", curve_rows(runs))

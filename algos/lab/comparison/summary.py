@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from algos.agent import Agent
     from textenv.kl.coefficients import CoefficientLike
 
-POINTS = 101
+GRID_POINTS = 101
 """Points of a curve over the budget, from 0 to 1."""
-SAME_LENGTH = 0.9
+FULL_LENGTH_FRACTION = 0.9
 """Runs of at least this fraction of the longest are drawn to the same end: their last iterations differ in length."""
-REACHED = 0.9
+REACHED_SCORE = 0.9
 """Normalised training score; the report has the steps until it is first reached."""
 QUANTITIES = {
     "normalised score": "normalised score of training episodes: 0 untrained, 1 solved",
@@ -156,8 +156,8 @@ def by_case(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
     return cases
 
 
-class Figure(NamedTuple):
-    """A quantity over the seeds: mean, limits and values."""
+class Estimate(NamedTuple):
+    """Estimate of a quantity over the seeds: mean (or another statistic), its limits, and the values."""
 
     mean: float
     low: float | None
@@ -228,52 +228,53 @@ def curve(run: RunResult, name: str, score: Score | None) -> list[tuple[float, f
 
 
 def steps_grid(runs: Sequence[RunResult]) -> np.ndarray:
-    """Return `POINTS` steps from 0 up to the longest run's last."""
-    return np.linspace(0, max(run.history[-1]["steps"] for run in runs), POINTS)
+    """Return `GRID_POINTS` steps from 0 up to the longest run's last."""
+    return np.linspace(0, max(run.history[-1]["steps"] for run in runs), GRID_POINTS)
 
 
 def on_grid(runs: Sequence[RunResult], name: str, score: Score | None = None) -> np.ndarray:
-    """Return a quantity on `steps_grid`, ``[seeds, POINTS]``: NaN before a run's first and after its last measurement.
+    """Return a quantity on `steps_grid`, ``[seeds, GRID_POINTS]``; NaN before a run's first and after its last value.
 
-    A run of at least `SAME_LENGTH` of the longest is extended to the same end. ``score``: applied to the values.
+    A run of at least `FULL_LENGTH_FRACTION` of the longest is extended to the same end. ``score`` is applied to the
+    values.
     """
     grid = steps_grid(runs)
-    values = np.full((len(runs), POINTS), np.nan)
+    values = np.full((len(runs), GRID_POINTS), np.nan)
     for row, run in zip(values, runs, strict=True):
         points = [(line["steps"], line[name]) for line in run.history if np.isfinite(line.get(name, np.nan))]
         if not points:
             continue
         steps, measured = np.array(points, dtype=float).T
         row[:] = np.interp(grid, steps, measured, left=np.nan)
-        if steps[-1] < SAME_LENGTH * grid[-1]:
+        if steps[-1] < FULL_LENGTH_FRACTION * grid[-1]:
             row[grid > steps[-1]] = np.nan
     if score is None:
         return values
     return np.vectorize(score)(values)
 
 
-def summary(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> dict[str, Figure]:
+def summary(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> dict[str, Estimate]:
     """Summarize the quantities of one case over its seeds; a quantity that one of the runs lacks is left out."""
     score = normalise(runs, study=study)
     rows = [_quantities(run, score) for run in runs]
     shared = [name for name in rows[0] if all(name in row for row in rows)]
     columns = {name: [row[name] for row in rows] for name in shared}
-    figures = {name: _figure(column, np.mean) for name, column in columns.items()}
+    estimates = {name: _estimate(column, np.mean) for name, column in columns.items()}
     if "normalised score" in columns:
         score_column = columns["normalised score"]
-        figures["normalised score, interquartile mean"] = _figure(score_column, interquartile_mean)
-    return figures
+        estimates["normalised score, interquartile mean"] = _estimate(score_column, interquartile_mean)
+    return estimates
 
 
-def _figure(column: Sequence[float], statistic: Callable[..., np.ndarray]) -> Figure:
+def _estimate(column: Sequence[float], statistic: Callable[..., np.ndarray]) -> Estimate:
     """Statistic of a quantity over the seeds, with its limits."""
     values = np.array(column)
     mean = float(statistic(values, axis=0))
     interval = limits(values, statistic)
     if interval is None:
-        return Figure(mean, None, None, tuple(values.tolist()))
+        return Estimate(mean, None, None, tuple(values.tolist()))
     low, high = interval
-    return Figure(mean, float(low), float(high), tuple(values.tolist()))
+    return Estimate(mean, float(low), float(high), tuple(values.tolist()))
 
 
 def _quantities(run: RunResult, score: Score | None) -> dict[str, float]:
@@ -297,12 +298,12 @@ def _quantities(run: RunResult, score: Score | None) -> dict[str, float]:
     learning_curve = curve(run, "normalised score", score)
     if learning_curve:
         fractions, scores = np.array(learning_curve, dtype=float).T
-        grid = np.linspace(0, 1, POINTS)
+        grid = np.linspace(0, 1, GRID_POINTS)
         metrics["area under the curve"] = float(np.interp(grid, fractions, scores).mean())
-        steps_when_reached = [x * total_steps for x, y in learning_curve if y >= REACHED]
-        metrics[f"reached {REACHED}"] = float(bool(steps_when_reached))
+        steps_when_reached = [x * total_steps for x, y in learning_curve if y >= REACHED_SCORE]
+        metrics[f"reached {REACHED_SCORE}"] = float(bool(steps_when_reached))
         if steps_when_reached:
-            metrics[f"steps to {REACHED}"] = steps_when_reached[0]
+            metrics[f"steps to {REACHED_SCORE}"] = steps_when_reached[0]
 
     # Means of what was logged
     for name in QUANTITIES:
@@ -339,7 +340,8 @@ def interquartile_mean(x: np.ndarray, axis: int = -1) -> np.ndarray:
     2.0
     """
     cut = x.shape[axis] // 4
-    return np.sort(x, axis=axis).take(np.arange(cut, x.shape[axis] - cut), axis=axis).mean(axis=axis)
+    middle = np.arange(cut, x.shape[axis] - cut)
+    return np.sort(x, axis=axis).take(middle, axis=axis).mean(axis=axis)
 
 
 def bootstrap_interval(

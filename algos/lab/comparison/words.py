@@ -8,18 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from algos.lab.comparison.paper import interval, probability_of_improvement
-from algos.lab.comparison.summary import MIN_SEEDS, SAME_LENGTH, Figure, RunResult, by_case
+from algos.lab.comparison.summary import FULL_LENGTH_FRACTION, MIN_SEEDS, Estimate, RunResult, by_case
 from algos.training.reward_hacking import COLLAPSE, VARIETY
 
 
-def in_words(runs: Sequence[RunResult], summaries: Mapping[str, Mapping[str, Figure]]) -> list[str]:
+def in_words(runs: Sequence[RunResult], summaries: Mapping[str, Mapping[str, Estimate]]) -> list[str]:
     """Return a paragraph for each case, and one for each pair of cases in the same environment."""
     cases = by_case(runs)
     paragraphs = [_case(name, of_case, summaries[name]) for name, of_case in cases.items()]
     return [*paragraphs, *_pairs(cases)]
 
 
-def _case(name: str, runs: Sequence[RunResult], metrics: Mapping[str, Figure]) -> str:
+def _case(name: str, runs: Sequence[RunResult], metrics: Mapping[str, Estimate]) -> str:
     """Paragraph about a case: its returns, then what a reader should know before trusting them."""
     # Returns of evaluations, or of the training's beginning and end
     if "mean_return" in metrics:
@@ -48,7 +48,7 @@ def _case(name: str, runs: Sequence[RunResult], metrics: Mapping[str, Figure]) -
     shorter = []
     for run in runs:
         steps = run.history[-1]["steps"]
-        if steps < SAME_LENGTH * longest:
+        if steps < FULL_LENGTH_FRACTION * longest:
             shorter.append(f"seed {run.seed} after {steps:,} of {longest:,} steps")
     if shorter:
         text += f" Not all runs have the same length: {', '.join(shorter)}."
@@ -89,12 +89,12 @@ def _pairs(cases: Mapping[str, Sequence[RunResult]]) -> Iterator[str]:
         yield f"Probability of improvement of {x} over {y}: {probability:.2f} ({spread}){verdict}."
 
 
-def with_interval(figure: Figure) -> str:
+def with_interval(estimate: Estimate) -> str:
     """Return a mean with its 95 % confidence interval; with few seeds, with the value of each."""
-    if figure.low is not None and figure.high is not None:
-        seeds = len(figure.values)
-        return f"{figure.mean:.3g} (95 % CI {figure.low:.3g} to {figure.high:.3g}, {seeds} seeds)"
-    if len(figure.values) == 1:
-        return f"{figure.mean:.3g} (1 seed)"
-    values = ", ".join(f"{value:.3g}" for value in figure.values)
-    return f"{figure.mean:.3g} (seeds: {values}; {MIN_SEEDS} give an interval)"
+    if estimate.low is not None and estimate.high is not None:
+        seeds = len(estimate.values)
+        return f"{estimate.mean:.3g} (95 % CI {estimate.low:.3g} to {estimate.high:.3g}, {seeds} seeds)"
+    if len(estimate.values) == 1:
+        return f"{estimate.mean:.3g} (1 seed)"
+    values = ", ".join(f"{value:.3g}" for value in estimate.values)
+    return f"{estimate.mean:.3g} (seeds: {values}; {MIN_SEEDS} give an interval)"

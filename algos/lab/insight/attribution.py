@@ -1,4 +1,4 @@
-"""Attribution of a difference of logits to parts of a model: what each adds, and what changes without its training."""
+"""Attribution of a difference of logits to parts of a model: direct contributions, and activation patching."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,7 +13,8 @@ from algos.lab.insight.blocks import Blocks, Pair, before_norm, hook
 class Attribution(NamedTuple):
     """Contributions to the logit difference of two sets of tokens, at the ends of n prompts.
 
-    They are direct: without what later layers make of them, the final norm's scale held (Elhage et al. 2021).
+    Only direct contributions: without what later layers make of them, and with the final norm's scale as it is (Elhage
+    et al. 2021).
     """
 
     difference: Tensor

@@ -35,8 +35,8 @@ Policies = Mapping[str, ControlPolicy]
 def control_run(folder: str | Path, *, num_episodes: int = 8, **env: Any) -> tuple[Any, Any, TensorDict, Sequence[str]]:
     """Return the arguments of `interpret_control` for a run, whose trained policy plays some episodes.
 
-    The policy before the training is made with the seed of the config, as by ``algos train``. If yours was
-    made with another seed, call `interpret_control` yourself.
+    The policy before the training is made with the seed of the config, as by ``algos train``. If yours was made with
+    another seed, call `interpret_control` yourself.
 
     Args:
         folder: folder of the run.
