@@ -295,6 +295,24 @@ UNFOLDED = """
     algos/cli/film.py
     algos/cli/tables.py
     algos/cli/request_fields.py
+    algos/lab/comparison/page.py
+    algos/lab/comparison/runs.py
+    algos/lab/comparison/words.py
+    algos/lab/comparison/summary.py
+    algos/lab/comparison/report.py
+    algos/lab/comparison/paper.py
+    algos/lab/comparison/tune.py
+    algos/lab/memory_plan.py
+    algos/lab/model_card.py
+    algos/lab/run_summary.py
+    algos/lab/insight/activations.py
+    algos/lab/insight/attribution.py
+    algos/lab/insight/blocks.py
+    algos/lab/insight/control.py
+    algos/lab/insight/dynamics.py
+    algos/lab/insight/finding.py
+    algos/lab/insight/language.py
+    algos/lab/insight/tokens.py
 """
 """Files to be read once: one idea a line. New files belong here; the others are unfolded one by one."""
 VAGUE = {"found", "said", "own", "given", "place", "whole", "known", "each"}

@@ -13,7 +13,7 @@ from textenv.lm.adapter_config import ADAPTER_CONFIG, is_adapter, read_adapter_c
 from textenv.lm.loading import BASE
 from textenv.rendering import sparkline
 
-PRIVATE = ("command", "folder", "machine")
+PRIVATE_PROVENANCE = ("command", "folder", "machine")
 """Parts of a run's record that are not published."""
 
 
@@ -43,20 +43,24 @@ def push_to_hub(
     folder = Path(folder)
     description = read_description(folder)
     _check_base(folder, repo_id)
+
+    # Files by their names in the repository: bytes, or paths to read
     made_by = description.get("made_by") or {}
-    public = {name: value for name, value in made_by.items() if name not in PRIVATE}
+    public = {name: value for name, value in made_by.items() if name not in PRIVATE_PROVENANCE}
     config = json.dumps(description | {"made_by": public}, indent=2) + "\n"
     files: dict[str, Any] = {"config.json": config.encode(), "README.md": model_card(folder, repo_id).encode()}
     for path in (folder / METRICS, *(folder / "policy").rglob("*")):
         _check_inside(path, folder)
         if path.is_file():
             files[path.relative_to(folder).as_posix()] = path
+
+    # One commit, which also deletes what the repository held
     api = HfApi(token=token, library_name="textenv")
     with hub_errors(f"{folder} could not be pushed to {repo_id}"):
         api.create_repo(repo_id, private=private, exist_ok=overwrite)
         changes: list[Any] = [CommitOperationAdd(name, content) for name, content in files.items()]
-        old = set(api.list_repo_files(repo_id)) - {*files, ".gitattributes"}
-        changes += map(CommitOperationDelete, old)
+        old_files = set(api.list_repo_files(repo_id)) - {*files, ".gitattributes"}
+        changes += [CommitOperationDelete(name) for name in old_files]
         return api.create_commit(repo_id, changes, commit_message="Upload an agent").commit_url
 
 
@@ -64,21 +68,40 @@ def model_card(folder: Path, repo_id: str) -> str:
     """Return the README of a saved agent: environment, results, curves, how to load it, hyper-parameters."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    best = (folder.parent / METRICS).is_file()  # the folder is RUN/best
-    run = read_run(folder.parent if best else folder)
-    env, algorithm = run["environment"] or "an environment of its own", run["algorithm"]
-    score, kind = run["best_score" if best else "last_score"], "reinforcement-learning"
-    results = [] if score is None else [EvalResult(kind, env, env, "mean_reward", round(score, 4))]
-    data: dict[str, Any] = {"model_name": repo_id.rpartition("/")[2], "eval_results": results or None}
-    header = ModelCardData(library_name="textenv", tags=[kind, "textenv", algorithm.lower(), env], **data)
-    lines = ["---", header.to_yaml(), "---", "", f"# {algorithm} on {env}", ""]
+    # The folder of a run, or its folder ``best``
+    is_best = (folder.parent / METRICS).is_file()
+    if is_best:
+        run = read_run(folder.parent)
+        score = run["best_score"]
+    else:
+        run = read_run(folder)
+        score = run["last_score"]
+    env = run["environment"] or "an environment of its own"
+    algorithm = run["algorithm"]
+
+    # Metadata
+    task = "reinforcement-learning"
+    results: list[EvalResult] | None = None
+    if score is not None:
+        results = [EvalResult(task, env, env, "mean_reward", round(score, 4))]
+    metadata = ModelCardData(
+        library_name="textenv",
+        tags=[task, "textenv", algorithm.lower(), env],
+        model_name=repo_id.rpartition("/")[2],
+        eval_results=results,
+    )
+
+    lines = ["---", metadata.to_yaml(), "---", "", f"# {algorithm} on {env}", ""]
     lines += [f"A policy trained for {run['steps']:,} steps with the library `textenv`.", ""]
     if run["curves"]:
         lines += ["| metric | training | first | last |", "| --- | --- | --- | --- |"]
-        lines += [f"| `{x}` | {sparkline(y, 40)} | {y[0]:.4g} | {y[-1]:.4g} |" for x, y in run["curves"].items()] + [""]
+        for name, values in run["curves"].items():
+            lines.append(f"| `{name}` | {sparkline(values, 40)} | {values[0]:.4g} | {values[-1]:.4g} |")
+        lines.append("")
     lines += ["```python", "import algos", "", f'policy = algos.load("{repo_id}")', "```", ""]
     lines += [f"`algos evaluate {repo_id}` plays episodes. Hyper-parameters other than {algorithm}'s defaults:", ""]
-    lines += ["| field | value |", "| --- | --- |", *(f"| `{x}` | `{value}` |" for x, value in run["config"].items())]
+    lines += ["| field | value |", "| --- | --- |"]
+    lines += [f"| `{name}` | `{value}` |" for name, value in run["config"].items()]
     return "\n".join(lines) + "\n"
 
 

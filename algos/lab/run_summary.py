@@ -13,10 +13,15 @@ from algos.training.save import describe, read_description
 
 SUMMARY = ("run", "environment", "algorithm", "status", "steps", "last_score", "best_score", "seconds")
 """Part of `read_run` that a list of runs has."""
-SHOWN = (
-    "eval/mean_return", "episode/return", "episode/length", "reference/kl", "policy/approx_kl", "policy/entropy",
+CURVES = (
+    "eval/mean_return",
+    "episode/return",
+    "episode/length",
+    "reference/kl",
+    "policy/approx_kl",
+    "policy/entropy",
     "sft/loss",
-)  # fmt: skip
+)
 """Metrics with a curve; the score is that of the evaluation while training, if there is one, else of the training."""
 
 
@@ -30,15 +35,33 @@ def read_run(folder: Path) -> dict[str, Any]:
         DamagedRunError: if a file of the run is damaged.
     """
     description = describe_run(folder)
+    environment = description.get("environment") or {}
+
+    # Curves and scores
     lines = read_metrics(folder)
-    last: dict[str, Any] = lines[-1] if lines else {}
-    curves = {name: values for name in SHOWN if (values := [line[name] for line in lines if name in line])}
+    last: dict[str, Any] = {}
+    if lines:
+        last = lines[-1]
+    curves: dict[str, list[Any]] = {}
+    for name in CURVES:
+        values = [line[name] for line in lines if name in line]
+        if values:
+            curves[name] = values
     scores: list[Any] = curves.get("eval/mean_return") or curves.get("episode/return") or [None]
-    kind, config = CONFIGS.get(str(description.get("algorithm")).lower()), description.get("config", {})
-    defaults = {} if kind is None else json.loads(json.dumps(dataclasses.asdict(kind()), default=describe))
-    result = {
+
+    # Settings that differ from the algorithm's defaults
+    config_class = CONFIGS.get(str(description.get("algorithm")).lower())
+    defaults = {}
+    if config_class is not None:
+        defaults = json.loads(json.dumps(dataclasses.asdict(config_class()), default=describe))
+    config = {}
+    for name, value in description.get("config", {}).items():
+        if name not in defaults or value != defaults[name]:
+            config[name] = value
+
+    summary: dict[str, Any] = {
         "run": str(folder),
-        "environment": (description.get("environment") or {}).get("id"),
+        "environment": environment.get("id"),
         "algorithm": description.get("algorithm"),
         "status": status(folder),
         "steps": last.get("steps", 0),
@@ -46,19 +69,19 @@ def read_run(folder: Path) -> dict[str, Any]:
         "best_score": max(scores),
         "seconds": last.get("time/seconds", 0.0),
         "made_by": description.get("made_by") or {},
-        "config": {name: x for name, x in config.items() if name not in defaults or x != defaults[name]},
+        "config": config,
         "curves": curves,
         "samples": read_samples(folder)[-3:],
     }
-    if wrappers := (description.get("environment") or {}).get("wrappers"):
-        result["wrappers"] = wrappers
-    if result["status"] in ("stopped", "failed") and (folder / RUN).is_file():
-        result["continue"] = f"algos train --resume {folder}"
-    return result
+    if environment.get("wrappers"):
+        summary["wrappers"] = environment["wrappers"]
+    if summary["status"] in ("stopped", "failed") and (folder / RUN).is_file():
+        summary["continue"] = f"algos train --resume {folder}"
+    return summary
 
 
 def describe_run(folder: Path) -> Mapping[str, Any]:
-    """Read ``config.json`` of a run; while it is missing, the same of the flags that started it, or nothing."""
+    """Read ``config.json`` of a run; while it is missing, return the same from its flags, or an empty one."""
     if (folder / "config.json").is_file():
         return read_description(folder)
     options = read_options(folder)
@@ -77,6 +100,6 @@ def read_options(folder: Path) -> dict[str, Any]:
     kinds = {"config": dict, "env": str, "algo": str}
     for name, kind in kinds.items():
         if not isinstance(options.get(name), kind):
-            found = f"{name} is {options.get(name)!r:.100}, expected {kind.__name__}"
-            raise DamagedRunError(f"{folder / RUN} is damaged, expected the options of a run: {found}")
+            fault = f"{name} is {options.get(name)!r:.100}, expected {kind.__name__}"
+            raise DamagedRunError(f"{folder / RUN} is damaged, expected the options of a run: {fault}")
     return options

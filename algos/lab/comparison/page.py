@@ -9,10 +9,10 @@ from __future__ import annotations
 import base64
 import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,168 +30,321 @@ from algos.storage import run_reader
 from algos.training.loggers import SAMPLES, SHADED
 from textenv.rendering import printable
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 TEMPLATES = Path(__file__).with_name("templates")
-MOST_TEXT, MOST_PICTURES = 2_500_000, 1_000_000
-"""Maximum characters of prompts and answers, and bytes of pictures, in a page: both together are below 5 MB."""
-RETURN, KL, LENGTH = "episode/return", "reference/kl", "episode/length"
+MAX_TEXT_CHARACTERS = 2_500_000
+"""Maximum characters of prompts and answers in a page; with `MAX_PICTURE_BYTES`, a page stays below 5 MB."""
+MAX_PICTURE_BYTES = 1_000_000
+"""Maximum bytes of pictures in a page."""
+RETURN = "episode/return"
+KL = "reference/kl"
+LENGTH = "episode/length"
 OF_ENV = {
-    RETURN: "return", "eval/mean_return": "return of the evaluation", LENGTH: "episode length, steps or tokens",
-}  # fmt: skip
+    RETURN: "return",
+    "eval/mean_return": "return of the evaluation",
+    LENGTH: "episode length, steps or tokens",
+}
 """Quantities with a panel for each environment, because their scales differ."""
 OF_TEXT = {
-    "text/distinct_2": "distinct-2: fraction of distinct 2-grams", "text/repeated_4": "fraction of repeated 4-grams",
-}  # fmt: skip
-OF_UPDATE = {"policy/approx_kl": "approx_kl: KL from the behaviour policy while updating", "value/loss": "value loss"}
+    "text/distinct_2": "distinct-2: fraction of distinct 2-grams",
+    "text/repeated_4": "fraction of repeated 4-grams",
+}
+"""Quantities of generated texts."""
+OF_UPDATE = {
+    "policy/approx_kl": "approx_kl: KL from the behaviour policy while updating",
+    "value/loss": "value loss",
+}
 """Quantities of a training that only curves show."""
-NO_PART = ("reward/failed", "reward/left_out", "reward/loss")
+NOT_COMPONENTS = ("reward/failed", "reward/left_out", "reward/loss")
+"""Metrics below ``reward/`` that are no components of the reward."""
 Panel = dict[str, Any]
+"""Data of a chart: its ``title``, its ``lines``, what they are drawn ``over``, and whether they are ``keyed``."""
+Line = dict[str, Any]
+"""Data of a line of a chart; see `_line`."""
+Table = list[dict[str, Any]]
+"""Samples of one iteration of a run."""
 
 
 def render(template: str, **values: Any) -> str:
     """Fill in a template of this folder; every text is escaped, and control characters are spelt out."""
+    environment = _environment()
     script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
+    style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
     digest = base64.b64encode(sha256(script.encode()).digest()).decode()
-    own = {name: _environment().filters["safe"](text) for name, text in {
-        "script": script, "script_hash": f"sha256-{digest}", "style": (TEMPLATES / "report.css").read_text(),
-    }.items()}  # fmt: skip
-    return str(_environment().get_template(template).render(**own, **values))
+
+    # Texts of ours, which are not escaped
+    mark_safe = environment.filters["safe"]
+    page = environment.get_template(template).render(
+        script=mark_safe(script),
+        script_hash=mark_safe(f"sha256-{digest}"),
+        style=mark_safe(style),
+        **values,
+    )
+    return str(page)
 
 
 @functools.cache
-def _environment() -> Any:
+def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    shown = lambda x: printable(x) if type(x) is str else x  # noqa: E731  (not of Markup, which is ours)
-    loader = FileSystemLoader(TEMPLATES)
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, finalize=shown, trim_blocks=True)
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_spell_out_text,
+        trim_blocks=True,
+    )
+
+
+def _spell_out_text(value: Any) -> Any:
+    """Make a text printable. Markup, a subclass of `str` that only we make, and all other values stay as they are."""
+    if type(value) is str:
+        return printable(value)
+    return value
 
 
 def page_data(runs: Sequence[RunResult], *, live: float = 0) -> dict[str, Any]:
-    """Everything that the page draws: curves of the cases, and samples; ``live``: seconds between refreshes."""
-    cases, (samples, left_out) = by_case(runs), read_samples(runs)
-    budgets = [max(run.history[-1]["steps"] for run in own) for own in cases.values()]
+    """Return everything that the page draws: curves of the cases, and samples; ``live``: seconds between refreshes."""
+    cases = by_case(runs)
+    samples, note = read_samples(runs)
+    budgets = [max(run.history[-1]["steps"] for run in of_case) for of_case in cases.values()]
+
+    # Cases of very different budgets are compared over the fraction of it
+    axis = "fraction"
+    if live or max(budgets) < 2 * min(budgets):
+        axis = "steps"
+
     return samples_data(samples, SHADED) | {
-        "note": left_out,
+        "note": note,
         "cases": [printable(name) for name in cases],
         "panels": [panel for panel in _panels(cases, runs) if panel["lines"]],
-        "axis": "steps" if live or max(budgets) < 2 * min(budgets) else "fraction",
+        "axis": axis,
         "live": live,
     }
 
 
 def samples_data(samples: Sequence[dict[str, Any]], shades: Iterable[str]) -> dict[str, Any]:
-    """The part of the data that the table of prompts and answers draws; ``shades``: columns of ``tokens``."""
-    known = [name for name in shades if any(name in (row["tokens"] or ()) for row in samples)]
-    return {"samples": [_spelt_out(row) for row in samples], "shades": known, "cases": [], "live": 0, "note": ""}
+    """Return the part of the data that the table of prompts and answers draws; ``shades``: columns of ``tokens``."""
+    recorded = set[str]()
+    for sample in samples:
+        recorded.update(sample["tokens"] or ())
+    return {
+        "samples": [_spelt_out(sample) for sample in samples],
+        "shades": [name for name in shades if name in recorded],
+        "cases": [],
+        "live": 0,
+        "note": "",
+    }
 
 
-def _panels(cases: Mapping[str, Sequence[RunResult]], study: Sequence[RunResult]) -> Iterable[Panel]:
+def _panels(cases: Mapping[str, Sequence[RunResult]], study: Sequence[RunResult]) -> Iterator[Panel]:
     """Panels in the page's order: returns by environment, frontiers, then everything that several cases share."""
     logged = {name for run in study for row in run.history for name in row}
-    envs = dict.fromkeys(run.env for run in study)
-    named = list(enumerate(cases.values()))
-    yield _panel(QUANTITIES["normalised score"], [_line(i, own, "normalised score", study) for i, own in named])
+    envs = list(dict.fromkeys(run.env for run in study))
+
+    # Scores and returns
+    yield _panel(QUANTITIES["normalised score"], _case_lines(cases, "normalised score", study))
     for name, label in OF_ENV.items():
-        for env in envs if name in logged else ():
-            yield _panel(f"{label}: {env}", [_line(i, own, name, study) for i, own in named if own[0].env == env])
-    for env in envs if KL in logged else ():
-        lines = [_frontier(i, own) for i, own in named if own[0].env == env]
-        title = f"reward–KL frontier: {env} (return over KL, from the small to the large dot)"
-        yield _panel(title, lines, over="KL to the reference, nats per answer")
-    for case, own in cases.items():
-        logged_here = sorted({name for run in own for name in run.history[-1]} - {*NO_PART})
-        parts = [name for name in logged_here if name.startswith("reward/") and name.count("/") == 1]
-        if len(parts) > 1:
-            lines = [_line(i, own, part, study, named=part.removeprefix("reward/")) for i, part in enumerate(parts)]
+        if name in logged:
+            for env in envs:
+                yield _panel(f"{label}: {env}", _case_lines(cases, name, study, env=env))
+
+    # Frontiers
+    if KL in logged:
+        for env in envs:
+            yield _panel(
+                f"reward–KL frontier: {env} (return over KL, from the small to the large dot)",
+                [_frontier(i, runs) for i, runs in enumerate(cases.values()) if runs[0].env == env],
+                over="KL to the reference, nats per answer",
+            )
+
+    # Components of a reward
+    for case, runs in cases.items():
+        components = _reward_components(runs)
+        if len(components) > 1:
+            lines = []
+            for i, name in enumerate(components):
+                label = name.removeprefix("reward/")
+                lines.append(_quantity_line(runs, name, study, look=i, case=None, label=label))
             yield _panel(f"reward components: {case}", lines, keyed=True)
+
+    # Quantities of the training
     for name, label in (QUANTITIES | OF_UPDATE | OF_TEXT).items():
         if name in logged:
-            yield _panel(label, [_line(i, own, name, study) for i, own in named])
+            yield _panel(label, _case_lines(cases, name, study))
 
 
-def _panel(title: str, lines: Iterable[dict[str, Any] | None], *, over: str = "steps", keyed: bool = False) -> Panel:
-    return {"title": printable(title), "lines": [line for line in lines if line], "over": over, "keyed": keyed}
+def _panel(title: str, lines: Iterable[Line | None], *, over: str = "steps", keyed: bool = False) -> Panel:
+    drawn = [line for line in lines if line is not None]
+    return {"title": printable(title), "lines": drawn, "over": over, "keyed": keyed}
 
 
-def _line(
-    place: int, runs: Sequence[RunResult], name: str, study: Sequence[RunResult], *, named: str = ""
-) -> dict[str, Any] | None:
-    """A case's line over the steps; None if none of its runs has the quantity."""
-    score = normalise(runs, study=study) if name == "normalised score" else None
-    if name == "normalised score" and score is None:
-        return None
-    values = on_grid(runs, RETURN if score else name, score)
-    return _drawn(place, None if named else place, named or runs[0].case, steps_grid(runs), values)
+def _reward_components(runs: Sequence[RunResult]) -> list[str]:
+    """Names of the reward components in the last iterations of a case's runs, sorted."""
+    logged = {name for run in runs for name in run.history[-1]}
+    of_reward = [name for name in sorted(logged) if name.startswith("reward/") and name.count("/") == 1]
+    return [name for name in of_reward if name not in NOT_COMPONENTS]
 
 
-def _frontier(place: int, runs: Sequence[RunResult]) -> dict[str, Any] | None:
+def _case_lines(
+    cases: Mapping[str, Sequence[RunResult]], name: str, study: Sequence[RunResult], *, env: str | None = None
+) -> list[Line | None]:
+    """A quantity's line of each case, or of each case in this environment."""
+    lines = []
+    for i, (case, runs) in enumerate(cases.items()):
+        if env is None or runs[0].env == env:
+            lines.append(_quantity_line(runs, name, study, look=i, case=i, label=case))
+    return lines
+
+
+def _quantity_line(
+    runs: Sequence[RunResult], name: str, study: Sequence[RunResult], *, look: int, case: int | None, label: str
+) -> Line | None:
+    """A quantity of a case over the steps; None if none of its runs has it."""
+    if name == "normalised score":
+        score = normalise(runs, study=study)
+        if score is None:
+            return None
+        values = on_grid(runs, RETURN, score)
+    else:
+        values = on_grid(runs, name)
+    return _line(steps_grid(runs), values, look=look, case=case, label=label)
+
+
+def _frontier(case: int, runs: Sequence[RunResult]) -> Line | None:
     """A case's return over its KL, means over its runs, as far as all of them came."""
-    kl, returns = on_grid(runs, KL).mean(0), on_grid(runs, RETURN).mean(0)
-    line = _drawn(place, place, runs[0].case, kl, np.where(np.isnan(kl), np.nan, returns)[np.newaxis])
-    return line and line | {"steps": _numbers(steps_grid(runs))}
+    kl = on_grid(runs, KL).mean(0)
+    returns = on_grid(runs, RETURN).mean(0)
+    returns = np.where(np.isnan(kl), np.nan, returns)
+    line = _line(kl, returns[np.newaxis], look=case, case=case, label=runs[0].case)
+    if line is None:
+        return None
+    return line | {"steps": _numbers(steps_grid(runs))}
 
 
-def _drawn(look: int, case: int | None, name: str, x: np.ndarray, values: np.ndarray) -> dict[str, Any] | None:
-    known = np.isfinite(values).any(0)
-    if not known.any():
+def _line(x: np.ndarray, values: np.ndarray, *, look: int, case: int | None, label: str) -> Line | None:
+    """Data of a line: the mean of ``values``, ``[seeds, points]``, and their limits or single seeds.
+
+    ``look``: number of its colour. ``case``: number of the case by whose button it is hidden, if there is one. None if
+    there is no finite value.
+    """
+    # Mean where a run was measured
+    measured = np.isfinite(values).any(0)
+    if not measured.any():
         return None
     mean = np.full(len(x), np.nan)
-    mean[known] = np.nanmean(values[:, known], axis=0)
-    whole, line = limits(values), {"look": look, "case": case, "name": printable(name), "x": _numbers(x)}
-    line |= {"mean": _numbers(mean), "low": None, "high": None, "seeds": []}
-    if whole is not None:  # NaN where a run has ended
-        return line | {"low": _numbers(whole[0]), "high": _numbers(whole[1])}
-    return line | {"seeds": [_numbers(row) for row in values] if len(values) > 1 else []}
+    mean[measured] = np.nanmean(values[:, measured], axis=0)
+    line: Line = {
+        "look": look,
+        "case": case,
+        "name": printable(label),
+        "x": _numbers(x),
+        "mean": _numbers(mean),
+        "low": None,
+        "high": None,
+        "seeds": [],
+    }
+
+    # Limits, which are NaN where a run has ended; without them, single seeds
+    band = limits(values)
+    if band is not None:
+        low, high = band
+        line["low"] = _numbers(low)
+        line["high"] = _numbers(high)
+    elif len(values) > 1:
+        line["seeds"] = [_numbers(row) for row in values]
+    return line
 
 
 def _numbers(values: np.ndarray) -> list[float | None]:
+    """Values for JSON, rounded to four digits; None for NaN."""
     return [float(f"{x:.4g}") if np.isfinite(x) else None for x in values.tolist()]
 
 
 def read_samples(runs: Sequence[RunResult]) -> tuple[list[dict[str, Any]], str]:
-    """Samples of all runs with their tokens, and a sentence if there are too many for a page, else no text."""
-    names, shown, found = list(by_case(runs)), list[list[dict[str, Any]]](), list[list[dict[str, Any]]]()
-    for run in [run for run in runs if run.folder]:
-        folder = Path(run.folder)
-        tokens = {(x["iteration"], x["row"]): x for x in run_reader.read_tokens(folder)}
-        samples = run_reader.read_samples(folder)
-        rows = [x for x in samples if {"prompt", "completion"} <= x.keys() and isinstance(x.get("iteration"), int)]
-        tables = [list(rows) for _, rows in itertools.groupby(rows, key=lambda row: row["iteration"])]
-        for table in tables:
-            for i, row in enumerate(table):
-                row |= {"case": names.index(run.case), "seed": run.seed, "tokens": tokens.get((row["iteration"], i))}
-                row.pop("turns", None)  # whose text is the completion
-                row.pop("chat", None)  # whose text is the prompt
-        found += tables
-        shown += _thinned(tables, MOST_TEXT // len(runs))
-    count, whole = sum(map(len, shown)), sum(map(len, found))
-    few = f"This page shows {count} of {whole} answers, long ones cut off; {SAMPLES} of each run has all in full."
-    return [row for table in shown for row in table], few if shown != found else ""
+    """Read the samples of all runs with their tokens.
+
+    Returns:
+        The samples, and a sentence for the reader if there are too many for a page, else an empty text.
+    """
+    cases = list(by_case(runs))
+    logged: list[Table] = []
+    shown: list[Table] = []
+    for run in runs:
+        if run.folder:
+            tables = _read_tables(run, case=cases.index(run.case))
+            logged += tables
+            shown += _thinned(tables, MAX_TEXT_CHARACTERS // len(runs))
+    samples = [sample for table in shown for sample in table]
+    if shown == logged:
+        return samples, ""
+    total = sum(len(table) for table in logged)
+    note = (
+        f"This page shows {len(samples)} of {total} answers, long ones cut off; {SAMPLES} of each run has all in full."
+    )
+    return samples, note
 
 
-def _thinned(tables: list[list[dict[str, Any]]], most: int) -> list[list[dict[str, Any]]]:
+def _read_tables(run: RunResult, *, case: int) -> list[Table]:
+    """Read a run's samples, a table for each iteration, with ``case`` (its number), ``seed`` and ``tokens``."""
+    folder = Path(run.folder)
+    tokens = {(row["iteration"], row["row"]): row for row in run_reader.read_tokens(folder)}
+
+    # What is no sample, such as a line of another program, is left out
+    samples = []
+    for sample in run_reader.read_samples(folder):
+        if {"prompt", "completion"} <= sample.keys() and isinstance(sample.get("iteration"), int):
+            samples.append(sample)
+
+    tables = []
+    for iteration, rows in itertools.groupby(samples, key=_iteration):
+        table = list(rows)
+        for i, sample in enumerate(table):
+            sample["case"] = case
+            sample["seed"] = run.seed
+            sample["tokens"] = tokens.get((iteration, i))
+            sample.pop("turns", None)  # whose text is the completion
+            sample.pop("chat", None)  # whose text is the prompt
+        tables.append(table)
+    return tables
+
+
+def _iteration(sample: dict[str, Any]) -> int:
+    return int(sample["iteration"])
+
+
+def _thinned(tables: list[Table], max_characters: int) -> list[Table]:
     """As many of the tables, evenly spread, with the first and the last, as have at most so many characters.
 
     If even these two are too long, they lose their tokens, then rows, then the ends of their texts.
     """
     sizes = np.array([_size(table) for table in tables])
-    for count in range(len(tables), min(len(tables), 2) - 1, -1):
+    fewest = min(len(tables), 2)
+    for count in range(len(tables), fewest - 1, -1):
         chosen = np.linspace(0, len(tables) - 1, count).round().astype(int)
-        if sizes[chosen].sum() <= most:
+        if sizes[chosen].sum() <= max_characters:
             return [tables[i] for i in chosen]
+
+    # The first and the last, which are the same of a single one
     ends = [tables[0], tables[-1]][: len(tables)]
-    for rows, length in ((None, None), (4, None), (1, most // 48)):
-        shorter = [[_shortened(row, length) for row in table[:rows]] for table in ends]
-        if _size(shorter) <= most:
+    for num_rows, text_length in ((None, None), (4, None), (1, max_characters // 48)):
+        shorter = [[_shortened(sample, text_length) for sample in table[:num_rows]] for table in ends]
+        if _size(shorter) <= max_characters:
             break
     return shorter
 
 
-def _shortened(row: dict[str, Any], length: int | None) -> dict[str, Any]:
+def _shortened(sample: dict[str, Any], length: int | None) -> dict[str, Any]:
     """A sample without tokens, its texts cut to this many characters; None cuts nothing."""
-    texts = {name: str(row[name]) for name in ("prompt", "completion")}
-    cut = {name: f"{x[:length]} …" if length and len(x) > length else x for name, x in texts.items()}
-    return row | cut | {"tokens": None}
+    shortened = sample | {"tokens": None}
+    for name in ("prompt", "completion"):
+        text = str(sample[name])
+        if length and len(text) > length:
+            text = f"{text[:length]} …"
+        shortened[name] = text
+    return shortened
 
 
 def _size(value: Any) -> int:
@@ -209,26 +362,39 @@ def _spelt_out(value: Any) -> Any:
         return [_spelt_out(x) for x in value]
     if isinstance(value, str):
         return printable(value)
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value
 
 
 def read_pictures(runs: Sequence[RunResult]) -> list[dict[str, str]]:
-    """Pictures of ``algos interpret`` in the runs' folders; beyond `MOST_PICTURES`, only where they are."""
-    found, left = [], MOST_PICTURES
-    paths = [path for run in runs if run.folder for path in sorted(Path(run.folder, "interpret").glob("*.png"))]
-    for path in filter(Path.is_file, paths):
-        left -= path.stat().st_size
-        name = f"{path.parent.parent.name}: {path.stem.replace('_', ' ')}"
-        source = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}" if left >= 0 else ""
-        found.append({"name": name if source else f"{name} (in {path})", "source": source})
-    return found
+    """Pictures of ``algos interpret`` in the runs' folders; beyond `MAX_PICTURE_BYTES`, only where they are."""
+    pictures = []
+    bytes_left = MAX_PICTURE_BYTES
+    for run in runs:
+        if not run.folder:
+            continue
+        for path in sorted(Path(run.folder, "interpret").glob("*.png")):
+            if not path.is_file():
+                continue
+            name = f"{path.parent.parent.name}: {path.stem.replace('_', ' ')}"
+            bytes_left -= path.stat().st_size
+            if bytes_left >= 0:
+                data = base64.b64encode(path.read_bytes()).decode()
+                pictures.append({"name": name, "source": f"data:image/png;base64,{data}"})
+            else:
+                pictures.append({"name": f"{name} (in {path})", "source": ""})
+    return pictures
 
 
 def bands(runs: Sequence[RunResult]) -> str:
-    """What a curve's line and band are."""
-    counts = [len(own) for own in by_case(runs).values()]
+    """Return a sentence that says what a curve's line and band are."""
+    counts = [len(of_case) for of_case in by_case(runs).values()]
     if max(counts) == 1:
         return "One run of each case."
-    inside = ["thin lines are single seeds"] * any(1 < count < MIN_SEEDS for count in counts)
-    inside += ["bands are 95 % bootstrap confidence intervals"] * (max(counts) >= MIN_SEEDS)
-    return f"Lines are means over the seeds; {', '.join(inside)}."
+    parts = []
+    if any(1 < count < MIN_SEEDS for count in counts):
+        parts.append("thin lines are single seeds")
+    if max(counts) >= MIN_SEEDS:
+        parts.append("bands are 95 % bootstrap confidence intervals")
+    return f"Lines are means over the seeds; {', '.join(parts)}."

@@ -40,35 +40,50 @@ def scores_by_algorithm(runs: Sequence[RunResult]) -> dict[str, Scores]:
 
 
 def everywhere(scores: Scores) -> np.ndarray:
-    """Return the interquartile mean over all runs, of ``[*, seeds]`` by environment: ``[*]``."""
+    """Return the interquartile mean over all runs of all environments: ``[*]``, for scores ``[*, seeds]``."""
     return interquartile_mean(np.concatenate([*scores.values()], axis=-1))
 
 
 def profile(scores: Scores) -> np.ndarray:
     """Return the fraction of runs whose score is above each of `TAUS`: ``[*, len(TAUS)]`` (run-score distribution)."""
-    whole = np.concatenate([*scores.values()], axis=-1)
-    return (whole[..., None] > TAUS).mean(axis=-2)
+    of_all_runs = np.concatenate([*scores.values()], axis=-1)
+    return (of_all_runs[..., None] > TAUS).mean(axis=-2)
 
 
 def probability_of_improvement(x: Scores, y: Scores) -> np.ndarray:
     """Return the probability that a run of x beats one of y on a random shared environment (eq. 2): ``[*]``."""
-    pairs = [(x[env][..., :, None], y[env][..., None, :]) for env in x if env in y]
-    return np.mean([((a > b) + 0.5 * (a == b)).mean(axis=(-2, -1)) for a, b in pairs], axis=0)
+    probabilities = []
+    for env in x:
+        if env in y:
+            # Every run of x against every run of y, [*, seeds of x, seeds of y]
+            of_x = x[env][..., :, None]
+            of_y = y[env][..., None, :]
+            wins = (of_x > of_y) + 0.5 * (of_x == of_y)
+            probabilities.append(wins.mean(axis=(-2, -1)))
+    return np.mean(probabilities, axis=0)
 
 
 def interval(statistic: Callable[..., np.ndarray], *scores: Scores, seed: int = 0) -> np.ndarray | None:
-    """95 % limits ``[2, *]`` by the stratified bootstrap; None with fewer than `MIN_SEEDS` seeds somewhere."""
-    if min(len(column) for each in scores for column in each.values()) < MIN_SEEDS:
+    """95 % limits of a statistic of these scores by the stratified bootstrap, ``[2, *]``.
+
+    None with fewer than `MIN_SEEDS` seeds of an algorithm in an environment. ``seed``: seed of the resampling.
+    """
+    num_seeds = [len(column) for by_env in scores for column in by_env.values()]
+    if min(num_seeds) < MIN_SEEDS:
         return None
     generator = np.random.default_rng(seed)
-    drawn = [
-        {env: x[generator.integers(len(x), size=(RESAMPLES, len(x)))] for env, x in each.items()} for each in scores
-    ]
-    return np.quantile(statistic(*drawn), [0.025, 0.975], axis=0)
+    resampled: list[Scores] = []
+    for by_env in scores:
+        of_algorithm: Scores = {}
+        for env, column in by_env.items():
+            rows = generator.integers(len(column), size=(RESAMPLES, len(column)))
+            of_algorithm[env] = column[rows]
+        resampled.append(of_algorithm)
+    return np.quantile(statistic(*resampled), [0.025, 0.975], axis=0)
 
 
 class PaperRow(NamedTuple):
-    """A quantity of the table: of an algorithm, or of one over another."""
+    """A row of the table: a quantity of an algorithm, or of one algorithm over another."""
 
     quantity: str
     name: str
@@ -100,20 +115,30 @@ def write_paper(run_dir: Path, scores: Mapping[str, Scores]) -> None:
         writer = csv.writer(file)
         writer.writerow(["quantity", "algorithm", "over", "value", "low", "high"])
         for row in rows:
-            low_and_high = [] if row.limits is None else row.limits.tolist()
-            writer.writerow([row.quantity, row.name, row.over, row.value, *low_and_high])
+            cells = [row.quantity, row.name, row.over, row.value]
+            if row.limits is not None:
+                cells += row.limits.tolist()
+            writer.writerow(cells)
     (run_dir / "paper.tex").write_text(_latex(rows), encoding="utf-8")
 
 
 def _latex(rows: Sequence[PaperRow]) -> str:
     """Return a ``tabular`` for booktabs."""
-    about = (
-        "% Normalised score: 0 untrained, 1 solved (reward_threshold, else the best here). CI: stratified bootstrap."
-    )
-    lines = [about, r"\begin{tabular}{lll}", r"\toprule", r"quantity & algorithm & value (95\% CI) \\", r"\midrule"]
+    lines = [
+        "% Normalised score: 0 untrained, 1 solved (reward_threshold, else the best here). CI: stratified bootstrap.",
+        r"\begin{tabular}{lll}",
+        r"\toprule",
+        r"quantity & algorithm & value (95\% CI) \\",
+        r"\midrule",
+    ]
     for row in rows:
-        name = f"{row.name} over {row.over}" if row.over else row.name
+        name = row.name
+        if row.over:
+            name = f"{row.name} over {row.over}"
         label = re.sub(r"([_%&#$])", r"\\\1", name)
-        spread = "" if row.limits is None else f" ({row.limits[0]:.2f} to {row.limits[1]:.2f})"
+        spread = ""
+        if row.limits is not None:
+            low, high = row.limits
+            spread = f" ({low:.2f} to {high:.2f})"
         lines.append(rf"{row.quantity} & {label} & {row.value:.2f}{spread} \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])

@@ -11,13 +11,13 @@ from typing import Any
 from algos.lab.comparison.page import RETURN, bands, page_data, read_pictures, render
 from algos.lab.comparison.paper import scores_by_algorithm, write_paper
 from algos.lab.comparison.runs import differences, listed, read_runs
-from algos.lab.comparison.summary import MIN_SEEDS, QUANTITIES, Figure, RunResult, by_case, summary
+from algos.lab.comparison.summary import MIN_SEEDS, QUANTITIES, Estimate, RunResult, by_case, summary
 from algos.lab.comparison.words import in_words
 from algos.lab.insight.finding import Finding
 from algos.storage.run_folder import replacing
 from textenv.rendering import printable, text_of
 
-SHOWN = 100
+MAX_FINDING_ROWS = 100
 """Maximum number of a finding's rows in a page; the CSV file has all of them."""
 ROW_LABELS = {
     "first return": "return of the first tenth of the training",
@@ -39,75 +39,101 @@ ROW_LABELS = {
     "time fraction: update": "fraction of time updating",
 }
 """Rows of the table."""
+TERMINAL_LABELS = {
+    "mean_return": "return",
+    "normalised score": "normalised score",
+    "steps to 0.9": "steps to .9",
+    "update/kl": "KL of an update",
+    "last kl": "KL to the reference",
+    "steps_per_second": "steps per second",
+}
+"""Columns of the table in the terminal; the page has all quantities."""
+TERMINAL_LABELS_OF_TRAINING = {
+    "last return": "return of the last tenth of the training",
+    "last kl": "KL to the reference",
+}
+"""Columns for runs that were not evaluated after the training."""
+RUN_COLUMNS = ("case", "seed", "folder", "status", "steps", "minutes", "date", "commit")
+"""Columns of `listed`."""
 MISSING = "–"
 """Cell of a quantity that a case does not have."""
 
-Summaries = dict[str, dict[str, Figure]]
+Summaries = dict[str, dict[str, Estimate]]
 """`summary` of each case."""
 
 
 def table_rows(summaries: Summaries) -> list[list[tuple[str, str]]]:
     """Return the comparison's table, no header: a row per quantity, a column per case, cells (text, small print)."""
-    rows = [
-        [(label, ""), *(_format_figure(metrics.get(name)) for metrics in summaries.values())]
-        for name, label in ROW_LABELS.items()
-    ]
-    return [row for row in rows if any(text != MISSING for text, _ in row[1:])]
+    rows = []
+    for name, label in ROW_LABELS.items():
+        cells = [_format_estimate(metrics.get(name)) for metrics in summaries.values()]
+        if any(text != MISSING for text, _ in cells):
+            rows.append([(label, ""), *cells])
+    return rows
 
 
-def _format_figure(figure: Figure | None) -> tuple[str, str]:
+def _format_estimate(estimate: Estimate | None) -> tuple[str, str]:
     """Format a mean and, if the seeds differ, its limits (with few seeds, the value of each)."""
-    if figure is None:
+    if estimate is None:
         return MISSING, ""
-    mean, *values = map(_format_number, (figure.mean, *figure.values))
-    if math.isclose(min(figure.values), max(figure.values), rel_tol=1e-9):
+    mean = _format_number(estimate.mean)
+    if math.isclose(min(estimate.values), max(estimate.values), rel_tol=1e-9):
         return mean, ""
-    ends = [_format_number(x) for x in (figure.low, figure.high) if x is not None]
-    return mean, " to ".join(ends) or ", ".join(values)
+    if estimate.low is not None and estimate.high is not None:
+        return mean, f"{_format_number(estimate.low)} to {_format_number(estimate.high)}"
+    return mean, ", ".join(_format_number(value) for value in estimate.values)
 
 
 def _format_number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
 def _spread(counts: Iterable[int]) -> str:
-    """Description of the small print below a mean, from the numbers of seeds of the cases."""
+    """Describe the small print below a mean, from the numbers of seeds of the cases."""
     few = [count < MIN_SEEDS for count in counts]
-    single, whole = f"each seed ({MIN_SEEDS} give 95 % confidence intervals)", "95 % bootstrap confidence intervals"
-    return single if all(few) else f"{whole} or {single}" if any(few) else whole
-
-
-CHIEF = {
-    "mean_return": "return", "normalised score": "normalised score", "steps to 0.9": "steps to .9",
-    "update/kl": "KL of an update", "last kl": "KL to the reference", "steps_per_second": "steps per second",
-}  # fmt: skip
-"""Quantities of the table in the terminal; the page has all of them."""
-OF_TRAINING = {"last return": "return of the last tenth of the training", "last kl": "KL to the reference"}
-"""The same of runs that were not evaluated afterwards."""
+    single = f"each seed ({MIN_SEEDS} give 95 % confidence intervals)"
+    intervals = "95 % bootstrap confidence intervals"
+    if all(few):
+        return single
+    if any(few):
+        return f"{intervals} or {single}"
+    return intervals
 
 
 def summaries_table(summaries: Summaries) -> str:
     """Return the main quantities as a table for the terminal, a row for each case.
 
-    It is as wide as the terminal; if the output is none, such as a file, as wide as its contents.
+    It is as wide as the terminal; if the output is no terminal but, for example, a file, as wide as its contents.
     """
     from rich.table import Column, Table
     from rich.text import Text
 
+    # Quantities that a case has
     evaluated = all("mean_return" in metrics for metrics in summaries.values())
-    chief = CHIEF if evaluated else OF_TRAINING
-    chief = {name: label for name, label in chief.items() if any(name in metrics for metrics in summaries.values())}
+    if evaluated:
+        labels = TERMINAL_LABELS
+        when = "After training"
+    else:
+        labels = TERMINAL_LABELS_OF_TRAINING
+        when = "While training"
+    quantities = [name for name in labels if any(name in metrics for metrics in summaries.values())]
+
+    # Header; a narrow terminal cuts no name of a case
     counts = [len(next(iter(metrics.values())).values) for metrics in summaries.values()]
-    when = "After training" if evaluated else "While training"
-    title = f"{when}: means over the seeds, and {_spread(counts)}"
-    names = Column("", overflow="fold", min_width=min(28, max(map(len, summaries))))  # a narrow terminal cuts no name
-    columns = [names, *(Column(name, overflow="fold") for name in chief.values())]
-    table = Table(*columns, title=title)
+    name_width = max(map(len, summaries))
+    columns = [Column("", overflow="fold", min_width=min(28, name_width))]
+    columns += [Column(labels[name], overflow="fold") for name in quantities]
+    table = Table(*columns, title=f"{when}: means over the seeds, and {_spread(counts)}")
+
     for case, metrics in summaries.items():
         cells = []
-        for name in chief:
-            text, small = _format_figure(metrics.get(name))
-            cells.append(f"{text}\n[dim]{small}[/dim]" if small else text)
+        for name in quantities:
+            text, small_print = _format_estimate(metrics.get(name))
+            if small_print:
+                text += f"\n[dim]{small_print}[/dim]"
+            cells.append(text)
         table.add_row(Text(printable(case)), *cells)
     return text_of(table)
 
@@ -122,9 +148,10 @@ def write_report(run_dir: Path, runs: Sequence[RunResult]) -> Path:
     # Tables
     rows = []
     for of_case in by_case(runs).values():
-        for quantity, figure in summary(of_case, study=runs).items():
-            row = identity(of_case[0]) | {"seeds": len(of_case), "quantity": quantity} | figure._asdict()
-            rows.append(row | {"values": " ".join(map(str, figure.values))})
+        for quantity, estimate in summary(of_case, study=runs).items():
+            row = identity(of_case[0]) | {"seeds": len(of_case), "quantity": quantity} | estimate._asdict()
+            row["values"] = " ".join(map(str, estimate.values))
+            rows.append(row)
     _write_csv(run_dir / "summary.csv", rows)
     _write_csv(run_dir / "curves.csv", curve_rows(runs))
 
@@ -171,73 +198,128 @@ def report(*folders: str | Path, out: str | Path | None = None) -> Report:
         ValueError: if a file of a run is damaged.
     """
     runs = read_runs(folders)
-    page = Path(out or Path(folders[0] if len(folders) == 1 else ".") / "report.html").resolve()
+    if not out:
+        folder = Path()
+        if len(folders) == 1:
+            folder = Path(folders[0])
+        out = folder / "report.html"
+    page = Path(out).resolve()
     write_page(page, runs)
     summaries = {case: summary(of_case, study=runs) for case, of_case in by_case(runs).items()}
     return Report({"report": str(page), "runs": [run.folder for run in runs]}, summaries=summaries)
 
 
 def write_page(path: Path, runs: Sequence[RunResult]) -> Path:
-    """Write the page of `report_page`; a reader never sees a part of it."""
+    """Write the page of `report_page` and return its path; a reader never sees half a page."""
     with replacing(path) as new:
         new.write_text(report_page(runs), encoding="utf-8")
     return path
 
 
 def report_page(runs: Sequence[RunResult], *, live: float = 0) -> str:
-    """Page of these runs; ``live``: seconds after which it is loaded again, 0 for never."""
+    """Return the page of these runs as HTML; ``live``: seconds after which it is loaded again, 0 for never."""
     cases = by_case(runs)
-    summaries = {name: summary(own, study=runs) for name, own in cases.items()}
-    policies = [("policy", ""), *((_made(own[0]), "") for own in cases.values())]
-    unknown = sorted({run.env for run in runs if run.before and run.best is None})
-    aside = f"; for {', '.join(unknown)}, which has none, the best evaluation of these runs" if unknown else ""
-    counts = [len(own) for own in cases.values()]
-    note = f"Means over the seeds, below them {_spread(counts)}." if max(counts) > 1 else "One seed of each case."
-    if any("normalised score" in each for each in summaries.values()):
+    summaries = {name: summary(of_case, study=runs) for name, of_case in cases.items()}
+    policies = [("policy", ""), *((_policy_label(of_case[0]), "") for of_case in cases.values())]
+    texts = {name: _plain_cells(of_case[0].samples) for name, of_case in cases.items() if of_case[0].samples}
+
+    # Settings, and the list of runs with a count of each status
+    settings_header, settings = differences(runs)
+    run_rows = listed(runs)
+    status_column = RUN_COLUMNS.index("status")
+    statuses = Counter(row[status_column] for row in run_rows if row[status_column])
+
+    return render(
+        "report.html",
+        title="Training report",
+        data=page_data(runs, live=live),
+        words=in_words(runs, summaries),
+        results={
+            "header": ["", *summaries],
+            "rows": [policies, *table_rows(summaries)],
+            "note": _results_note(runs, summaries),
+        },
+        states=", ".join(f"{count} {status}" for status, count in statuses.items()),
+        settings={"header": settings_header, "rows": _plain_cells(settings)},
+        bands=bands(runs),
+        runs={
+            "header": RUN_COLUMNS,
+            "rows": _plain_cells(run_rows),
+        },
+        before_after=texts,
+        pictures=read_pictures(runs),
+        made="A + after a commit: the files differed from it.",
+    )
+
+
+def _results_note(runs: Sequence[RunResult], summaries: Summaries) -> str:
+    """Return what the means, the small print and the normalised scores of the results' table are."""
+    counts = [len(of_case) for of_case in by_case(runs).values()]
+    note = "One seed of each case."
+    if max(counts) > 1:
+        note = f"Means over the seeds, below them {_spread(counts)}."
+    if any("normalised score" in metrics for metrics in summaries.values()):
         note += (
             " A normalised score of 0 is the policy before training; 1 is the return at which the environment counts"
+            " as solved (its reward_threshold)"
         )
-        note += f" as solved (its reward_threshold){aside}."
-    states = Counter(row[3] for row in listed(runs) if row[3])
-    header, differ = differences(runs)
-    runs_header = ["case", "seed", "folder", "status", "steps", "minutes", "date", "commit"]
-    return render(
-        "report.html", title="Training report", data=page_data(runs, live=live), words=in_words(runs, summaries),
-        results={"header": ["", *summaries], "rows": [policies, *table_rows(summaries)], "note": note},
-        states=", ".join(f"{count} {state}" for state, count in states.items()),
-        settings={"header": header, "rows": _small(differ)}, bands=bands(runs),
-        runs={"header": runs_header, "rows": _small(listed(runs))},
-        before_after={name: _small(own[0].samples) for name, own in cases.items() if own[0].samples},
-        pictures=read_pictures(runs), made="A + after a commit: the files differed from it.",
-    )  # fmt: skip
+        without_threshold = sorted({run.env for run in runs if run.before and run.best is None})
+        if without_threshold:
+            note += f"; for {', '.join(without_threshold)}, which has none, the best evaluation of these runs"
+        note += "."
+    return note
 
 
-def _small(rows: Iterable[Sequence[Any]]) -> list[list[tuple[str, str]]]:
+def _plain_cells(rows: Iterable[Sequence[Any]]) -> list[list[tuple[str, str]]]:
     """Cells of a table, without small print."""
     return [[(str(x), "") for x in row] for row in rows]
 
 
-def _made(run: RunResult) -> str:
-    return f"{run.policy}, {run.parameters:,} parameters" if run.parameters else run.policy
+def _policy_label(run: RunResult) -> str:
+    if not run.parameters:
+        return run.policy
+    return f"{run.policy}, {run.parameters:,} parameters"
 
 
 def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+        columns = dict.fromkeys(name for row in rows for name in row)
+        writer = csv.DictWriter(file, list(columns))
         writer.writeheader()
         writer.writerows(rows)
 
 
 def write_findings(folder: Path, title: str, findings: Sequence[Finding]) -> Path:
-    """Replace a folder by the files of findings and a page of their first `SHOWN` rows; return the page's path."""
-    parts = []
+    """Replace a folder by the files of findings and a page of their first rows; return the page's path.
+
+    The page shows `MAX_FINDING_ROWS` rows of each finding.
+    """
+    sections = []
     with replacing(folder) as draft:
         draft.mkdir()
-        for x in findings:
-            x.write(draft)
-            rows = [[(f"{cell:.4g}" if isinstance(cell, float) else str(cell), "") for cell in row] for row in x.rows]
-            names = {"title": x.title, "file": f"{x.name}.csv", "picture": x.draw and f"{x.name}.png"}
-            parts.append(names | {"header": x.columns, "rows": rows[:SHOWN], "count": len(rows)})
-        page = render("findings.html", title=title, findings=parts)
+        for finding in findings:
+            finding.write(draft)
+
+            # Its section of the page
+            picture = None
+            if finding.draw is not None:
+                picture = f"{finding.name}.png"
+            shown = finding.rows[:MAX_FINDING_ROWS]
+            section = {
+                "title": finding.title,
+                "file": f"{finding.name}.csv",
+                "picture": picture,
+                "header": finding.columns,
+                "rows": [[(_format_cell(cell), "") for cell in row] for row in shown],
+                "count": len(finding.rows),
+            }
+            sections.append(section)
+        page = render("findings.html", title=title, findings=sections)
         (draft / "interpret.html").write_text(page, encoding="utf-8")
     return folder / "interpret.html"
+
+
+def _format_cell(cell: Any) -> str:
+    if isinstance(cell, float):
+        return f"{cell:.4g}"
+    return str(cell)

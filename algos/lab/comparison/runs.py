@@ -18,18 +18,36 @@ from textenv.json_files import read_json
 
 STUDY = "report.json"
 """File of the results of `compare`, in its folder."""
-SAME = (
-    "seed", "env", "algo", "config", "json", "quiet", "logger", "sample_every", "checkpoint_every", "num_episodes",
-    "device", "workers", "process_timeout", "trust_remote_code", "dynamics_every", "eval_every", "eval_num_episodes",
-)  # fmt: skip
+IGNORED_OPTIONS = (
+    "seed",
+    "env",
+    "algo",
+    "config",
+    "json",
+    "quiet",
+    "logger",
+    "sample_every",
+    "checkpoint_every",
+    "num_episodes",
+    "device",
+    "workers",
+    "process_timeout",
+    "trust_remote_code",
+    "dynamics_every",
+    "eval_every",
+    "eval_num_episodes",
+)
 """Options of ``algos train`` that do not separate cases: the seed, what names a case already, logging, hardware."""
-LONGEST = 40
+MAX_SETTING_CHARACTERS = 40
 """Maximum length of a setting in the name of a case."""
+MISSING = "–"
+"""Text for a setting that a case does not have."""
 
 
 def read_runs(paths: Iterable[str | Path]) -> list[RunResult]:
-    """Return the runs in folders; those that differ only in the seed (and in `SAME`) are a case, named by what differs.
+    """Return the runs in folders, grouped into cases: ``name`` of a run is that of its case.
 
+    Runs that differ only in the seed (and in `IGNORED_OPTIONS`) are one case, named by what differs from the others.
     Two runs with the same settings and the same seed are two cases, named by their folders.
 
     Args:
@@ -39,19 +57,27 @@ def read_runs(paths: Iterable[str | Path]) -> list[RunResult]:
         FileNotFoundError: if a path has no run with at least one iteration.
         ValueError: if a file of a run is damaged.
     """
-    found: dict[Path, RunResult] = {}
+    by_folder: dict[Path, RunResult] = {}
     for path in map(Path, paths):
-        studies = sorted(path.rglob(STUDY))
-        inside = [run for study in studies for run in read_study(study)]
-        folders = {Path(run.folder).resolve() for run in inside}
-        inside += [_run(each.parent) for each in sorted(path.rglob(METRICS)) if each.parent.resolve() not in folders]
-        if not any(run.history for run in inside):
+        # Runs of comparisons, then all others
+        runs = [run for study in sorted(path.rglob(STUDY)) for run in read_study(study)]
+        of_studies = {Path(run.folder).resolve() for run in runs}
+        for metrics in sorted(path.rglob(METRICS)):
+            folder = metrics.parent
+            if folder.resolve() not in of_studies:
+                runs.append(_read_run(folder))
+
+        runs = [run for run in runs if run.history]
+        if not runs:
             raise FileNotFoundError(
                 f"{path} holds no run with an iteration ({METRICS}): give the folder of a run, of a comparison, or one "
                 "above them ('algos runs FOLDER' lists the runs in a folder)"
             )
-        found |= {Path(run.folder).resolve(): run for run in inside if run.history}
-    return _named(list(found.values()))
+        for run in runs:
+            by_folder[Path(run.folder).resolve()] = run
+    runs = list(by_folder.values())
+    _name(runs)
+    return runs
 
 
 def read_study(path: Path) -> list[RunResult]:
@@ -77,7 +103,7 @@ def folder_name(case: Case, seed: int) -> str:
     return f"{name.replace('/', '-').replace(':', '-')}-{seed}"
 
 
-def _run(folder: Path) -> RunResult:
+def _read_run(folder: Path) -> RunResult:
     """Read a run from its folder: what `compare` keeps there or, of another run, its metrics and settings."""
     record = read_record(folder)
     if record is not None and record.result is not None:
@@ -95,77 +121,142 @@ def _run(folder: Path) -> RunResult:
         algorithm = str(record.settings.get("algorithm")).rpartition(".")[2]
         seed = record.seed
     env = env or "an environment without an id"
-    run = RunResult(env, algorithm, seed, description.get("policy", ""), 0, None, {}, {}, rows, folder=str(folder))
+
+    run = RunResult(
+        env=env,
+        algorithm=algorithm,
+        seed=seed,
+        policy=description.get("policy", ""),
+        parameters=0,
+        best=None,
+        before={},
+        after={},
+        history=rows,
+        folder=str(folder),
+    )
     if record is not None:
         run.label = record.name
         run.name = record.name or f"{env}:{algorithm}"
     return run
 
 
-def _named(runs: list[RunResult]) -> list[RunResult]:
-    """Name the cases: environment and algorithm, with what else differs between those that share both."""
+def _name(runs: Sequence[RunResult]) -> None:
+    """Name the cases: environment and algorithm, with what else differs between those that share both.
+
+    Changes ``name`` of the runs, and ``label`` where two runs cannot be told apart by it.
+    """
     name_cases(runs)
+
+    # Cases of equal names are told apart by their settings
     settings = {run.folder: settings_of(run) for run in runs}
-    for case in by_case(runs).values():
-        own = [run for run in case if not run.name]
-        each = {json.dumps(settings[run.folder], sort_keys=True): settings[run.folder] for run in own}
-        if len(each) < 2:
-            continue
-        differ, labels = _differing(list(each.values())), dict[str, str]()
-        # As few settings as tell the cases apart, three if there are so many; whole ones if those cut off do not.
-        counts = range(min(3, len(differ)), len(differ) + 1)
-        for count, longest in [*((n, LONGEST) for n in counts), (len(differ), None)]:
-            parts = {key: [f"{x} {known.get(x, '–')[:longest]}" for x in differ[:count]] for key, known in each.items()}
-            labels = {key: ", ".join(said) for key, said in parts.items()}
-            if len(set(labels.values())) == len(each):
-                break
-        for run in own:
-            run.name = f"{run.case} ({labels[json.dumps(settings[run.folder], sort_keys=True)]})"
-    twice = [key for key, count in Counter((run.case, run.seed) for run in runs).items() if count > 1]
-    for run in [run for run in runs if (run.case, run.seed) in twice]:
-        run.name = f"{run.case} in {run.folder}"
-        run.label = ""  # which the other folder's run has too
-    return runs
+    for of_case in by_case(runs).values():
+        unnamed = [run for run in of_case if not run.name]
+        labels = _labels([settings[run.folder] for run in unnamed])
+        for run, label in zip(unnamed, labels, strict=True):
+            if label:
+                run.name = f"{run.case} ({label})"
+
+    # Runs of equal settings and seeds are told apart by their folders
+    counts = Counter((run.case, run.seed) for run in runs)
+    for run in runs:
+        if counts[run.case, run.seed] > 1:
+            run.name = f"{run.case} in {run.folder}"
+            run.label = ""  # which the other folder's run has too
+
+
+def _labels(settings: Sequence[dict[str, str]]) -> list[str]:
+    """Return a text for each of these settings that tells unequal ones apart; empty texts if all are equal."""
+    distinct = {_as_key(x): x for x in settings}
+    if len(distinct) < 2:
+        return [""] * len(settings)
+
+    # As few names as tell them apart, but three if so many differ; at last, values are not cut off
+    names = _differing(list(distinct.values()))
+    fewest = min(3, len(names))
+    attempts: list[tuple[int, int | None]] = [(n, MAX_SETTING_CHARACTERS) for n in range(fewest, len(names) + 1)]
+    attempts.append((len(names), None))
+    for count, max_characters in attempts:
+        labels = {key: _label(x, names[:count], max_characters) for key, x in distinct.items()}
+        if len(set(labels.values())) == len(distinct):
+            break
+    return [labels[_as_key(x)] for x in settings]
+
+
+def _as_key(settings: dict[str, str]) -> str:
+    return json.dumps(settings, sort_keys=True)
+
+
+def _label(settings: dict[str, str], names: Sequence[str], max_characters: int | None) -> str:
+    return ", ".join(f"{name} {settings.get(name, MISSING)[:max_characters]}" for name in names)
 
 
 def settings_of(run: RunResult) -> dict[str, str]:
     """Settings of a run by name, as texts: the options of ``algos train``, or else what was saved with the agent."""
     folder = Path(run.folder or "-")
-    if options := read_options(folder):
-        parts = {name: x for name, x in options.items() if name not in SAME} | options["config"]
+    options = read_options(folder)
+    settings: dict[str, Any] = {}
+    if options:
+        # A run of ``algos train``
+        settings |= {name: x for name, x in options.items() if name not in IGNORED_OPTIONS}
+        settings |= options["config"]
     else:
-        found = describe_run(folder)
-        env, policy = found.get("environment") or {}, found.get("policy_arguments") or {}
-        parts = {f"environment.{name}": x for name, x in (env.get("kwargs") or {}).items()}
-        parts |= found.get("config") or {}
-        parts |= {f"policy.{name}": x for name, x in policy.items() if name not in ("observation", "action")}
-        parts |= {"policy": found.get("policy")} | ({"wrappers": env["wrappers"]} if env.get("wrappers") else {})
-    parts = {name: x for name, x in parts.items() if name != "seed"}
-    return {name: x if isinstance(x, str) else json.dumps(x) for name, x in parts.items()}
+        # Any other run: what was saved with its agent
+        description = describe_run(folder)
+        env = description.get("environment") or {}
+        policy_arguments = description.get("policy_arguments") or {}
+        for name, x in (env.get("kwargs") or {}).items():
+            settings[f"environment.{name}"] = x
+        settings |= description.get("config") or {}
+        for name, x in policy_arguments.items():
+            if name not in ("observation", "action"):
+                settings[f"policy.{name}"] = x
+        settings["policy"] = description.get("policy")
+        if env.get("wrappers"):
+            settings["wrappers"] = env["wrappers"]
+    settings.pop("seed", None)
+
+    # Texts
+    texts = {}
+    for name, x in settings.items():
+        texts[name] = x if isinstance(x, str) else json.dumps(x)
+    return texts
 
 
 def differences(runs: Sequence[RunResult]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the settings that differ between the cases, by the first run of each."""
+    """Return header and rows of a table: the settings that differ between the cases, by the first run of each."""
     cases = by_case(runs)
-    found = [settings_of(own[0]) for own in cases.values()]
-    return ["", *cases], [[name, *(each.get(name, "–") for each in found)] for name in _differing(found)]
+    settings = [settings_of(of_case[0]) for of_case in cases.values()]
+    rows = []
+    for name in _differing(settings):
+        rows.append([name, *(x.get(name, MISSING) for x in settings)])
+    return ["", *cases], rows
 
 
 def _differing(settings: Sequence[dict[str, str]]) -> list[str]:
-    names = dict.fromkeys(name for each in settings for name in each)
-    return [name for name in names if len({each.get(name) for each in settings}) > 1]
+    """Names whose values are not the same in all settings, in the order of their first appearance."""
+    names = dict.fromkeys(name for x in settings for name in x)
+    return [name for name in names if len({x.get(name) for x in settings}) > 1]
 
 
 def listed(runs: Sequence[RunResult]) -> list[list[Any]]:
-    """Rows of a list of runs: case, seed, folder, status, steps, minutes, date and commit."""
+    """Return rows of a list of runs: case, seed, folder, status, steps, minutes, date and commit."""
     rows = []
     for run in runs:
-        made = describe_run(Path(run.folder)).get("made_by") or {} if Path(run.folder or "-").is_dir() else {}
-        git, last = made.get("git") or {}, run.history[-1]
-        state = status(Path(run.folder)) if Path(run.folder or "-").is_dir() else ""
-        minutes = f"{last['time/seconds'] / 60:.1f}" if "time/seconds" in last else ""
-        commit = str(git.get("commit", ""))[:10] + ("+" if git.get("dirty") else "")
-        rows.append(
-            [run.case, run.seed, run.folder, state, f"{last['steps']:,}", minutes, made.get("date", ""), commit]
-        )
+        # What the folder says, if it still exists
+        provenance: dict[str, Any] = {}
+        run_status = ""
+        if run.folder and Path(run.folder).is_dir():
+            provenance = describe_run(Path(run.folder)).get("made_by") or {}
+            run_status = status(Path(run.folder))
+        git = provenance.get("git") or {}
+        commit = str(git.get("commit", ""))[:10]
+        if git.get("dirty"):
+            commit += "+"
+
+        last = run.history[-1]
+        minutes = ""
+        if "time/seconds" in last:
+            minutes = f"{last['time/seconds'] / 60:.1f}"
+        steps = f"{last['steps']:,}"
+        rows.append([run.case, run.seed, run.folder, run_status, steps, minutes, provenance.get("date", ""), commit])
     return rows

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from algos.agent import Agent
     from textenv.kl.coefficients import CoefficientLike
 
-POINTS = 101
+GRID_POINTS = 101
 """Points of a curve over the budget, from 0 to 1."""
-SAME_LENGTH = 0.9
+FULL_LENGTH_FRACTION = 0.9
 """Runs of at least this fraction of the longest are drawn to the same end: their last iterations differ in length."""
-REACHED = 0.9
+REACHED_SCORE = 0.9
 """Normalised training score; the report has the steps until it is first reached."""
 QUANTITIES = {
     "normalised score": "normalised score of training episodes: 0 untrained, 1 solved",
@@ -36,11 +36,18 @@ QUANTITIES = {
     "dynamics/noise_scale": "gradient noise scale",
     "dynamics/weight_change": "relative change of the weights by an update",
     "dynamics/fit_error": "plasticity: error on a fresh target",
-    **{f"dynamics/{name}/quarter_{i}": f"{label}, quarter {i} of the answers" for name, label in (
-        ("kl", "KL, nats per token"), ("entropy", "entropy, nats per token"), ("value_error", "squared value error"),
-    ) for i in (1, 4)},
-}  # fmt: skip
+    "dynamics/kl/quarter_1": "KL, nats per token, quarter 1 of the answers",
+    "dynamics/kl/quarter_4": "KL, nats per token, quarter 4 of the answers",
+    "dynamics/entropy/quarter_1": "entropy, nats per token, quarter 1 of the answers",
+    "dynamics/entropy/quarter_4": "entropy, nats per token, quarter 4 of the answers",
+    "dynamics/value_error/quarter_1": "squared value error, quarter 1 of the answers",
+    "dynamics/value_error/quarter_4": "squared value error, quarter 4 of the answers",
+}
 """Metrics plotted over the training, with their labels, keyed by the names in the log."""
+RESAMPLES = 2_000
+"""Number of bootstrap resamples; 95 % limits then vary by about a percent of their width."""
+MIN_SEEDS = 5
+"""Minimum number of seeds for limits; with fewer, they would be about the smallest and the largest value."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,9 @@ class RunResult:
         """Name of the case where its environment is said already, as in a panel of a figure."""
         if self.label:
             return self.label
-        return self.algorithm if self.case.endswith(f"{self.env}:{self.algorithm}") else self.case
+        if self.case.endswith(f"{self.env}:{self.algorithm}"):
+            return self.algorithm
+        return self.case
 
 
 def name_cases(runs: Sequence[RunResult]) -> None:
@@ -134,17 +143,21 @@ def name_cases(runs: Sequence[RunResult]) -> None:
         environments.setdefault(run.label, set()).add(run.env)
     for run in runs:
         if run.label:
-            shared = len(environments[run.label]) > 1
-            run.name = f"{run.label}, {run.env}" if shared else run.label
+            run.name = run.label
+            if len(environments[run.label]) > 1:
+                run.name = f"{run.label}, {run.env}"
 
 
 def by_case(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
     """Return the runs of each case, in the order of the cases' first runs."""
-    return {case: [run for run in runs if run.case == case] for case in dict.fromkeys(run.case for run in runs)}
+    cases: dict[str, list[RunResult]] = {}
+    for run in runs:
+        cases.setdefault(run.case, []).append(run)
+    return cases
 
 
-class Figure(NamedTuple):
-    """A quantity over the seeds: mean, limits and values."""
+class Estimate(NamedTuple):
+    """Estimate of a quantity over the seeds: mean (or another statistic), its limits, and the values."""
 
     mean: float
     low: float | None
@@ -155,9 +168,10 @@ class Figure(NamedTuple):
 
 
 def update_kl(agent: Agent, rollout: TensorDict) -> dict[str, float]:
-    """KL(old‖new) of an update, nats per step, by k3 (Schulman 2020): a ``diagnose`` for `algos.training.loop.learn`.
+    """Estimate KL(old‖new) of an update, nats per step, by k3 (Schulman 2020).
 
-    The same for every algorithm, after the update; empty for Q-learning, which updates no distribution.
+    A ``diagnose`` for `algos.training.loop.learn`, which calls it after the update. The same for every algorithm; empty
+    for Q-learning, which updates no distribution.
     """
     import torch
 
@@ -166,8 +180,8 @@ def update_kl(agent: Agent, rollout: TensorDict) -> dict[str, float]:
     if not isinstance(agent.config, PolicyGradientConfig):
         return {}
     with torch.no_grad():
-        change = agent.policy.evaluate(rollout).log_prob - rollout["log_prob"]
-        return {"update/kl": k3(-change[rollout["mask"]]).mean().item()}
+        log_ratio = agent.policy.evaluate(rollout).log_prob - rollout["log_prob"]
+        return {"update/kl": k3(-log_ratio[rollout["mask"]]).mean().item()}
 
 
 Score = Callable[[float], float]
@@ -182,93 +196,141 @@ def normalise(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> 
     """
     if not all(run.before and run.after for run in runs):
         return None
-    zero = float(np.mean([run.before["mean_return"] for run in runs]))
-    here = [run for run in (*runs, *study) if run.env == runs[0].env and run.after]
-    one = max(run.after["mean_return"] for run in here) if runs[0].best is None else runs[0].best
-    return (lambda value: (value - zero) / (one - zero)) if one > zero else None
+    untrained = float(np.mean([run.before["mean_return"] for run in runs]))
+    solved = runs[0].best
+    if solved is None:
+        same_env = [run for run in (*runs, *study) if run.env == runs[0].env and run.after]
+        solved = max(run.after["mean_return"] for run in same_env)
+    scale = solved - untrained
+
+    def score(value: float) -> float:
+        return (value - untrained) / scale
+
+    if solved > untrained:
+        return score
+    return None
 
 
 def curve(run: RunResult, name: str, score: Score | None) -> list[tuple[float, float]]:
     """Return a quantity of a run over the fraction of its budget; empty if the run has no such quantity."""
-    key, scale = ("episode/return", score) if name == "normalised score" else (name, float)
-    if scale is None:
-        return []
-    last = run.history[-1]["steps"]
-    return [(row["steps"] / last, scale(row[key])) for row in run.history if key in row and math.isfinite(row[key])]
+    scale: Score = float
+    if name == "normalised score":
+        if score is None:
+            return []
+        name = "episode/return"
+        scale = score
+    budget = run.history[-1]["steps"]
+    points = []
+    for row in run.history:
+        if name in row and math.isfinite(row[name]):
+            points.append((row["steps"] / budget, scale(row[name])))
+    return points
 
 
 def steps_grid(runs: Sequence[RunResult]) -> np.ndarray:
-    """Return `POINTS` steps from 0 up to the longest run's last."""
-    return np.linspace(0, max(run.history[-1]["steps"] for run in runs), POINTS)
+    """Return `GRID_POINTS` steps from 0 up to the longest run's last."""
+    return np.linspace(0, max(run.history[-1]["steps"] for run in runs), GRID_POINTS)
 
 
 def on_grid(runs: Sequence[RunResult], name: str, score: Score | None = None) -> np.ndarray:
-    """Return a quantity on `steps_grid`, ``[seeds, POINTS]``: NaN before a run's first and after its last measurement.
+    """Return a quantity on `steps_grid`, ``[seeds, GRID_POINTS]``; NaN before a run's first and after its last value.
 
-    A run of at least `SAME_LENGTH` of the longest is extended to the same end. ``score``: applied to the values.
+    A run of at least `FULL_LENGTH_FRACTION` of the longest is extended to the same end. ``score`` is applied to the
+    values.
     """
     grid = steps_grid(runs)
-    values = np.full((len(runs), POINTS), np.nan)
+    values = np.full((len(runs), GRID_POINTS), np.nan)
     for row, run in zip(values, runs, strict=True):
         points = [(line["steps"], line[name]) for line in run.history if np.isfinite(line.get(name, np.nan))]
-        if points:
-            steps, measured = np.array(points, dtype=float).T
-            row[:] = np.interp(grid, steps, measured, left=np.nan)
-            if steps[-1] < SAME_LENGTH * grid[-1]:
-                row[grid > steps[-1]] = np.nan
-    return values if score is None else np.vectorize(score)(values)
+        if not points:
+            continue
+        steps, measured = np.array(points, dtype=float).T
+        row[:] = np.interp(grid, steps, measured, left=np.nan)
+        if steps[-1] < FULL_LENGTH_FRACTION * grid[-1]:
+            row[grid > steps[-1]] = np.nan
+    if score is None:
+        return values
+    return np.vectorize(score)(values)
 
 
-def summary(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> dict[str, Figure]:
-    """Summarize every quantity of one case over its seeds; those that a run does not have are left out."""
+def summary(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> dict[str, Estimate]:
+    """Summarize the quantities of one case over its seeds; a quantity that one of the runs lacks is left out."""
     score = normalise(runs, study=study)
     rows = [_quantities(run, score) for run in runs]
-    columns = {name: [row[name] for row in rows] for name in rows[0] if all(name in row for row in rows)}
-    found = {name: _figure(column, np.mean) for name, column in columns.items()}
+    shared = [name for name in rows[0] if all(name in row for row in rows)]
+    columns = {name: [row[name] for row in rows] for name in shared}
+    estimates = {name: _estimate(column, np.mean) for name, column in columns.items()}
     if "normalised score" in columns:
-        found["normalised score, interquartile mean"] = _figure(columns["normalised score"], interquartile_mean)
-    return found
+        score_column = columns["normalised score"]
+        estimates["normalised score, interquartile mean"] = _estimate(score_column, interquartile_mean)
+    return estimates
 
 
-def _figure(column: Sequence[float], statistic: Callable[..., np.ndarray]) -> Figure:
+def _estimate(column: Sequence[float], statistic: Callable[..., np.ndarray]) -> Estimate:
+    """Statistic of a quantity over the seeds, with its limits."""
     values = np.array(column)
-    low, high = (None, None) if (ends := limits(values, statistic)) is None else map(float, ends)
-    return Figure(float(statistic(values, axis=0)), low, high, tuple(values.tolist()))
+    mean = float(statistic(values, axis=0))
+    interval = limits(values, statistic)
+    if interval is None:
+        return Estimate(mean, None, None, tuple(values.tolist()))
+    low, high = interval
+    return Estimate(mean, float(low), float(high), tuple(values.tolist()))
 
 
 def _quantities(run: RunResult, score: Score | None) -> dict[str, float]:
     """Return one run's evaluations, and means over its iterations."""
-    last, grid = run.history[-1], np.linspace(0, 1, POINTS)
-    metrics = {"return before": run.before["mean_return"], "mean_return": run.after["mean_return"]} if run.after else {}
-    if returns := [row["episode/return"] for row in run.history if "episode/return" in row]:
-        metrics["last return"] = float(np.mean(returns[len(returns) * 9 // 10 :]))
-        metrics["first return"] = float(np.mean(returns[: -(-len(returns) // 10)]))
+    metrics: dict[str, float] = {}
+    total_steps = run.history[-1]["steps"]
+
+    # Returns
+    if run.after:
+        metrics["return before"] = run.before["mean_return"]
+        metrics["mean_return"] = run.after["mean_return"]
+    returns = [row["episode/return"] for row in run.history if "episode/return" in row]
+    if returns:
+        tenth = math.ceil(len(returns) / 10)
+        metrics["last return"] = _mean_of_last_tenth(returns)
+        metrics["first return"] = float(np.mean(returns[:tenth]))
+
+    # Normalised scores, after the training and during it
     if score is not None:
         metrics["normalised score"] = score(run.after["mean_return"])
-    if learning := curve(run, "normalised score", score):
-        metrics["area under the curve"] = float(np.interp(grid, *np.array(learning, dtype=float).T).mean())
-        reached = [x * last["steps"] for x, y in learning if y >= REACHED]
-        metrics[f"reached {REACHED}"] = float(bool(reached))
-        if reached:
-            metrics[f"steps to {REACHED}"] = reached[0]
-    for name in list(QUANTITIES)[1:]:
-        if points := curve(run, name, score):
+    learning_curve = curve(run, "normalised score", score)
+    if learning_curve:
+        fractions, scores = np.array(learning_curve, dtype=float).T
+        grid = np.linspace(0, 1, GRID_POINTS)
+        metrics["area under the curve"] = float(np.interp(grid, fractions, scores).mean())
+        steps_when_reached = [x * total_steps for x, y in learning_curve if y >= REACHED_SCORE]
+        metrics[f"reached {REACHED_SCORE}"] = float(bool(steps_when_reached))
+        if steps_when_reached:
+            metrics[f"steps to {REACHED_SCORE}"] = steps_when_reached[0]
+
+    # Means of what was logged
+    for name in QUANTITIES:
+        if name == "normalised score":
+            continue  # see above
+        points = curve(run, name, score)
+        if points:
             metrics[name] = float(np.mean([y for _, y in points]))
-    if kls := [row["reference/kl"] for row in run.history if "reference/kl" in row]:
-        metrics["last kl"] = run.after.get("kl", float(np.mean(kls[len(kls) * 9 // 10 :])))
-    parts = {x: sum(row.get(f"time/{x}", 0.0) for row in run.history) for x in ("collect", "penalty", "update")}
-    spent = sum(parts.values())
-    metrics |= {"steps": last["steps"], "seconds": spent}
-    if not spent:
-        return metrics
-    metrics["steps_per_second"] = last["steps"] / spent
-    return metrics | {f"time fraction: {x}": seconds / spent for x, seconds in parts.items()}
+    kls = [row["reference/kl"] for row in run.history if "reference/kl" in row]
+    if kls:
+        metrics["last kl"] = run.after.get("kl", _mean_of_last_tenth(kls))
+
+    # Time
+    phases = ("collect", "penalty", "update")
+    seconds_by_phase = {phase: sum(row.get(f"time/{phase}", 0.0) for row in run.history) for phase in phases}
+    seconds = sum(seconds_by_phase.values())
+    metrics["steps"] = total_steps
+    metrics["seconds"] = seconds
+    if seconds:
+        metrics["steps_per_second"] = total_steps / seconds
+        for phase in phases:
+            metrics[f"time fraction: {phase}"] = seconds_by_phase[phase] / seconds
+    return metrics
 
 
-RESAMPLES = 2_000
-"""Number of bootstrap resamples; 95 % limits then vary by about a percent of their width."""
-MIN_SEEDS = 5
-"""Minimum number of seeds for limits; with fewer, they would be about the smallest and the largest value."""
+def _mean_of_last_tenth(values: Sequence[float]) -> float:
+    return float(np.mean(values[len(values) * 9 // 10 :]))
 
 
 def interquartile_mean(x: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -278,15 +340,22 @@ def interquartile_mean(x: np.ndarray, axis: int = -1) -> np.ndarray:
     2.0
     """
     cut = x.shape[axis] // 4
-    return np.sort(x, axis=axis).take(np.arange(cut, x.shape[axis] - cut), axis=axis).mean(axis=axis)
+    middle = np.arange(cut, x.shape[axis] - cut)
+    return np.sort(x, axis=axis).take(middle, axis=axis).mean(axis=axis)
 
 
 def bootstrap_interval(
     x: np.ndarray, statistic: Callable[..., np.ndarray] = np.mean, *, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """95 % limits of a statistic (called with ``axis``) over seeds, by the percentile bootstrap (Efron 1979).
+    """95 % limits of a statistic over seeds, by the percentile bootstrap (Efron 1979); with few seeds they mean little.
 
-    Of ``[seeds, *]``, low and high are ``[*]`` each; with few seeds they mean little. ``seed``: of the resampling.
+    Args:
+        x: values ``[seeds, *]``.
+        statistic: function of an array and ``axis``, such as `numpy.mean`.
+        seed: seed of the resampling.
+
+    Returns:
+        Low and high limits, ``[*]`` each.
     """
     chosen = np.random.default_rng(seed).integers(len(x), size=(RESAMPLES, len(x)))
     low, high = np.quantile(statistic(x[chosen], axis=1), [0.025, 0.975], axis=0)
@@ -295,4 +364,6 @@ def bootstrap_interval(
 
 def limits(x: np.ndarray, statistic: Callable[..., np.ndarray] = np.mean) -> tuple[np.ndarray, np.ndarray] | None:
     """`bootstrap_interval`; None with fewer than `MIN_SEEDS` seeds."""
-    return bootstrap_interval(x, statistic) if len(x) >= MIN_SEEDS else None
+    if len(x) < MIN_SEEDS:
+        return None
+    return bootstrap_interval(x, statistic)

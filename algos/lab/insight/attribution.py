@@ -1,4 +1,4 @@
-"""Attribution of a difference of logits to parts of a model: what each adds to it, and what goes if it is put back."""
+"""Attribution of a difference of logits to parts of a model: direct contributions, and activation patching."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,15 +13,17 @@ from algos.lab.insight.blocks import Blocks, Pair, before_norm, hook
 class Attribution(NamedTuple):
     """Contributions to the logit difference of two sets of tokens, at the ends of n prompts.
 
-    They are direct: without what later layers make of them, the final norm's scale held (Elhage et al. 2021).
+    Only direct contributions: without what later layers make of them, and with the final norm's scale as it is (Elhage
+    et al. 2021).
     """
 
     difference: Tensor
     """Mean logit of the first set minus that of the second, ``[n]``."""
     parts: Tensor
-    """Attention of each layer, MLP of each, embedding, output biases; their sum is it: ``[n, 2 * layers + 2]``."""
+    """Attention of each layer, MLP of each, embedding, output biases: ``[n, 2 * layers + 2]``, whose sum is the
+    difference."""
     heads: Tensor
-    """Heads, then the bias behind them; they sum to a layer's attention: ``[n, layers, heads + 1]``."""
+    """Heads, then the bias behind them: ``[n, layers, heads + 1]``, whose sum is a layer's attention."""
     lens: Tensor
     """Difference if the model ended after the embedding or a layer (nostalgebraist 2020), ``[n, layers + 1]``."""
     hidden: Tensor
@@ -38,25 +40,38 @@ def attribute(blocks: Blocks, rows: Sequence[Sequence[int]], pair: Pair, *, neur
 
 @torch.no_grad()
 def _attribute(blocks: Blocks, rows: Sequence[Sequence[int]], pair: Pair, neurons: bool) -> Attribution:
-    reading, (direction, offset) = blocks.read(rows), blocks.unembedding(pair)
+    reading = blocks.read(rows)
+    direction, offset = blocks.unembedding(pair)
+
+    # The difference is linear in the stream before the final norm, [n, width]
     residual, hidden = reading[blocks.norm]
     folded, constant = before_norm(blocks.norm, residual, direction)
-    start = reading[blocks.blocks[0]][0]
-    attention, mlp = (torch.stack([reading[writer.last][1] for writer in part]) for part in blocks.writers.values())
+
+    # What is added to the stream, [layers, n, width] and [1, n, width]
+    attention = torch.stack([reading[writer.last][1] for writer in blocks.writers["attention"]])
+    mlp = torch.stack([reading[writer.last][1] for writer in blocks.writers["mlp"]])
+    embedding = reading[blocks.blocks[0]][0][None]
+    contributions = (torch.cat([attention, mlp, embedding]) * folded).sum(-1).T
+    output_biases = (constant + offset)[:, None]
+    stream = torch.cat([embedding, attention + mlp]).cumsum(0)
+
+    # Parts of an attention, and of an MLP
     heads = []
     for writer in blocks.writers["attention"]:
         inputs, bias = writer.contributions(reading, folded)
-        heads.append(torch.cat([inputs.unflatten(-1, (blocks.num_heads, -1)).sum(-1), bias[:, None]], 1))
-    of_mlp = [writer.contributions(reading, folded)[0] for writer in blocks.writers["mlp"] if neurons]
-    parts = (torch.cat([attention, mlp, start[None]]) * folded).sum(-1).T
-    stream = torch.cat([start[None], attention + mlp]).cumsum(0)
+        of_heads = inputs.unflatten(-1, (blocks.num_heads, -1)).sum(-1)
+        heads.append(torch.cat([of_heads, bias[:, None]], 1))
+    of_neurons = torch.zeros(len(rows), 0, 0)
+    if neurons:
+        of_neurons = torch.stack([writer.contributions(reading, folded)[0] for writer in blocks.writers["mlp"]], 1)
+
     return Attribution(
         difference=hidden @ direction + offset,
-        parts=torch.cat([parts, (constant + offset)[:, None]], 1),
+        parts=torch.cat([contributions, output_biases], 1),
         heads=torch.stack(heads, 1),
         lens=(blocks.norm(stream) @ direction + offset).T,
         hidden=hidden,
-        neurons=torch.stack(of_mlp, 1) if neurons else torch.zeros(len(rows), 0, 0),
+        neurons=of_neurons,
     )
 
 
@@ -69,45 +84,54 @@ class Place(NamedTuple):
     """-1 for the whole part."""
 
     def __str__(self) -> str:
-        return f"layer {self.layer} {self.part if self.head < 0 else f'head {self.head}'}"
+        if self.head < 0:
+            return f"layer {self.layer} {self.part}"
+        return f"layer {self.layer} head {self.head}"
 
 
 @torch.no_grad()
 def patch(
     base: Blocks, tuned: Blocks, rows: Sequence[Sequence[int]], pair: Pair, runs: Sequence[Sequence[Place]]
 ) -> Tensor:
-    """Logit differences of the tuned model when it gets what the base writes at some places, ``[prompts, runs]``.
+    """Measure logit differences of the tuned model with some outputs of the base, ``[prompts, runs]``.
 
-    All positions are patched, and what follows is the tuned model's (Vig et al. 2020). A head's output is what its own
-    columns of the projection make of it, in either model. A run patches its places together.
+    A run replaces the outputs at its places together, at all positions; what follows them is the tuned model's (Vig et
+    al. 2020). A head's output is the part of the projection's that its own columns make, in either model.
     """
-    (direction, offset), found = tuned.unembedding(pair), []
+    direction, offset = tuned.unembedding(pair)
+    components = {component for run in runs for component in run}
+    differences = []
     for group in base.batches(rows):
-        written: dict[Place, Tensor] = {}
+        # Outputs of the base
+        recorded: dict[Place, Tensor] = {}
         with ExitStack() as hooks:
-            for place in {place for run in runs for place in run}:
-                hooks.enter_context(_hook(base, place, written))
+            for component in components:
+                hooks.enter_context(_hook(base, component, recorded))
             base.hidden(group)
+
+        # The tuned model with them
         columns = []
         for run in runs:
             with ExitStack() as hooks:
-                for place in run:
-                    hooks.enter_context(_hook(tuned, place, written))
+                for component in run:
+                    hooks.enter_context(_hook(tuned, component, recorded))
                 columns.append(tuned.hidden(group) @ direction + offset)
-        found.append(torch.stack(columns, 1))
-    return torch.cat(found)
+        differences.append(torch.stack(columns, 1))
+    return torch.cat(differences)
 
 
-def _hook(blocks: Blocks, place: Place, written: dict[Place, Tensor]) -> Any:
-    """Context that keeps what a place writes, or, if that of another model is kept already, puts this in its stead."""
+def _hook(blocks: Blocks, place: Place, recorded: dict[Place, Tensor]) -> Any:
+    """Context that records the output at a place or, if one is recorded already, replaces the output by it."""
     writer = blocks.writers[place.part][place.layer]
 
     def use(module: nn.Module, inputs: Tensor, output: Tensor) -> Tensor:
-        own = output
+        at_place = output
         if place.head >= 0:
-            without = inputs.clone()
-            without.unflatten(-1, (blocks.num_heads, -1))[..., place.head, :] = 0
-            own = module.forward(inputs) - module.forward(without)
-        return output + (written.setdefault(place, own) - own)
+            without_head = inputs.clone()
+            without_head.unflatten(-1, (blocks.num_heads, -1))[..., place.head, :] = 0
+            at_place = module.forward(inputs) - module.forward(without_head)
+        return output + (recorded.setdefault(place, at_place) - at_place)
 
-    return hook(writer.last if place.head < 0 else writer.projection, use)
+    if place.head < 0:
+        return hook(writer.last, use)
+    return hook(writer.projection, use)

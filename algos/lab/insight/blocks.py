@@ -1,6 +1,6 @@
 """Decoder blocks of a `transformers` model: what each part adds to the residual stream, read by hooks.
 
-Nothing is converted, and no architecture is taken on trust: the parts must add up to the stream before the final norm.
+The model is not converted, and its architecture is checked: the parts must add up to the stream before the final norm.
 """
 
 import re
@@ -22,8 +22,8 @@ PROJECTIONS = {
 """Names, in a block, of the last linear layers of its attention and its MLP."""
 POST_NORMS = {"attention": "post_attention_layernorm", "mlp": "post_feedforward_layernorm"}
 """Norms between these layers and the residual stream, in blocks that have both (Gemma 2 and 3, OLMo 2)."""
-UNEXPLAINED = 1e-3
-"""Maximum length, relative to the stream, of what the parts leave unexplained."""
+MAX_UNEXPLAINED = 1e-3
+"""Maximum length, as a fraction of the stream's, of what the parts leave unexplained."""
 Pair = tuple[Sequence[int], Sequence[int]]
 """Two sets of token ids, whose mean logits are subtracted."""
 Reading = dict[nn.Module, tuple[Tensor, Tensor]]
@@ -42,9 +42,11 @@ class Writer(NamedTuple):
 
         The inputs are the heads' outputs side by side, or the MLP's neurons. Returns ``[n, inputs]`` and ``[n]``.
         """
-        inputs, constant = reading[self.projection][0].detach().requires_grad_(), torch.zeros(len(direction))
+        projection_inputs, _ = reading[self.projection]
+        inputs = projection_inputs.detach().requires_grad_()
         with torch.enable_grad():
             output = self.projection.forward(inputs)  # with an adapter's part, if it has one
+        constant = torch.zeros(len(direction))
         if self.last is not self.projection:
             direction, constant = before_norm(self.last, output.detach(), direction)
         (gradient,) = torch.autograd.grad(output, inputs, direction)
@@ -60,31 +62,35 @@ class Blocks:
     """
 
     def __init__(self, lm: LanguageModel) -> None:
-        config, self.model = lm.model.config.get_text_config(), plain_model(lm.model)
-        lists = [
-            (list(child), [m for m in parent.children() if any(p.ndim == 1 for p in m.parameters(recurse=False))])
-            for parent in trunk_of(lm.model).modules()
-            for child in parent.children()
-            if isinstance(child, nn.ModuleList) and len(child) == setting(config, "num_hidden_layers")
-        ]
+        self.model = plain_model(lm.model)
+        config = lm.model.config.get_text_config()
         self.num_heads = setting(config, "num_attention_heads")
-        for reason, wrong in {
-            "it is an encoder-decoder": lm.seq2seq is not None,
-            "a reference that shares weights with its policy; load the base by its name": type(lm) is not LanguageModel,
-            f"its weights are {lm.model.dtype}, not float32": lm.model.dtype != torch.float32,
-            "it has no list of attention blocks before a norm": not (lists and lists[0][1] and self.num_heads),
-        }.items():
-            if wrong:
-                raise self._unknown(reason)
-        self.lm, self.blocks, self.norm = LanguageModel(lm.model, lm.tokenizer), lists[0][0], lists[0][1][-1]
+        self.blocks, norms = _blocks_and_norms(trunk_of(lm.model), setting(config, "num_hidden_layers"))
+
+        # What this cannot take apart
+        if lm.seq2seq is not None:
+            raise self._unknown("it is an encoder-decoder")
+        if type(lm) is not LanguageModel:
+            raise self._unknown("a reference that shares weights with its policy; load the base by its name")
+        if lm.model.dtype != torch.float32:
+            raise self._unknown(f"its weights are {lm.model.dtype}, not float32")
+        if not (norms and self.num_heads):
+            raise self._unknown("it has no list of attention blocks before a norm")
+
+        self.lm = LanguageModel(lm.model, lm.tokenizer)
+        self.norm = norms[-1]
         self.writers = {part: [self._writer(block, part) for block in self.blocks] for part in PROJECTIONS}
 
     def _writer(self, block: nn.Module, part: str) -> Writer:
         modules = dict(block.named_modules())
-        found = [module for name, module in modules.items() if re.fullmatch(PROJECTIONS[part], name)]
-        if len(found) != 1:
-            raise self._unknown(f"{len(found)} layers of a block may be the last one of its {part}")
-        return Writer(found[0], modules[POST_NORMS[part]] if {*POST_NORMS.values()} <= modules.keys() else found[0])
+        projections = [module for name, module in modules.items() if re.fullmatch(PROJECTIONS[part], name)]
+        if len(projections) != 1:
+            raise self._unknown(f"{len(projections)} layers of a block may be the last one of its {part}")
+        projection = projections[0]
+        last = projection
+        if {*POST_NORMS.values()} <= modules.keys():
+            last = modules[POST_NORMS[part]]
+        return Writer(projection, last)
 
     def _unknown(self, reason: str) -> ValueError:
         return ValueError(
@@ -94,8 +100,10 @@ class Blocks:
 
     def batches(self, rows: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:
         """Split the token ids of prompts into groups that are read at once, so that memory does not grow with them."""
-        size = max(1, POSITIONS_AT_ONCE // max(map(len, rows)))
-        return (rows[start : start + size] for start in range(0, len(rows), size))
+        longest = max(map(len, rows))
+        size = max(1, POSITIONS_AT_ONCE // longest)
+        for start in range(0, len(rows), size):
+            yield rows[start : start + size]
 
     @torch.no_grad()
     def hidden(self, rows: Sequence[Sequence[int]]) -> Tensor:
@@ -105,31 +113,45 @@ class Blocks:
 
     def read(self, rows: Sequence[Sequence[int]]) -> Reading:
         """Read the first block, the final norm and all writers' modules, for a group of `batches`."""
-        found: Reading = {}
-        writers = [writer for part in self.writers.values() for writer in part]
+        writers = [writer for writers_of_part in self.writers.values() for writer in writers_of_part]
+        modules = {self.blocks[0], self.norm}
+        for writer in writers:
+            modules |= {writer.projection, writer.last}
+
+        # One pass, with hooks
+        reading: Reading = {}
+
+        def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+            reading[module] = (_ends(inputs, rows), _ends(output, rows))
+
         with ExitStack() as hooks:
-            for module in {self.blocks[0], self.norm, *(module for writer in writers for module in writer)}:
-                hooks.enter_context(hook(module, lambda m, x, y: found.update({m: (_ends(x, rows), _ends(y, rows))})))
+            for module in modules:
+                hooks.enter_context(hook(module, keep))
             hidden = self.hidden(rows)
-        residual, normed = found[self.norm]
-        added = [found[self.blocks[0]][0], *(found[writer.last][1] for writer in writers)]
-        fits = all(each.shape == residual.shape for each in added)
-        gaps = [(sum(added) - residual, residual), (normed - hidden, hidden)] if fits else []
-        if not fits or any((gap.norm(dim=-1) > UNEXPLAINED * x.norm(dim=-1)).any() for gap, x in gaps):
+
+        # What enters the first block and what is added to it must be the stream, and its norm the output
+        residual, normed = reading[self.norm]
+        start, _ = reading[self.blocks[0]]
+        added = [start, *(reading[writer.last][1] for writer in writers)]
+        adds_up = all(x.shape == residual.shape for x in added)
+        if adds_up:
+            adds_up = _is_close(sum(added), residual) and _is_close(normed, hidden)
+        if not adds_up:
             raise self._unknown("its parts do not add up to its residual stream")
-        return found
+        return reading
 
     def unembedding(self, pair: Pair) -> tuple[Tensor, float]:
-        """Direction and offset: ``hidden @ direction + offset`` is the difference of the sets' mean logits.
+        """Return direction and offset: ``hidden @ direction + offset`` is the difference of the sets' mean logits.
 
-        Of logits that are capped or scaled (Gemma 2, Cohere), it is the one before.
+        Where logits are capped or scaled (Gemma 2, Cohere), it is the difference before that.
         """
         head: Any = self.model.get_output_embeddings()
         with torch.enable_grad():
             hidden = torch.zeros(1, self.lm.hidden_size, device=self.lm.device, requires_grad=True)
             first, second = (head(hidden)[0, list(tokens)].mean() for tokens in pair)
-            (direction,) = torch.autograd.grad(first - second, hidden)
-        return direction[0], (first - second).item()
+            difference = first - second
+            (direction,) = torch.autograd.grad(difference, hidden)
+        return direction[0], difference.item()
 
     @torch.no_grad()
     def patterns(self, row: Sequence[int]) -> Tensor:
@@ -137,40 +159,75 @@ class Blocks:
         with ExitStack() as stack:
             stack.callback(self.model.set_attn_implementation, self.model.config._attn_implementation)
             self.model.set_attn_implementation("eager")  # the others do not return their weights
-            found = self.model(torch.tensor([row], device=self.lm.device), output_attentions=True).attentions
-        if not found or None in found:
+            tokens = torch.tensor([row], device=self.lm.device)
+            weights = self.model(tokens, output_attentions=True).attentions
+        if not weights or None in weights:
             raise self._unknown("its attention returns no weights")
-        return torch.stack(found)[:, 0, :, -1]
+        return torch.stack(weights)[:, 0, :, -1]  # from [layers, 1, heads, length, length]
+
+
+def _blocks_and_norms(trunk: nn.Module, num_layers: int | None) -> tuple[list[nn.Module], list[nn.Module]]:
+    """Blocks, the first list of as many modules as there are layers, and the norms beside this list; else none."""
+    for parent in trunk.modules():
+        for child in parent.children():
+            if isinstance(child, nn.ModuleList) and len(child) == num_layers:
+                return list(child), [module for module in parent.children() if _has_vector(module)]
+    return [], []
+
+
+def _has_vector(module: nn.Module) -> bool:
+    """Whether a module itself has a vector of weights, as norms do."""
+    return any(p.ndim == 1 for p in module.parameters(recurse=False))
+
+
+def _is_close(x: Any, reference: Tensor) -> bool:
+    """Whether vectors ``[n, width]`` differ by at most `MAX_UNEXPLAINED` of the reference's length."""
+    gap = (x - reference).norm(dim=-1)
+    return not (gap > MAX_UNEXPLAINED * reference.norm(dim=-1)).any()
 
 
 def hook(module: nn.Module, use: Callable[[nn.Module, Any, Any], Any]) -> Any:
     """Context in which a module's calls end with ``use(module, input, output)``; a result replaces the output."""
-    return module.register_forward_hook(
-        lambda module, args, named, output: use(module, args[0] if args else named.get("hidden_states"), output),
-        with_kwargs=True,
-    )
+
+    def use_first_input(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
+        first = keywords.get("hidden_states")
+        if args:
+            first = args[0]
+        return use(module, first, output)
+
+    return module.register_forward_hook(use_first_input, with_kwargs=True)
 
 
 @torch.no_grad()
 def before_norm(norm: nn.Module, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """Fold a LayerNorm or RMSNorm, its scale held at x: ``norm(x) @ direction = x @ folded + constant``.
+    """Fold a LayerNorm or RMSNorm, with its scale at x: ``norm(x) @ direction = x @ folded + constant``.
 
     Weight (Gemma's is 1 + weight), bias and centring are read off the module's outputs, whatever its class. Returns
-    ``[n, width]`` and ``[n]``.
+    folded ``[n, width]`` and constant ``[n]``.
     """
-    bias, signs = norm(torch.zeros_like(x[:1])), torch.ones_like(x[:1])
+    bias = norm(torch.zeros_like(x[:1]))
+
+    # A constant vector becomes 0 if the norm subtracts the mean; one of alternating signs shows the weight
+    signs = torch.ones_like(x[:1])
     constant = norm(signs) - bias
     signs[:, 1::2] = -1
     signed = norm(signs) - bias
-    mean = float(constant.abs().max() < UNEXPLAINED * signed.abs().max())  # 1 if the norm takes off the mean, else 0
+    centres = constant.abs().max() < MAX_UNEXPLAINED * signed.abs().max()
+    mean = float(centres)  # factor of the mean: 1 or 0
     weight = signed / (signs - mean * signs.mean(-1, keepdim=True))  # up to a factor, which is in the scale
+
+    # Scale of each row, by least squares
     shape = weight * (x - mean * x.mean(-1, keepdim=True))
     scale = ((norm(x) - bias) * shape).sum(-1, keepdim=True) / shape.square().sum(-1, keepdim=True)
     folded = weight * direction * scale
-    return folded - mean * folded.mean(-1, keepdim=True), (bias * direction).sum(-1).expand(len(x))
+    folded = folded - mean * folded.mean(-1, keepdim=True)
+    return folded, (bias * direction).sum(-1).expand(len(x))
 
 
 def _ends(value: Any, rows: Sequence[Sequence[int]]) -> Tensor:
     """Last positions of a value of all positions, ``[n, length, k]`` or flat (OPT's MLP), as ``[n, k]``."""
-    value = value[0] if isinstance(value, tuple) else value
-    return value.reshape(len(rows), -1, value.shape[-1])[torch.arange(len(rows)), [len(row) - 1 for row in rows]]
+    if isinstance(value, tuple):
+        value = value[0]
+    by_row = value.reshape(len(rows), -1, value.shape[-1])
+    last = [len(row) - 1 for row in rows]
+    return by_row[torch.arange(len(rows)), last]

@@ -18,9 +18,14 @@ from algos.training.run import Callback, Run
 from textenv.lm.model import language_model_of
 from textenv.rollout import is_episode_env
 
-PARTS, ROWS, STEPS, FITS = 8, 32, 512, 10
-"""Batches for the gradient's noise; rows or steps for the features; gradient steps of `fit_error`."""
-
+GRADIENT_BATCHES = 8
+"""Batches whose gradients are compared for the gradient's noise."""
+FEATURE_ROWS = 32
+"""Rows of a rollout whose features are measured, if the policy is sequential."""
+FEATURE_STEPS = 512
+"""Steps of a rollout whose features are measured, if the policy is not sequential."""
+FIT_STEPS = 10
+"""Gradient steps of `fit_error`."""
 UNITS_OF_ROUNDING = 4
 """Units in the last place by which an output that never changes may vary."""
 
@@ -36,48 +41,74 @@ class Dynamics(Callback):
 
     def on_rollout(self, run: Run, rollout: TensorDict) -> None:
         """See `Callback.on_rollout`."""
-        due = len(run.history) % self.every == 0
-        self._acted = (rollout, copy.deepcopy(run.agent.policy)) if due else None
+        if len(run.history) % self.every == 0:
+            self._acted = (rollout, copy.deepcopy(run.agent.policy))
+        else:
+            self._acted = None
 
     def on_iteration(self, run: Run, metrics: Metrics) -> None:
         """See `Callback.on_iteration`; measures a copy of the policy that acted, and how far the update moved it."""
-        if self._acted is not None:
-            rollout, before = self._acted
-            found = weight_changes(run.agent.policy, before) | _measurements(run.agent, before, rollout)
-            metrics |= {f"dynamics/{name}": value for name, value in found.items()}
-            self._acted = None
+        if self._acted is None:
+            return
+        rollout, old_policy = self._acted
+        self._acted = None
+        measurements = weight_changes(run.agent.policy, old_policy) | _measurements(run.agent, old_policy, rollout)
+        metrics |= {f"dynamics/{name}": value for name, value in measurements.items()}
 
 
 def _measurements(agent: Any, policy: Any, rollout: TensorDict) -> Metrics:
-    mask, generator = rollout["mask"], torch.Generator().manual_seed(0)
-    options: dict[str, Any] = {"sequential": policy.sequential, "generator": generator}
-    part = next(shuffle_and_split(rollout, size=ROWS if policy.sequential else STEPS, **options))
+    """Measure the policy that acted, which is changed by the last measurement."""
+    mask = rollout["mask"]
+    options: dict[str, Any] = {
+        "sequential": policy.sequential,
+        "generator": torch.Generator().manual_seed(0),
+    }
+
+    # Features, of a part of the rollout
+    part_size = FEATURE_STEPS
+    if policy.sequential:
+        part_size = FEATURE_ROWS
+    part = next(shuffle_and_split(rollout, size=part_size, **options))
+    metrics: Metrics = {}
     with torch.no_grad():
         layers = activations(policy, part)
-        found: Metrics = {"effective_rank": effective_rank(layers.pop(FEATURES)), "dead_units": dead_units(layers)}
+        metrics["effective_rank"] = effective_rank(layers.pop(FEATURES))
+        metrics["dead_units"] = dead_units(layers)
         if is_episode_env(agent.env):
-            found |= by_position(rollout, policy.evaluate(rollout).entropy)
-    units = int((mask.any(1) if policy.sequential else mask).sum())
-    size = max(1, units // PARTS)
-    if units > 1 and "advantage" in rollout.keys():
-        batches, steps = list(shuffle_and_split(rollout, size=size, **options))[:PARTS], int(mask.sum()) * size / units
-        noise, signal = gradient_noise((_gradient(policy, each, steps) for each in batches), size)
-        found |= {"gradient_noise": noise, "gradient_signal": signal}
-        found |= {"noise_scale": noise / signal} if signal > 0 else {}
-    return found | {"fit_error": fit_error(policy, part, rate=agent.config.learning_rate)}
+            metrics |= by_position(rollout, policy.evaluate(rollout).entropy)
+
+    # Noise of the gradient; units are rows of a sequential policy, else steps
+    num_steps = int(mask.sum())
+    num_units = num_steps
+    if policy.sequential:
+        num_units = int(mask.any(1).sum())
+    size = max(1, num_units // GRADIENT_BATCHES)
+    if num_units > 1 and "advantage" in rollout.keys():
+        batches = list(shuffle_and_split(rollout, size=size, **options))[:GRADIENT_BATCHES]
+        steps_per_batch = num_steps * size / num_units
+        gradients = (_gradient(policy, batch, steps_per_batch) for batch in batches)
+        noise, signal = gradient_noise(gradients, size)
+        metrics["gradient_noise"] = noise
+        metrics["gradient_signal"] = signal
+        if signal > 0:
+            metrics["noise_scale"] = noise / signal
+
+    metrics["fit_error"] = fit_error(policy, part, rate=agent.config.learning_rate)
+    return metrics
 
 
 def effective_rank(features: Tensor, *, delta: float = 0.01) -> int:
-    """Least number of singular values of ``[n, units]`` that have 1 - δ of their sum (Kumar et al. 2021, srank)."""
-    share = torch.linalg.svdvals(features.float()).cumsum(0)
-    return int((share < (1 - delta) * share[-1]).sum()) + 1
+    """Return how many singular values of ``[n, units]`` have 1 - δ of their sum (srank, Kumar et al. 2021)."""
+    sums = torch.linalg.svdvals(features.float()).cumsum(0)
+    return int((sums < (1 - delta) * sums[-1]).sum()) + 1
 
 
 def dead_units(layers: dict[str, Tensor], *, share: float = 0.025) -> float:
-    """Share of units whose standard deviation is at most this share of their layer's mean, so saturated ones too.
+    """Return the fraction of units whose standard deviation is at most this share of their layer's mean.
 
-    One that rounding alone can explain counts as 0: where a whole layer is saturated, rounding would be its mean.
-    Dormant neurons (Sokar et al. 2023, eq. 1) are the same by the mean activation.
+    Saturated units count as dead, too. A standard deviation that rounding alone can explain counts as 0: where a whole
+    layer is saturated, rounding would be its mean. Dormant neurons (Sokar et al. 2023, eq. 1) are the same by the mean
+    activation.
     """
     if not layers:
         return 0.0
@@ -91,21 +122,26 @@ def dead_units(layers: dict[str, Tensor], *, share: float = 0.025) -> float:
 
 
 def gradient_noise(gradients: Iterable[Tensor], size: int) -> tuple[float, float]:
-    """Trace of the covariance of a sample's gradient, and squared norm of the mean gradient: both unbiased.
+    """Estimate the trace of the covariance of a sample's gradient, and the squared norm of the mean gradient.
 
-    From those of disjoint batches of ``size``. The first divided by the second is the simple noise scale (McCandlish et
-    al. 2018, eq. 2.9 and appendix A.1).
+    Both are unbiased, from gradients of disjoint batches of ``size``. The first divided by the second is the simple
+    noise scale (McCandlish et al. 2018, eq. 2.9 and appendix A.1).
     """
-    total, squares, count = torch.zeros(()), 0.0, 0
-    for each in gradients:
-        total, squares, count = total + each, squares + each.square().sum().item(), count + 1
-    whole = (total / count).square().sum().item()
-    noise = (squares / count - whole) * size * count / (count - 1)
-    return noise, whole - noise / (size * count)
+    total = torch.zeros(())
+    sum_of_squares = 0.0
+    count = 0
+    for gradient in gradients:
+        total = total + gradient
+        sum_of_squares += gradient.square().sum().item()
+        count += 1
+    square_of_mean = (total / count).square().sum().item()
+    noise = (sum_of_squares / count - square_of_mean) * size * count / (count - 1)
+    return noise, square_of_mean - noise / (size * count)
 
 
 def weight_changes(policy: Any, before: Any) -> Metrics:
-    """Norm of the change of the trained weights divided by their norm before: of all, and of each layer."""
+    """Return the norm of the change of the trained weights divided by their norm before: of all, and of each layer."""
+    # Squares of changes and of weights, [2]
     sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(2))
     for (name, new), (_, old) in zip(_trained(policy), _trained(before), strict=True):
         layer = re.sub(r"(\.\d+)\..*|\.[^.]*$", r"\1", name)
@@ -116,30 +152,51 @@ def weight_changes(policy: Any, before: Any) -> Metrics:
 
 
 def by_position(rollout: TensorDict, entropy: Tensor) -> Metrics:
-    """Mean entropy, KL and squared error of the value in each quarter of the answers."""
-    mask, columns, keys = rollout["mask"], {"entropy": entropy}, rollout.keys()
-    columns |= {"kl": rollout["kl"]} if "kl" in keys else {}
-    columns |= {"value_error": (rollout["value_target"] - rollout["value"]).square()} if "value_target" in keys else {}
-    quarter = torch.where(mask, (mask.cumsum(1) - 1) * 4 // mask.sum(1, keepdim=True).clamp(min=1), -1)
-    places = [(i, quarter == i) for i in range(4) if (quarter == i).any()]
-    return {f"{name}/quarter_{i + 1}": x[here].mean().item() for name, x in columns.items() for i, here in places}
+    """Return mean entropy, KL and squared error of the value in each quarter of the answers."""
+    columns = {"entropy": entropy}
+    if "kl" in rollout.keys():
+        columns["kl"] = rollout["kl"]
+    if "value_target" in rollout.keys():
+        columns["value_error"] = (rollout["value_target"] - rollout["value"]).square()
+
+    # Quarter of each token, 0 to 3; -1 outside the answers
+    mask = rollout["mask"]
+    position = mask.cumsum(1) - 1
+    length = mask.sum(1, keepdim=True).clamp(min=1)
+    quarter = torch.where(mask, position * 4 // length, -1)
+
+    metrics: Metrics = {}
+    for name, column in columns.items():
+        for i in range(4):
+            inside = quarter == i
+            if inside.any():
+                metrics[f"{name}/quarter_{i + 1}"] = column[inside].mean().item()
+    return metrics
 
 
 def fit_error(policy: Any, part: TensorDict, *, rate: float) -> float:
-    """Share of the variance of a fresh target that is left after `FITS` steps; changes the weights (Lyle et al. 2022).
+    """Return the fraction of the variance of a fresh target that is left after training for it (Lyle et al. 2022).
 
     The target is a sine of a random sum of observations, or a random number for each token that is read. A linear head
-    is solved for it before each step of the trunk.
+    is solved for it before each of `FIT_STEPS` steps of the trunk. Changes the policy's weights.
     """
-    generator, seen = torch.Generator().manual_seed(0), part["observation"][part["mask"]]
-    if (lm := language_model_of(policy)) is not None:
-        target = torch.randn(lm.num_tokens, generator=generator).to(seen.device)[seen]
+    # Target
+    generator = torch.Generator().manual_seed(0)
+    observations = part["observation"][part["mask"]]
+    lm = language_model_of(policy)
+    if lm is not None:
+        of_tokens = torch.randn(lm.num_tokens, generator=generator)
+        target = of_tokens.to(observations.device)[observations]
     else:
-        x = seen.flatten(1).float()
+        x = observations.flatten(1).float()
         x = (x - x.mean(0)) / (x.std(0) + 1e-6)
-        target = (2 * x @ torch.randn(x.shape[1], generator=generator).to(x)).sin()
-    target, optimizer = target - target.mean(), torch.optim.Adam([x for _, x in _trained(policy)], lr=rate)
-    for step in range(FITS + 1):
+        direction = torch.randn(x.shape[1], generator=generator).to(x)
+        target = (2 * x @ direction).sin()
+    target = target - target.mean()
+
+    # Training; the last error is measured after the last step
+    optimizer = torch.optim.Adam([p for _, p in _trained(policy)], lr=rate)
+    for step in range(FIT_STEPS + 1):
         features = activations(policy, part)[FEATURES]
         features = features - features.mean(0)
         with torch.no_grad():
@@ -147,7 +204,7 @@ def fit_error(policy: Any, part: TensorDict, *, rate: float) -> float:
             ridge = torch.eye(len(square)).to(square) * square.diagonal().mean().clamp(min=1e-6) * 1e-4
             head = torch.linalg.solve(square + ridge, features.T @ target)
         error = (features @ head - target).square().mean()
-        if step < FITS:
+        if step < FIT_STEPS:
             optimizer.zero_grad()
             error.backward()
             optimizer.step()
@@ -155,10 +212,13 @@ def fit_error(policy: Any, part: TensorDict, *, rate: float) -> float:
 
 
 def _gradient(policy: Any, part: TensorDict, steps: float) -> Tensor:
-    loss = -(part["advantage"] * policy.evaluate(part).log_prob)[part["mask"]].sum() / steps
-    found = torch.autograd.grad(loss, [x for _, x in _trained(policy)], allow_unused=True)
-    return torch.cat([x.flatten() for x in found if x is not None])
+    """Gradient of the policy gradient's loss, the sum over a part divided by ``steps``, as one vector."""
+    terms = part["advantage"] * policy.evaluate(part).log_prob
+    loss = -terms[part["mask"]].sum() / steps
+    parameters = [p for _, p in _trained(policy)]
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return torch.cat([gradient.flatten() for gradient in gradients if gradient is not None])
 
 
 def _trained(policy: Any) -> list[tuple[str, Tensor]]:
-    return [(name, x) for name, x in policy.named_parameters() if x.requires_grad]
+    return [(name, p) for name, p in policy.named_parameters() if p.requires_grad]

@@ -57,25 +57,38 @@ def compared(
     *,
     ranked: bool = True,
 ) -> Finding:
-    """Means of ``[n, *]`` for each model and their `change`; from `MIN_SEEDS` on with 95 % limits over the n.
+    """Return the means of a quantity of each model and their `change`; from `MIN_SEEDS` on with 95 % limits over the n.
 
-    A row for each place of ``*``, with its labels first. ``ranked`` rows begin with the largest change.
+    Args:
+        name, title, draw: see `Finding`.
+        columns: names of the labels' parts.
+        labels: labels of the rows, in the order of the elements of ``*``.
+        values: the quantity by model, ``[n, *]``; two models at least.
+        ranked: begin with the largest change; otherwise, the rows stay in the labels' order.
     """
-    found = [x.reshape(len(x), -1) for x in (*values.values(), change(values))]
-    numbers, limits = [x.mean(0).tolist() for x in found], tuple[str, ...]()
-    if len(found[-1]) >= MIN_SEEDS:
+    by_model = [x.reshape(len(x), -1) for x in values.values()]
+    changes = change(values)
+    changes = changes.reshape(len(changes), -1)
+
+    # Columns of numbers, each as long as there are rows
+    numbers = [x.mean(0).tolist() for x in (*by_model, changes)]
+    limits: tuple[str, ...] = ()
+    if len(changes) >= MIN_SEEDS:
         limits = ("low", "high")
-        numbers += zip(*(bootstrap_interval(x) for x in found[-1].T), strict=True)
+        numbers += zip(*(bootstrap_interval(x) for x in changes.T), strict=True)
+
     rows = [(*label, *row) for label, row in zip(labels, zip(*numbers, strict=True), strict=True)]
     if ranked:
-        rows.sort(key=lambda row: -abs(row[len(columns) + len(values)]))
+        change_column = len(columns) + len(values)
+        rows.sort(key=lambda row: -abs(row[change_column]))
     return Finding(name, title, (*columns, *values, "change", *limits), rows, draw)
 
 
 def draw_lines(figure: Figure, panels: Mapping[str, Mapping[str, Any]], *, style: str = ".-", **axes: Any) -> None:
     """Draw a panel for each quantity, with a line (or points) for each name in it."""
     figure.set_size_inches(6.4, 2.4 + 2.4 * len(panels))
-    for axis, (quantity, lines) in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels.items(), strict=True):
+    column = figure.subplots(len(panels), squeeze=False)[:, 0]
+    for axis, (quantity, lines) in zip(column, panels.items(), strict=True):
         for name, values in lines.items():
             axis.plot(values, style, label=ascii(name)[1:-1])
         axis.locator_params(axis="x", integer=True)
@@ -86,16 +99,29 @@ def draw_lines(figure: Figure, panels: Mapping[str, Mapping[str, Any]], *, style
 def draw_maps(
     figure: Figure, rows: Sequence[Mapping[str, np.ndarray]], *, signed: bool = False, extent: Any = None, **axes: Any
 ) -> None:
-    """Draw rows of heat maps by title, with the same colours in a row if its ranges overlap; signed: white is 0."""
+    """Draw rows of heat maps by title.
+
+    The maps of a row have the same colours if their ranges overlap. ``signed``: white is 0, and the colours reach to
+    the largest absolute value.
+    """
     figure.set_size_inches(2 + 4.4 * len(rows[0]), 1.8 + 3 * len(rows))
-    for maps, line in zip(rows, figure.subplots(len(rows), len(rows[0]), squeeze=False), strict=True):
-        lows, highs = ([f(x) for x in maps.values()] for f in (np.min, np.max))
-        shared = {"vmin": min(lows), "vmax": max(highs)} if max(lows) <= min(highs) else {}
-        most = max(-min(lows), max(highs))
-        look: Any = {"cmap": "RdBu_r", "vmin": -most, "vmax": most} if signed else shared
-        for axis, (title, values) in zip(line, maps.items(), strict=True):
-            figure.colorbar(axis.imshow(values, aspect="auto", extent=extent, **look), ax=axis)
+    panels = figure.subplots(len(rows), len(rows[0]), squeeze=False)
+    for maps, axes_of_row in zip(rows, panels, strict=True):
+        # Range of the colours
+        lows = [np.min(x) for x in maps.values()]
+        highs = [np.max(x) for x in maps.values()]
+        look: dict[str, Any] = {}
+        if signed:
+            largest = max(-min(lows), max(highs))
+            look = {"cmap": "RdBu_r", "vmin": -largest, "vmax": largest}
+        elif max(lows) <= min(highs):
+            look = {"vmin": min(lows), "vmax": max(highs)}
+
+        for axis, (title, values) in zip(axes_of_row, maps.items(), strict=True):
+            image = axis.imshow(values, aspect="auto", extent=extent, **look)
+            figure.colorbar(image, ax=axis)
             if extent is None:
                 axis.locator_params(integer=True)
             axis.set(title=ascii(title)[1:-1], **axes)
-            axis.tick_params("x", rotation=90 * ("xticklabels" in axes))
+            if "xticklabels" in axes:
+                axis.tick_params("x", rotation=90)

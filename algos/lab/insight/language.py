@@ -17,8 +17,10 @@ from textenv.lm.model import LanguageModel
 from textenv.prompts.prompts import as_prompt, by_position
 from textenv.prompts.tokenize import prompt_ids, text_ids
 
-MOST_PROBABLE, MOVED = 10, 5
-"""Most probable tokens of each model that are listed; heads, and other parts, that moved most and are patched."""
+LISTED_TOKENS = 10
+"""Most probable tokens of each model that are listed."""
+PATCHED_PARTS = 5
+"""Heads, and as many other parts, that are patched: those that moved most."""
 ByModel = Mapping[str, np.ndarray]
 """A quantity of each model, ``[prompts, *]``; the first model is that before training."""
 
@@ -37,66 +39,106 @@ def interpret_language(
 
     Raises a ValueError if a text is not one token, or a model does not fit the others or `Blocks`.
     """
+    # Models
     prompts = by_position(prompts)
     blocks = {name: Blocks(lm) for name, lm in models.items()}
     if len(blocks) < 2 or len(tokens) != 2 or not prompts or neurons < 0:
-        given = f"{len(blocks)} different models, {len(tokens)} tokens, {len(prompts)} prompts and {neurons} neurons"
-        raise ValueError(f"{given}, expected at least 2 models, 2 tokens, at least 1 prompt and 0 neurons")
+        raise ValueError(
+            f"{len(blocks)} different models, {len(tokens)} tokens, {len(prompts)} prompts and {neurons} neurons, "
+            "expected at least 2 models, 2 tokens, at least 1 prompt and 0 neurons"
+        )
     base, tuned, *_ = blocks.values()
-    tokenizer = base.lm.tokenizer
     for name, x in blocks.items():
-        shape = len(x.blocks), x.num_heads, x.lm.tokenizer.get_vocab()
-        if shape != (len(base.blocks), base.num_heads, tokenizer.get_vocab()):
+        if _architecture(x) != _architecture(base):
             raise ValueError(f"{name} has other layers, heads or tokens than {next(iter(blocks))}: expected the same")
+
+    # Tokens and prompts
+    tokenizer = base.lm.tokenizer
     pair = token_ids(tokens[0], tokenizer), token_ids(tokens[1], tokenizer)
     if set(pair[0]) & set(pair[1]):
         raise ValueError(f"{tokens[0]!r} and {tokens[1]!r} have a token in common, expected different ones")
     rows = [prompt_ids(as_prompt(i, prompt), tokenizer) for i, prompt in enumerate(prompts)]
-    found = {name: attribute(x, rows, pair, neurons=neurons > 0) for name, x in blocks.items()}
-    values = {
-        column: {name: x._asdict()[column].double().cpu().numpy() for name, x in found.items()}
-        for column in Attribution._fields
-    }
-    title = f"Logit of {tokens[0]!r} minus that of {tokens[1]!r}"
-    difference = compared("logit_difference", title, (), [()], values["difference"])
-    places = [Place(layer, part) for part in PROJECTIONS for layer in range(len(base.blocks))]
-    parts, heads = _part_changes(values["parts"], places), _heads(values["heads"])
-    by_part = [place for row in parts.rows for place in places if str(place) == row[0]][:MOVED]
-    by_head = [Place(layer, "attention", head) for layer, head, *_ in heads.rows if head != "bias"][:MOVED]
-    runs = [*([place] for place in (*by_head, *by_part)), by_head]
+
+    # Direct contributions
+    attributions = {name: attribute(x, rows, pair, neurons=neurons > 0) for name, x in blocks.items()}
+    difference = _by_model(attributions, "difference")
+    components = [Place(layer, part) for part in PROJECTIONS for layer in range(len(base.blocks))]
+    part_changes = _part_changes(_by_model(attributions, "parts"), components)
+    head_changes = _heads(_by_model(attributions, "heads"))
+
+    # Patching of what moved most: each component alone, then the heads together
+    moved_parts = [x for row in part_changes.rows for x in components if str(x) == row[0]][:PATCHED_PARTS]
+    rows_of_heads = [row for row in head_changes.rows if row[1] != "bias"][:PATCHED_PARTS]
+    moved_heads = [Place(layer, "attention", head) for layer, head, *_ in rows_of_heads]
+    runs = [[x] for x in (*moved_heads, *moved_parts)]
+    runs.append(moved_heads)
     patched = patch(base, tuned, rows, pair, runs).double().cpu().numpy()
-    patching = _patching([" + ".join(map(str, run)) for run in runs], patched, values["difference"])
-    attention = _attention(blocks, rows[0], by_head)
-    findings = [difference, _next_tokens(blocks, found), _lens(values["lens"]), parts, heads, patching, attention]
-    return [*findings, _neurons(values["neurons"], neurons)] if neurons else findings
+    run_names = [" + ".join(map(str, run)) for run in runs]
+
+    title = f"Logit of {tokens[0]!r} minus that of {tokens[1]!r}"
+    findings = [
+        compared("logit_difference", title, (), [()], difference),
+        _next_tokens(blocks, attributions),
+        _lens(_by_model(attributions, "lens")),
+        part_changes,
+        head_changes,
+        _patching(run_names, patched, difference),
+        _attention(blocks, rows[0], moved_heads),
+    ]
+    if neurons:
+        findings.append(_neurons(_by_model(attributions, "neurons"), neurons))
+    return findings
+
+
+def _architecture(blocks: Blocks) -> tuple[Any, ...]:
+    """What compared models must have in common."""
+    return len(blocks.blocks), blocks.num_heads, blocks.lm.tokenizer.get_vocab()
+
+
+def _by_model(attributions: Mapping[str, Attribution], field: str) -> ByModel:
+    return {name: getattr(x, field).double().cpu().numpy() for name, x in attributions.items()}
 
 
 def token_ids(text: str, tokenizer: Any) -> list[int]:
-    """Ids of a token, or of several with ``|`` between; raises a ValueError if a text is no single token."""
+    """Return the ids of a token, or of several with ``|`` between; raises a ValueError if a text is no single token."""
     ids = text_ids(text, tokenizer)
-    known = bool(ids) and tokenizer.decode(ids).strip() == text.strip()  # an unknown word is read as another one
-    if "|" in text and (len(ids) > 1 or not known):
+    in_vocabulary = bool(ids) and tokenizer.decode(ids).strip() == text.strip()  # else a word is read as another one
+    if "|" in text and (len(ids) > 1 or not in_vocabulary):
         return [i for part in text.split("|") for i in token_ids(part, tokenizer)]
-    if not known:
+    if not in_vocabulary:
         raise ValueError(f"{text!r} is not in the tokenizer's vocabulary: give one of its tokens")
     if len(ids) > 1:
-        split = ", ".join(repr(tokenizer.decode([i])) for i in ids)
-        spaced = f" {text}"
-        other = f"{spaced!r} is one" if len(text_ids(spaced, tokenizer)) == 1 else "give its first, or another word"
-        raise ValueError(f"{text!r} is {len(ids)} tokens ({split}), expected one: {other}")
+        pieces = ", ".join(repr(tokenizer.decode([i])) for i in ids)
+        with_space = f" {text}"
+        advice = "give its first, or another word"
+        if len(text_ids(with_space, tokenizer)) == 1:
+            advice = f"{with_space!r} is one"
+        raise ValueError(f"{text!r} is {len(ids)} tokens ({pieces}), expected one: {advice}")
     return ids
 
 
-def _next_tokens(blocks: Mapping[str, Blocks], found: Mapping[str, Attribution]) -> Finding:
-    def probabilities(name: str, chosen: Any = slice(None)) -> Iterator[Tensor]:  # a prompt at a time: they are large
-        return (blocks[name].lm.logits(x[None])[0].softmax(-1)[chosen] for x in found[name].hidden)
+def _next_tokens(blocks: Mapping[str, Blocks], attributions: Mapping[str, Attribution]) -> Finding:
+    """Probabilities of the tokens that some model finds most probable on average."""
 
-    means = [sum(probabilities(name), torch.zeros(())) for name in blocks]
-    most = [i for mean in means for i in mean.topk(min(MOST_PROBABLE, len(mean))).indices.tolist()]
-    chosen = list(dict.fromkeys(most))
-    values = {name: torch.stack([*probabilities(name, chosen)]).double().cpu().numpy() for name in blocks}
+    def probabilities(name: str) -> Iterator[Tensor]:
+        """Yield those of one prompt at a time, as they are large: ``[vocabulary]``."""
+        for hidden in attributions[name].hidden:
+            yield blocks[name].lm.logits(hidden[None])[0].softmax(-1)
+
+    # The tokens, without repetition; a sum has the same order as a mean
+    token_set: dict[int, None] = {}
+    for name in blocks:
+        total = sum(probabilities(name), torch.zeros(()))
+        most_probable = total.topk(min(LISTED_TOKENS, len(total))).indices
+        token_set |= dict.fromkeys(most_probable.tolist())
+    tokens = list(token_set)
+
+    values = {}
+    for name in blocks:
+        of_tokens = [x[tokens] for x in probabilities(name)]
+        values[name] = torch.stack(of_tokens).double().cpu().numpy()
     tokenizer = next(iter(blocks.values())).lm.tokenizer
-    labels = [(repr(tokenizer.decode([i])),) for i in chosen]
+    labels = [(repr(tokenizer.decode([i])),) for i in tokens]
     title = "Probability of the next token: the most probable of each model"
     return compared("next_tokens", title, ("token",), labels, values)
 
@@ -109,40 +151,47 @@ def _lens(values: ByModel) -> Finding:
     return compared("logit_lens", title, ("layer",), labels, values, draw, ranked=False)
 
 
-def _part_changes(values: ByModel, places: list[Place]) -> Finding:
+def _part_changes(values: ByModel, components: list[Place]) -> Finding:
+    # Without embedding and biases: [parts, layers]
     moved = change(values).mean(0)[:-2].reshape(len(PROJECTIONS), -1)
     lines = dict(zip(PROJECTIONS, moved, strict=True))
     draw = partial(draw_lines, panels={"change of direct contribution": lines}, xlabel="layer")
-    labels = zip([*map(str, places), "embedding", "output's biases"])
+    labels = zip([*map(str, components), "embedding", "output's biases"])
     return compared("parts", "Direct contributions, which add up to the difference", ("part",), labels, values, draw)
 
 
 def _heads(values: ByModel) -> Finding:
-    moved = change(values).mean(0)
-    layers, heads = map(range, moved.shape)
+    moved = change(values).mean(0)  # [layers, heads + 1]
+    num_layers, num_columns = moved.shape
     rows = [{"change of direct contribution": moved[:, :-1]}]
     draw = partial(draw_maps, rows=rows, signed=True, xlabel="head", ylabel="layer")
-    labels = itertools.product(layers, [*heads[:-1], "bias"])
+    labels = itertools.product(range(num_layers), [*range(num_columns - 1), "bias"])
     title = "Direct contributions of attention heads, and of the biases behind them"
     return compared("heads", title, ("layer", "head"), labels, values, draw)
 
 
 def _neurons(values: ByModel, count: int) -> Finding:
     """The neurons that moved most."""
-    moved = change(values).mean(0)
-    layers, numbers = np.unravel_index(np.argsort(-abs(moved), axis=None, kind="stable")[:count], moved.shape)
+    moved = change(values).mean(0)  # [layers, neurons]
+    ranking = np.argsort(-abs(moved), axis=None, kind="stable")
+    layers, numbers = np.unravel_index(ranking[:count], moved.shape)
     chosen = {name: x[:, layers, numbers] for name, x in values.items()}
     labels = zip(layers.tolist(), numbers.tolist(), strict=True)
     return compared("neurons", "Direct contributions of MLP neurons", ("layer", "neuron"), labels, chosen)
 
 
 def _patching(names: list[str], patched: np.ndarray, difference: ByModel) -> Finding:
-    rows: list[tuple[Any, ...]] = []
+    """Differences of the patched model, and the share of the training's change that the patch takes back."""
     before, after, *_ = difference.values()
+    rows: list[tuple[Any, ...]] = []
     for name, x in zip(names, patched.T, strict=True):
-        both = np.stack([after - x, after - before], 1)
-        share = (_ratio(both), *(limits(both, _ratio) or ("", ""))) if both[:, 1].any() else ("", "", "")
-        rows.append((name, float(x.mean()), *share))
+        changes = np.stack([after - x, after - before], 1)  # of the patch, and of the training
+        share: Any = ""
+        low_and_high: Any = ("", "")
+        if changes[:, 1].any():
+            share = _ratio(changes)
+            low_and_high = limits(changes, _ratio) or ("", "")
+        rows.append((name, float(x.mean()), share, *low_and_high))
     title = "Activation patching: the difference with the first model's output at a place; share of the change gone"
     return Finding("patching", title, ("place", "difference", "share", "low", "high"), rows)
 
@@ -154,14 +203,22 @@ def _ratio(x: np.ndarray, axis: int = 0) -> np.ndarray:
 
 
 def _attention(blocks: Mapping[str, Blocks], row: Sequence[int], heads: list[Place]) -> Finding:
+    # Patterns of these heads, [1, heads, length]
+    layers = [head.layer for head in heads]
+    numbers = [head.head for head in heads]
+    values = {name: x.patterns(row)[layers, numbers][None].double().cpu().numpy() for name, x in blocks.items()}
+
     tokenizer = next(iter(blocks.values())).lm.tokenizer
     tokens = [ascii(tokenizer.decode([i])) for i in row]
-    layers, _, numbers = map(list, zip(*heads, strict=True))
-    values = {name: x.patterns(row)[layers, numbers][None].double().cpu().numpy() for name, x in blocks.items()}
-    maps = {f"attention, {name}": x[0] for name, x in values.items()}
-    named = [f"{head.layer}.{head.head}" for head in heads]
-    axes: Any = {"xticks": range(len(row)), "xticklabels": tokens, "yticks": range(len(heads)), "yticklabels": named}
-    labels = [(head, i, token) for head in named for i, token in enumerate(tokens)]
+    head_names = [f"{head.layer}.{head.head}" for head in heads]
+    labels = [(name, i, token) for name in head_names for i, token in enumerate(tokens)]
+    draw = partial(
+        draw_maps,
+        rows=[{f"attention, {name}": x[0] for name, x in values.items()}],
+        xticks=range(len(row)),
+        xticklabels=tokens,
+        yticks=range(len(heads)),
+        yticklabels=head_names,
+    )
     title = "Attention from the first prompt's last position, of the heads (layer.head) that moved most"
-    draw = partial(draw_maps, rows=[maps], **axes)
     return compared("attention", title, ("head", "position", "token"), labels, values, draw, ranked=False)

@@ -14,27 +14,37 @@ from textenv.kl.penalty import KLPenalty
 from textenv.rendering import answer_tokens, render_rollout
 
 COLUMNS = {
-    "log_ratio": "log-ratio to the reference, nats", "kl": "KL to the reference over all tokens, nats",
-    "entropy": "entropy, nats", "value": "value", "advantage": "advantage", "reward": "reward",
-}  # fmt: skip
+    "log_ratio": "log-ratio to the reference, nats",
+    "kl": "KL to the reference over all tokens, nats",
+    "entropy": "entropy, nats",
+    "value": "value",
+    "advantage": "advantage",
+    "reward": "reward",
+}
 """Columns of `measured`, and their names on the page; the first two need a reference."""
 
 
 def show_tokens(env: Any, policy: Any, where: str, *, config: Mapping[str, Any], **options: Any) -> None:
     """Play episodes of text (`algos.evaluation.evaluate`), and write a page, or print them shaded by a quantity.
 
-    ``where`` is the page's path (``.html``) or one of `COLUMNS`; raises a ValueError if it is neither, or has no
-    reference. ``config`` has the hyper-parameters of the advantages, see `measured`.
+    Args:
+        env, policy, options: see `algos.evaluation.evaluate`.
+        where: the page's path (``.html``), or one of `COLUMNS` to print.
+        config: hyper-parameters of the advantages, see `measured`.
+
+    Raises:
+        ValueError: if ``where`` is neither, or a quantity that needs a reference where there is none.
     """
     rollout = evaluate(env, policy, **options).rollout
     samples = env.samples(range(len(rollout))) or [{}] * len(rollout)
     rollout = measured(rollout, policy, penalty=env.penalty, config=config)
-    known = [name for name in COLUMNS if name in rollout.keys()]
     if where.endswith(".html"):
         Path(where).write_text(page(rollout, policy.tokenizer, samples), encoding="utf-8")
         return
-    if where not in known:
-        raise ValueError(f"tokens is {where!r}, expected a page such as out.html, or one of {', '.join(known)}")
+
+    columns = [name for name in COLUMNS if name in rollout.keys()]
+    if where not in columns:
+        raise ValueError(f"tokens is {where!r}, expected a page such as out.html, or one of {', '.join(columns)}")
     for row, sample in enumerate(samples):
         print(f"\nepisode {row + 1}, score {sample.get('score')}, {COLUMNS[where]} (positive green, negative red):")
         print(render_rollout(rollout, row, policy.tokenizer, column=where))
@@ -42,27 +52,48 @@ def show_tokens(env: Any, policy: Any, where: str, *, config: Mapping[str, Any],
 
 @torch.no_grad()
 def measured(rollout: TensorDict, policy: Any, *, penalty: KLPenalty | None, config: Mapping[str, Any]) -> TensorDict:
-    """Copy of a text rollout with `COLUMNS`; advantages count the penalty; γ = λ = 1 unless the config differs."""
-    reward, rollout = rollout["reward"].clone(), rollout.to(policy.device).clone()
+    """Return a copy of a text rollout with `COLUMNS`, on the CPU.
+
+    Advantages count the penalty; the column ``reward`` does not. Fields that ``config`` lacks are 1 (``gamma``,
+    ``gae_lambda``) or False (``bootstrap_truncated``).
+    """
+    reward = rollout["reward"].clone()
+    rollout = rollout.to(policy.device).clone()
+
+    # Reference, policy and values
     if penalty is not None:
         penalty(rollout, policy)
         rollout["log_ratio"] = rollout["log_prob"] - rollout["reference_log_prob"]
         rollout["kl"] = policy.divergence(rollout, penalty.reference)
     rollout["entropy"] = policy.evaluate(rollout).entropy
     rollout["value"], rollout["next_value"] = policy.values(rollout)
-    columns = {name: rollout[name] for name in ("reward", "value", "next_value", "truncated", "mask")}
-    columns["terminated"] = rollout["terminated"] | (rollout["truncated"] & (not config.get("bootstrap_truncated")))
-    rollout["advantage"], _ = gae(**columns, gamma=config.get("gamma", 1.0), gae_lambda=config.get("gae_lambda", 1.0))
+
+    # Advantages; an episode that was cut off ends there, unless it is bootstrapped
+    terminated = rollout["terminated"]
+    if not config.get("bootstrap_truncated"):
+        terminated = terminated | rollout["truncated"]
+    rollout["advantage"], _ = gae(
+        reward=rollout["reward"],
+        value=rollout["value"],
+        next_value=rollout["next_value"],
+        terminated=terminated,
+        truncated=rollout["truncated"],
+        mask=rollout["mask"],
+        gamma=config.get("gamma", 1.0),
+        gae_lambda=config.get("gae_lambda", 1.0),
+    )
     return rollout.cpu().update({"reward": reward})
 
 
 def page(rollout: TensorDict, tokenizer: Any, samples: list[dict[str, Any]]) -> str:
-    """HTML of a text rollout with some of `COLUMNS`; ``samples`` are those of its environment."""
+    """Return the HTML of a text rollout with some of `COLUMNS`; ``samples`` are those of its environment."""
     rows = []
-    for row, sample in enumerate(samples):
-        shown = {"score": sample.get("score"), "parts": sample.get("parts", {}), "episode": row + 1}
-        texts = {"prompt": sample.get("prompt", ""), "completion": sample.get("completion", "")}
+    for i, sample in enumerate(samples):
+        row: dict[str, Any] = {"score": sample.get("score"), "parts": sample.get("parts", {}), "episode": i + 1}
         if "kl" in rollout.keys():
-            shown["kl"] = rollout["kl"][row][rollout["mask"][row]].sum().item()
-        rows.append(shown | texts | {"tokens": answer_tokens(rollout, row, tokenizer, COLUMNS)})
+            row["kl"] = rollout["kl"][i][rollout["mask"][i]].sum().item()
+        row["prompt"] = sample.get("prompt", "")
+        row["completion"] = sample.get("completion", "")
+        row["tokens"] = answer_tokens(rollout, i, tokenizer, COLUMNS)
+        rows.append(row)
     return render("tokens.html", title="Episodes token by token", data=samples_data(rows, COLUMNS))

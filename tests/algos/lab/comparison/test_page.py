@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from algos import cli
-from algos.lab.comparison.page import MOST_TEXT, page_data, read_samples
+from algos.lab.comparison.page import MAX_TEXT_CHARACTERS, page_data, read_samples
 from algos.lab.comparison.report import report_page
 from algos.lab.comparison.runs import read_runs
 from algos.lab.comparison.summary import by_case
@@ -95,7 +95,7 @@ def test_ten_long_runs_stay_below_five_megabytes_with_first_and_last_samples(tmp
     runs = read_runs([tmp_path])
     shown, note = read_samples(runs)
     found = [row for row in shown if row["seed"] == 3]
-    assert {1, 400} <= {row["iteration"] for row in found} and len(json.dumps(found)) < MOST_TEXT / 10
+    assert {1, 400} <= {row["iteration"] for row in found} and len(json.dumps(found)) < MAX_TEXT_CHARACTERS / 10
     page = report_page(runs)
     assert len(page.encode()) < 5_000_000 and f"This page shows {len(shown)} of 32000 answers" in note and note in page
 
