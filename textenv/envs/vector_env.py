@@ -311,7 +311,9 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self.np_random = state["np_random"]
         different = set_states(self.user_objects, state.get("objects", {}))  # absent before version 0.10
         if different:
-            logger.warning("the state of %s is not that of the saved run: it begins anew", ", ".join(different))
+            logger.warning(
+                "objects and saved states that do not match (such an object starts afresh): %s", ", ".join(different)
+            )
 
     def to(self, device: torch.device) -> None:
         """Move the task's models to a device; the reference of `penalty` follows the policy by itself."""
