@@ -182,7 +182,7 @@ class Run:
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.in_folder = in_folder
         """True if the run has a folder, on this rank or on rank 0."""
-        self.saved = 0
+        self.last_regular_steps = 0
         """Steps at the last regular checkpoint, or at the resumed one; the next regular one is an interval later."""
         self.newest: Path | None = None
         """Newest checkpoint in the run's folder."""
@@ -233,7 +233,7 @@ class Run:
         self._restore_agent(state, folder)
         steps = int(state["steps"])
         self.steps = steps
-        self.saved = steps
+        self.last_regular_steps = steps
         self.agent.steps = steps
         self.seconds = float(state["seconds"])
         self._restore_history(state, folder)
@@ -370,12 +370,12 @@ class Run:
         interval = every
         if interval is None:
             interval = max(1, int(self.total_steps) // 10)
-        regular = self.steps - self.saved >= interval
+        regular = self.steps - self.last_regular_steps >= interval
         # An early first one shows whether checkpoints can be written, and an early failure can resume from it
         first = self.newest is None
         if self.in_folder and (first or regular or over or signal is not None):
             if regular:
-                self.saved = self.steps
+                self.last_regular_steps = self.steps
             self.newest = self._write_checkpoint(asked=every is not None) or self.newest
 
         if signal is not None and not over:

@@ -163,7 +163,7 @@ class Transcript:
             for i in np.flatnonzero(candidates):
                 turn = self._turn(indices[i], terminated=True)
                 ended[i] = turn.completed(self.ends.texts) is not None
-        # For now this says that the turn ended; `finish` or `answer` overwrites it with the end of the episode
+        # For now this says that the turn ended; `finish` or `continue_or_end` overwrites it for the episode
         self.terminated[rows] = ended
 
         # A limit ends a turn, too; the other turns go on
@@ -239,8 +239,8 @@ class Transcript:
         elif ids[-1] == self.pad:
             raise ValueError(f"it ends with the padding token {self.pad}: cut off padding")
 
-    def turns(self, rows: np.ndarray) -> dict[int, Turn]:
-        """Return the turns that have just ended in these rows, by row; they count as unscored from now on."""
+    def close_turns(self, rows: np.ndarray) -> dict[int, Turn]:
+        """Return, by row, the turns that have just ended in these rows, and add them to the unscored ones."""
         turns = {}
         for row in rows:
             turn = self._turn(row, terminated=bool(self.terminated[row]))
@@ -260,7 +260,7 @@ class Transcript:
                 reason = "stop"
             self._end(row, turn, terminated=turn.terminated, reason=reason)
 
-    def answer(self, row: int, turn: Turn, reply: Any) -> None:
+    def continue_or_end(self, row: int, turn: Turn, reply: Any) -> None:
         """Append the environment's reply to a turn, or end the episode.
 
         Args:

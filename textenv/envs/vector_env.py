@@ -572,7 +572,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
                 raise ValueError(f"completion {row} does not fit: {error}") from error
 
         # End the episodes, and give them their scores
-        turn_of_row = transcript.turns(np.arange(len(prompts)))
+        turn_of_row = transcript.close_turns(np.arange(len(prompts)))
         transcript.finish(turn_of_row)
         rows = list(turn_of_row)
         turns = list(turn_of_row.values())
@@ -678,7 +678,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Reply to the turns that ended in these rows; return, by row, the last turns of episodes that are over."""
         if not len(rows):
             return {}
-        turns = transcript.turns(rows)
+        turns = transcript.close_turns(rows)
 
         # Turns that call tools get the results. A conversation replies to the others; other tasks end their episodes
         replies: dict[int, Any] = {}
@@ -698,7 +698,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             replies |= zip(without_calls, task_replies, strict=True)
 
         for row, reply in replies.items():
-            transcript.answer(row, turns[row], reply)
+            transcript.continue_or_end(row, turns[row], reply)
         return {row: turn for row, turn in turns.items() if turn.last}
 
     def _observe(self) -> TextObservation:
