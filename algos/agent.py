@@ -144,7 +144,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
             return config
         advice = ""
         if not isinstance(config, Config):
-            advice = ": of a recipe, give its .config, or call its .build(seed)"
+            advice = ": if it is a recipe, give its .config, or call its .build(seed)"
         raise TypeError(
             f"config is a {type(config).__name__}, but {type(self).__name__} needs a "
             f"{self.config_type.__name__}{advice}"
