@@ -113,9 +113,9 @@ def leave_one_out(*, score: Tensor, group: Tensor, counts: Tensor) -> Tensor:
         float32 ``[B]``; 0 for rows that do not count, for rows alone in their group (no baseline), and in a group of
         equal scores.
     """
-    total, size, varied = _group_figures(score, group=group, counts=counts)
+    total, size, has_signal = _group_statistics(score, group=group, counts=counts)
     others = size - 1
-    return torch.where(varied, score - (total - score) / others.clamp(min=1), 0.0)
+    return torch.where(has_signal, score - (total - score) / others.clamp(min=1), 0.0)
 
 
 def standardize_in_group(*, score: Tensor, group: Tensor, counts: Tensor, scale: bool = True) -> Tensor:
@@ -130,11 +130,11 @@ def standardize_in_group(*, score: Tensor, group: Tensor, counts: Tensor, scale:
     Returns:
         float32 ``[B]``; 0 for rows that do not count, and in a group of equal scores.
     """
-    total, size, varied = _group_figures(score, group=group, counts=counts)
-    centred = torch.where(varied, score - total / size.clamp(min=1), 0.0)
+    total, size, has_signal = _group_statistics(score, group=group, counts=counts)
+    centred = torch.where(has_signal, score - total / size.clamp(min=1), 0.0)
     if not scale:
         return centred
-    squares, _, _ = _group_figures(centred.square(), group=group, counts=counts)
+    squares, _, _ = _group_statistics(centred.square(), group=group, counts=counts)
     # Sample standard deviation (n - 1), plus TRL's small constant for groups of almost no spread.
     return centred / ((squares / (size - 1).clamp(min=1)).sqrt() + 1e-4)
 
@@ -157,7 +157,7 @@ def standardize_each_reward(*, parts: Tensor, charged: Tensor, group: Tensor, co
     return standardize_in_group(score=total, group=torch.zeros_like(group), counts=counts)
 
 
-def _group_figures(x: Tensor, *, group: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _group_statistics(x: Tensor, *, group: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """For each row ``[B]``: sum and number of the values that count in its group, and whether the row has a signal.
 
     A row has a signal if it counts and the values of its group differ.
@@ -168,8 +168,8 @@ def _group_figures(x: Tensor, *, group: Tensor, counts: Tensor) -> tuple[Tensor,
     # Scores are compared for equality, because a rounding error of the mean is not a signal.
     low = x.new_full((len(groups),), torch.inf).scatter_reduce_(0, index, torch.where(counts, x, torch.inf), "amin")
     high = x.new_full((len(groups),), -torch.inf).scatter_reduce_(0, index, torch.where(counts, x, -torch.inf), "amax")
-    varied = high > low
-    return total[index], size[index], counts & varied[index]
+    values_differ = high > low
+    return total[index], size[index], counts & values_differ[index]
 
 
 def whiten(x: Tensor, *, mask: Tensor, shift_mean: bool = True) -> Tensor:

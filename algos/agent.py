@@ -51,7 +51,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         penalty: KL penalty to charge; by default the environment's own, if any.
         kl_coef: reward charged per nat of KL to the initial policy: a number, a function of the number of steps so far,
             or one of `textenv.kl.coefficients`.
-        shard: under torchrun, share the weights among the processes while they train (FSDP2, `Shards`): less memory
+        shard: under torchrun, split the weights among the processes during an update (FSDP2, `Shards`): less memory
             for gradients and Adam. In one process it changes nothing.
         device: where to move the policy and the environment's models (`textenv.device.find_device`); None leaves them
             where they are. A reference model follows the policy in either case.
@@ -117,7 +117,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         self.collector = Collector(env, policy, seed=collectives.local_seed(config.seed), generator=generator)
         remember_stops(env, policy)
         self.shards = Shards(policy) if shard and collectives.world_size() > 1 else None
-        """Policy whose weights the ranks share; None if each has all of them."""
+        """Policy whose weights are split among the ranks; None if each rank has all of them."""
         self._optimizer: Optimizer | None = None
         self.progress = 0.0
         """Training progress from 0 to 1, read by the schedules."""
@@ -144,7 +144,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
             return config
         advice = ""
         if not isinstance(config, Config):
-            advice = ": of a recipe, give its .config, or call its .build(seed)"
+            advice = ": if it is a recipe, give its .config, or call its .build(seed)"
         raise TypeError(
             f"config is a {type(config).__name__}, but {type(self).__name__} needs a "
             f"{self.config_type.__name__}{advice}"
@@ -159,7 +159,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         return self._optimizer
 
     def sharded_weights(self) -> AbstractContextManager[None]:
-        """Context for the steps of an update: in it `policy` holds this rank's shards, if the ranks share weights."""
+        """Context for the steps of an update: in it `policy` holds this rank's shards, if the weights are split."""
         return nullcontext() if self.shards is None else self.shards.used_by(self)
 
     def collect(self) -> TensorDict:
@@ -184,8 +184,8 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         Args:
             queries, responses, scores: prompts, completions and scores, as for `TextVectorEnv.given_episodes`.
             log_probs: for each response the log-probability of each token, nats, by the policy that generated it. If
-                that was another policy, set ``max_importance_weight``, or raise ``ratio_tolerance``. None: this policy
-                scores the responses, as it is now.
+                that was another policy, set ``max_importance_weight``, or raise ``ratio_tolerance``. None: the
+                log-probabilities are computed with the present policy.
 
         Raises:
             TypeError: if the environment is no `TextVectorEnv`.
@@ -351,7 +351,8 @@ def choose_penalty(
     if penalty is not None or env_penalty is not None:
         conflict = "the environment carries a KL penalty" if penalty is None else "penalty= is given"
         raise ValueError(f"kl_coef is {kl_coef}, but {conflict}: give one of them, or the KL would be charged twice")
-    return KLPenalty(policy.reference(), copy(kl_coef))  # another agent may get it too
+    # A copy, because the same coefficient may be given to another agent
+    return KLPenalty(policy.reference(), copy(kl_coef))
 
 
 def check_environment(env: Any, policy: Any, config: Any) -> None:

@@ -151,7 +151,10 @@ class Collector:
         return self._collect_episodes(counts, deterministic)
 
     def resume(self) -> None:
-        """Continue mid-episode, after the environment's state was restored to match this collector's."""
+        """Mark the environment's present episodes as this collector's, so that the next rollout continues them.
+
+        Call it after the environment's state was restored to match this collector's.
+        """
         self._last_collector[self.env] = self
 
     def state_dict(self) -> dict[str, Any]:
@@ -364,7 +367,8 @@ class Collector:
             no_step = no_step | failed
             is_init = is_init | failed
 
-        # The end of an episode is what followed its last action, although SAME_STEP shows the next episode already.
+        # After the last action of an episode the next observation is the final one. In SAME_STEP mode `info` has it,
+        # because `observation` is already the first one of the next episode.
         next_observation = observation
         next_action_mask = action_mask
         if mode is AutoresetMode.SAME_STEP and done.any():
@@ -399,7 +403,8 @@ class Collector:
         self.observation = observation
         self.action_mask = action_mask
 
-        # Slots whose next step is the first of an episode; in NEXT_STEP mode their next step only resets them
+        # `begun`: slots whose next step is the first of an episode. In NEXT_STEP mode a slot that is done first needs a
+        # step that only resets it.
         if mode is AutoresetMode.NEXT_STEP:
             begun = self.ended
             self.ended = done
@@ -481,7 +486,8 @@ def _log_prob_column(log_probs: Sequence[Any], mask: torch.Tensor) -> torch.Tens
         if count and (row_log_probs.shape != (count,) or not possible.all()):
             raise ValueError(
                 f"log_probs[{row}] is {numbers!r:.200}, expected {count} numbers of at most 0 and finite: the "
-                "logarithm of the probability of each token (a text gets its EOS here, so give ids)"
+                "logarithm of the probability of each token (for a response given as text this includes the end that "
+                "was added to it: better give token ids)"
             )
         column[row, mask[row]] = row_log_probs.flatten()[:count]
     return column
@@ -531,7 +537,7 @@ def _seeds_by_slot(seeds: np.ndarray | None, env: EpisodeEnv) -> np.ndarray | No
 
 
 def _wipe(columns: Columns, slot: int, *, since: int) -> None:
-    """Mask out a slot's steps from the column ``since`` on, without starts, ends and rewards."""
+    """Mask out a slot's steps from the column ``since`` on, and remove their starts, ends and rewards."""
     for name in ("mask", "is_init", "terminated", "truncated", "reward"):
         for values in columns[name][since:]:
             values[slot] = 0

@@ -76,7 +76,7 @@ AggregationName = Literal["token_mean", "sequence_mean"]
 AggregationChoice = Annotated[AggregationName | _Function, _function(AggregationName), arg(constructor=AggregationName)]
 ValueLossName = Literal["mse_loss", "huber_loss", "smooth_l1_loss"]
 ValueLossChoice = Annotated[ValueLossName | _Function, _function(ValueLossName), arg(constructor=ValueLossName)]
-CONTROL_RATE = 2.5e-4
+CONTROL_LEARNING_RATE = 2.5e-4
 """Learning rate of Adam in control, where a config has none."""
 
 
@@ -182,8 +182,8 @@ class PolicyGradientConfig(Config):
     ratio_tolerance: Positive | None = None
     """Maximum difference, in nats, between the log-probability of an action when acting and when scoring, before the
     first step of an update; also the maximum KL to a reference of equal weights. None: 1e-3 in float32 and float64, .5
-    in shorter dtypes. Low temperatures amplify rounding and need more. In mixtures of experts the median difference is
-    bounded, and None is at least .1."""
+    in shorter dtypes. Low temperatures amplify rounding and need more. For mixtures of experts the limit is on the
+    median difference, and the default is at least .1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,7 +283,7 @@ class A2CConfig(ActorCriticConfig):
 class TRPOConfig(ActorCriticConfig):
     """Hyper-parameters of TRPO; the learning rate is the critic's."""
 
-    learning_rate: Positive | None = CONTROL_RATE
+    learning_rate: Positive | None = CONTROL_LEARNING_RATE
 
     max_kl: Positive = 0.01
     """Radius of the trust region: maximum mean KL(new‖old) of an update, nats per step."""

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NUM_SLOTS = 16
-"""Most slots of an environment that is evaluated by its id."""
+"""Maximum number of slots of an environment that is given by its id."""
 EPISODES_IN_NOTEBOOK = 8
-"""Most episodes whose texts a notebook shows."""
+"""Maximum number of episodes whose texts a notebook shows."""
 
 
 class _ReturnsAndRollout(NamedTuple):
@@ -95,7 +95,7 @@ def evaluate(
         Return of each episode, and the rollout: read ``.mean_return``, or unpack the tuple.
 
     Raises:
-        TypeError: on arguments in another order.
+        TypeError: if ``env`` is no environment, or ``policy`` no policy that can play it (perhaps they are swapped).
         ValueError: if the policy was made for other spaces, or the environment id is unknown.
     """
     if num_episodes < 1:

@@ -13,11 +13,11 @@ key                            control                                 text
                                where an episode ends
 ``action``                     int64 or float32                        int64, the token at position t+1
 ``reward``                     float32, the environment's              float32, per turn (at its end) or per token
-``terminated``, ``truncated``  bool; the first stops bootstrapping,    EOS, stop or task / a limit
-                               both cut the trace
+``terminated``, ``truncated``  bool; only ``terminated`` stops         ``terminated`` by EOS, a stop or the task;
+                               bootstrapping, both cut the trace       ``truncated`` by a limit or the task
 ``mask``                       False on autoreset steps and where an   True on the tokens that the policy chose;
-                               environment fails                       False, as both ends are, in a row without
-                                                                       any score (a reward of None)
+                               environment fails                       False in a row whose scores are all None,
+                                                                       as are ``terminated`` and ``truncated``
 ``is_init``                    True on an episode's first observation  True at position 0
 ``log_prob``                   under the behaviour policy, nats        the same
 ``state``                      ``[B, T, *]``, state of a recurrent     absent
@@ -27,11 +27,12 @@ key                            control                                 text
                                ``next_observation``
 ``group``                      int64, the slot, or rows that share     int64, rows that share a prompt
                                a reset seed
-``reward_parts``               absent                                  float32 ``[B, T, K, 2]``, of several
-                                                                       rewards: each one's sum over the episode
-                                                                       before its weight, and its weight
-``staleness``                  int64, updates since the weights that   the same; only of asynchronous workers
-                               acted
+``reward_parts``               absent                                  float32 ``[B, T, K, 2]``, only with several
+                                                                       rewards: for each its unweighted sum over
+                                                                       the episode, and its weight
+``staleness``                  int64, number of updates since those    the same
+                               weights that chose the action; only
+                               with asynchronous workers
 ``value``, ``next_value``,     added by the code that needs them       the same
 ``advantage``,
 ``value_target``,
@@ -39,7 +40,7 @@ key                            control                                 text
 ``kl``
 =============================  ======================================  ===========================================
 
-In text no column holds the length of the prompt, because the prompt ends where the first action stands
+In text no column holds the length of the prompt: the prompt is all tokens before the first one that the policy chose
 (`prompt_lengths`). Everything after it belongs to the answer, replies of the environment too. Encoder-decoder models
 read prompt and answer apart.
 
@@ -121,7 +122,11 @@ class EpisodeEnv:
 
     @abstractmethod
     def advance(self, actions: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Step the running slots; return the observation, and bool ``[num_envs]``: slots with a new episode or none."""
+        """Step the running slots.
+
+        Returns:
+            Observation, and bool ``[num_envs]``: True where the slot now holds a new episode, or has become idle.
+        """
 
     @abstractmethod
     def take_episodes(self) -> TensorDict:
@@ -143,12 +148,15 @@ def is_episode_env(env: object) -> TypeGuard[EpisodeEnv]:
 
 
 def rounding_tolerance(dtype: torch.dtype) -> float:
-    """Return the largest gap of log-probabilities that rounding explains, nats: 1e-3, or 0.1 below 32 bits."""
+    """Return the largest gap of log-probabilities that rounding explains, nats: 1e-3, or 0.1 below 32 bits.
+
+    It tells whether two ways to compute the same numbers agree, such as with padding and without.
+    """
     return 1e-3 if torch.finfo(dtype).bits >= 32 else 0.1
 
 
 def ratio_tolerance(dtype: torch.dtype) -> float:
-    """Return the largest log-ratio of two computations of one log-probability, nats: 1e-3, or 0.5 below 32 bits.
+    """Return the largest allowed gap between sampling and scoring of one action, nats: 1e-3, or 0.5 below 32 bits.
 
     With a model of 135 M parameters in bfloat16, 1,500 tokens differed by up to 0.24 nats between decoding and scoring.
     """
@@ -158,8 +166,8 @@ def ratio_tolerance(dtype: torch.dtype) -> float:
 def start_tolerance(dtype: torch.dtype, choices: Sequence[str] = ()) -> float:
     """Return the largest `ratio_gap` of two computations that are equal but for rounding, nats.
 
-    It is `ratio_tolerance`, or at least 0.1 for a model with choices (see `ratio_gap`) that rounding may turn. After
-    such a choice the rest of the row differs too; in a minibatch of one row that is the median.
+    It is `ratio_tolerance`, but at least 0.1 for a model whose choices (see `ratio_gap`) may flip by rounding. After a
+    flipped choice the rest of the row differs too, so in a minibatch of one row even the median moves.
     """
     tolerance = ratio_tolerance(dtype)
     if choices:
@@ -171,7 +179,9 @@ def median_note(choices: Sequence[str]) -> str:
     """Return a note on a tolerance for a model with choices (see `ratio_gap`); without choices an empty text."""
     if not choices:
         return ""
-    return f" of the median, as the model takes {' and '.join(choices)} by scores whose order rounding may turn"
+    return (
+        f" for the median, because the model selects {' and '.join(choices)} by scores whose order rounding may change"
+    )
 
 
 def ratio_gap(gap: Tensor, *, mask: Tensor, choices: Sequence[str] = ()) -> float:
@@ -180,7 +190,7 @@ def ratio_gap(gap: Tensor, *, mask: Tensor, choices: Sequence[str] = ()) -> floa
     Args:
         gap: absolute log-ratios of two computations of the same log-probabilities.
         mask: bool of the same shape; entries where it is False do not count.
-        choices: what the model selects by the order of scores (`textenv.lm.choices`). If rounding turns a choice, a few
+        choices: what the model selects by the order of scores (`textenv.lm.choices`). If rounding flips a choice, a few
             log-probabilities move far; a fault moves most of them. So the median tells these two apart.
 
     Returns:
@@ -225,7 +235,7 @@ def sequences(rollout: TensorDict) -> Tensor:
 def prompt_lengths(rollout: TensorDict) -> Tensor:
     """Return the length of each row's prompt in a text rollout, int64 ``[B]``: all tokens before the first action.
 
-    1 for a row without a score, in which no action counts.
+    1 for a row without a score, because its mask has no True entry.
     """
     return rollout["mask"].int().argmax(1) + 1
 
@@ -247,7 +257,7 @@ def texts(rollout: TensorDict, *, whole: bool = False) -> tuple[Tensor, Tensor, 
     if whole:
         tokens = sequences(rollout)
         needed = needed | rollout["terminated"] | rollout["truncated"]
-        first_length = 2  # and the state after its action t + 2
+        first_length = 2  # the state after the action of column t has t + 2
     steps = needed.shape[1]
     lengths = torch.arange(first_length, first_length + steps, device=needed.device)  # [T]
     needed_length = (needed * lengths).amax(1).clamp(min=1)  # [B]

@@ -23,7 +23,8 @@ VALUE_HEAD_FILE = "value_head.safetensors"
 FOLDS = 4
 """Number of parts into which `fit_head` splits the rows of a rollout."""
 DECAYS = (0.0, 0.8)
-"""Weights of earlier rollouts that `fit_head` tries. The last is also the factor by which their sums decay."""
+"""Weights of earlier rollouts that `fit_head` tries. The last one is also the factor by which the sums of earlier
+rollouts decay at each rollout."""
 RIDGES = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
 """Strengths of the ridge that `fit_head` tries, relative to the variance of the features."""
 CANDIDATES = tuple(product(DECAYS, RIDGES))
@@ -33,9 +34,9 @@ CANDIDATES = tuple(product(DECAYS, RIDGES))
 class Critic(nn.Module):
     """Causal trunk with a scalar head: the value of every prefix. It shares no weights with the policy.
 
-    A critic costs a second model, but the policy loss does not change the features of the value, nor the value loss
-    those of the policy (Ziegler et al. 2019 share the trunk, Ouyang et al. 2022 do not). Dropout is always off. The
-    head computes in fp32, whatever the trunk's dtype.
+    A critic costs a second model, but the policy loss does not change the features of the value, and the value loss
+    does not change the features of the policy (Ziegler et al. 2019 share the trunk, Ouyang et al. 2022 do not). Dropout
+    is always off. The head computes in fp32, whatever the trunk's dtype.
 
     Args:
         trunk: a causal `transformers` model without output layer, or a whole encoder-decoder; trained in place.
@@ -229,7 +230,8 @@ def fit_head(
             intercept = bias
         return x @ torch.cat(list(weights)) + intercept
 
-    # Standardize, by the first rollout for all, and add a constant: float32 could not tell apart features far from 0
+    # Standardize with center and scale of the first rollout, because float32 is too coarse for features far from 0.
+    # Append a constant feature for the bias
     if not earlier:
         _begin_statistics(earlier, fit_features, sizes, centered=bias is not None)
     x = (x - earlier["center"]) / earlier["scale"]

@@ -14,7 +14,7 @@ from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from algos.config import CONTROL_RATE
+from algos.config import CONTROL_LEARNING_RATE
 from algos.envs.batching import as_batch
 from algos.envs.flatten import flat_shape, flatten, unflatten as unflatten
 from algos.envs.spaces import acts_alike, describe_space, fit_actions, reads_alike, restore_space
@@ -46,7 +46,7 @@ class Step(NamedTuple):
 class Policy(Protocol):
     """Interface of policies: act in slots and score rollouts. A class that inherits it gets these defaults.
 
-    Update steps distinguish policies only by `sequential`.
+    An update treats all policies alike, except that `sequential` decides whether it splits a rollout by rows or steps.
     """
 
     generator: torch.Generator
@@ -71,7 +71,7 @@ class Policy(Protocol):
     @property
     def default_learning_rate(self) -> float:
         """Learning rate of a config without one (`algos.config.Config.learning_rate`)."""
-        return CONTROL_RATE
+        return CONTROL_LEARNING_RATE
 
     @property
     def sampling_only(self) -> bool:
@@ -337,7 +337,8 @@ def check_step(step: object, policy: object, *, slots: int, action_shape: tuple[
     name = type(policy).__name__
     if not isinstance(step, Step):
         raise TypeError(
-            f"{name}.act returned {step!r:.100}, expected algos.policies.Step(action, log_prob): return one, no tuple"
+            f"{name}.act returned {step!r:.100}, expected algos.policies.Step(action, log_prob): return a Step, "
+            "not a plain tuple"
         )
 
     # Types and shapes
@@ -393,7 +394,7 @@ def check_spaces(env: VectorEnv, policy: Policy) -> None:
     env_observations = env.single_observation_space
     env_actions = env.single_action_space
 
-    # A policy is for one slot
+    # A policy's spaces are those of one slot
     reads_all_slots = observation_space == env.observation_space and observation_space != env_observations
     acts_in_all_slots = action_space == env.action_space and action_space != env_actions
     if reads_all_slots or acts_in_all_slots:
@@ -431,8 +432,9 @@ class ControlPolicy(nn.Module, Policy):
 
     `act`, `evaluate`, `output` and `value` get flat observations (`algos.envs.flatten`); `act` also accepts those of an
     environment. `read` converts either to the network's input, and `algos.envs.flatten.unflatten` recovers the parts of
-    a Dict. `act` ends with `choose`, and `evaluate` ends with `evaluation`. `arguments` names the constructor arguments
-    that `load` needs besides the spaces. `algos.policies.registry` names the policies of ``--policy``.
+    a Dict. A subclass's `act` returns ``self.choose(...)``, and its `evaluate` returns ``self.evaluation(...)``.
+    `arguments` names the constructor arguments that `load` needs besides the spaces. `algos.policies.registry` names
+    the policies of ``--policy``.
 
     Args:
         observation_space: space of one environment; spaces other than Box are flattened (`algos.envs.flatten`).

@@ -174,7 +174,9 @@ def load_objects(folder: str | Path, env: Any) -> None:
     except Exception as error:  # complete, but not written by `save_objects`: anything may fail
         raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
     if different:
-        logger.warning("the state of %s is not that of the training: it begins anew", ", ".join(different))
+        logger.warning(
+            "objects and saved states that do not match (such an object starts afresh): %s", ", ".join(different)
+        )
 
 
 def _is_known(part: Any) -> bool:

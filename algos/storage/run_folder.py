@@ -25,7 +25,7 @@ UNFINISHED = ".failed"
 FAILED = "failed"
 """Content of `UNFINISHED` after an error."""
 STOPPED = "stopped"
-"""Content of `UNFINISHED` after a signal, if a checkpoint has all steps of the agent."""
+"""Content of `UNFINISHED` after a signal, if the newest checkpoint is as far as the agent."""
 BROKEN_OFF = "stopped in mid-iteration"
 """Content of `UNFINISHED` after a signal that ended an iteration at once."""
 RUN = "run.yaml"
@@ -60,7 +60,7 @@ OTHER_FILES = (
 )
 """Files that a run writes beside its results."""
 MOST_BYTES_OF_WORD = 100
-"""Bytes that `UNFINISHED` and `MARK` may have."""
+"""Maximum size of `UNFINISHED` and `MARK`, in bytes."""
 
 
 def holds_run(folder: str | Path) -> bool:
@@ -256,8 +256,9 @@ def has_nothing_to_resume(resume: str | Path) -> bool:
     """Return True if a run folder has no checkpoint yet, so that training starts from the beginning; the log says so.
 
     Raises:
-        FileExistsError: if it holds an agent whose training ended without a checkpoint. An agent that failed in its
-            first iteration does not count: a checkpoint would have been written after it.
+        FileExistsError: if it holds an agent whose training ended without a checkpoint. An agent that was saved
+            because the first iteration failed or was broken off does not count: it has completed none, or there would
+            be a checkpoint.
     """
     folder = Path(resume).resolve()
     if folder != run_folder_of(resume) or checkpoints(folder):

@@ -20,13 +20,13 @@ SAMPLES = "samples.jsonl"
 TOKENS = "tokens.jsonl"
 """File with the rows of tables of tokens."""
 MOST_BYTES_OF_RECORD = 2**24
-"""Bytes that ``config.json`` may have."""
+"""Maximum size of ``config.json``, in bytes."""
 MOST_BYTES_OF_OPTIONS = 2**17
-"""Bytes that a file of options may have; one of a run has about 2,000."""
+"""Maximum size of a file of options, in bytes; that of a run has about 2,000."""
 MOST_LEVELS = 32
-"""Levels to which lists and objects may be nested."""
+"""Maximum depth of nested lists and objects."""
 MOST_INTEGER = 2**63
-"""Integers must be smaller; others fit into no array."""
+"""Integers must be smaller than this, because larger ones fit into no array."""
 Plain = str | int | float | bool | None
 
 

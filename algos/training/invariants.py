@@ -208,9 +208,9 @@ def check_first(
         scored = evaluation.log_prob.detach()
         median = median_note(choices)
         raise InvariantError(
-            f"before the first update the policy scores its own actions {gap.max().item():.3g} nats away from the "
-            f"log-probability they were sampled with (tolerance {tolerance}{median}; sampled "
-            f"{batch['log_prob'][bad][:3].tolist()}, scored {scored[bad][:3].tolist()}): evaluate() and act() "
+            f"before the first step of an update evaluate() gives log-probabilities up to {gap.max().item():.3g} nats "
+            f"away from those that the actions were sampled with (tolerance {tolerance}{median}; sampled "
+            f"{batch['log_prob'][bad][:3].tolist()}, evaluated {scored[bad][:3].tolist()}): evaluate() and act() "
             "disagree. Does dropout, temperature, a mask or state differ between them? If it is only rounding, which a "
             "low temperature amplifies, raise ratio_tolerance in the config; if another model or engine sampled them, "
             "set max_importance_weight.",

@@ -104,7 +104,7 @@ def learn(
             was trained for longer than the checkpoint to resume, unless it is overwritten.
         BlockingIOError: if another process trains in ``run_dir``.
         OSError: if the disk is full or read-only; names the last good checkpoint. Or if the folder was removed or
-            moved, after everything that can be saved was written into its place.
+            moved; everything that can be saved is first written to a new folder in its place.
         ValueError: if the checkpoint is damaged, or of another agent.
         InvariantError: if an invariant is violated (`algos.training.invariants`); the offending batch is then in the
             run's folder, in ``violation.safetensors``.
@@ -116,18 +116,18 @@ def learn(
 
     # What to resume; a run's own folder may have nothing yet
     in_same_folder = False
-    has_checkpoint = False
+    must_restore = False
     if resume is not None:
         in_same_folder = check_resume(resume, folder, overwrite=overwrite)
-        has_checkpoint = not (in_same_folder and has_nothing_to_resume(resume))
+        must_restore = not (in_same_folder and has_nothing_to_resume(resume))
 
     # Loggers, callbacks and files belong to rank 0; all ranks know the folder, where answers without a score go
     _check_callbacks(callbacks, on_iteration)
     run_loggers: list[Logger] = []
     run_callbacks: list[Callback] = []
-    own_folder: Path | None = None
+    folder_of_rank_0: Path | None = None
     if collectives.rank() == 0:
-        own_folder = folder
+        folder_of_rank_0 = folder
         run_loggers += make_loggers(loggers)
         if progress:
             run_loggers.append(LiveView(total_steps))
@@ -138,23 +138,23 @@ def learn(
         diagnose = None
         on_iteration = None
     if folder is not None:
-        commit()  # read now, written with the agent
-    collectives.local_count(agent.config.num_episodes or 0, "num_episodes")
+        commit()  # of git: read and cached now, because the agent's config.json will name it
+    collectives.local_count(agent.config.num_episodes or 0, "num_episodes")  # raises if the ranks cannot share them
     collectives.check_same(agent.config, agent.policy.parameters())
 
-    with lock_run_folder(own_folder, resumed=in_same_folder, overwrite=overwrite):
+    with lock_run_folder(folder_of_rank_0, resumed=in_same_folder, overwrite=overwrite):
         # State of the run, from the beginning or from a checkpoint
         run = Run(
             agent,
             total_steps=total_steps,
-            run_dir=own_folder,
+            run_dir=folder_of_rank_0,
             callbacks=run_callbacks,
             listeners={"on_iteration": on_iteration, "diagnose": diagnose, "loggers": list(loggers)},
             in_folder=folder is not None,
         )
-        if resume is not None and has_checkpoint:
+        if resume is not None and must_restore:
             run.restore(resume, here=in_same_folder)
-        logs = Logs(own_folder, run_loggers, config=_configuration(run), before=run.history)
+        logs = Logs(folder_of_rank_0, run_loggers, config=_configuration(run), before=run.history)
 
         # Without a folder, signals other than Ctrl-C have nothing to save
         deferred: Sequence[Signals] = SIGNALS
@@ -170,9 +170,9 @@ def learn(
                 callback.on_end(run)
 
             # The agent; a signal that came too late to shorten the training still ends the program
-            if own_folder is not None:
-                agent.save(own_folder)
-                remove(own_folder / UNFINISHED)
+            if folder_of_rank_0 is not None:
+                agent.save(folder_of_rank_0)
+                remove(folder_of_rank_0 / UNFINISHED)
             if request.name is not None:
                 raise run.interruption(request.name)
     return list(run.history)
@@ -257,7 +257,7 @@ def check_resume(resume: str | Path, run_dir: str | Path | None, *, overwrite: b
 
     Raises:
         FileExistsError: if the folder holds something that was trained for longer, unless ``overwrite``.
-        ValueError: if there is nothing to overwrite.
+        ValueError: if ``overwrite`` is True, but nothing in the folder was trained for longer.
     """
     in_same_folder = run_dir is not None and run_folder_of(resume) == Path(run_dir).resolve()
     trained_longer = None
@@ -356,7 +356,7 @@ def _save_what_is_left(error: BaseException, run: Run, run_dir: Path) -> None:
     # How the training ended
     (run_dir / UNFINISHED).write_text(_ending(error, run), encoding="utf-8")
 
-    # An agent that has learnt nothing is kept on request only: the folder of a failure stays free for the next try.
+    # Save an agent without steps only after a request to stop. After a failure the folder stays free for the next try.
     if run.steps or isinstance(error, (KeyboardInterrupt, StopTraining)):
         run.agent.save(run_dir)
         if not isinstance(error, Interrupted):
@@ -461,7 +461,8 @@ def iterate(
 
 def _charge_penalty(agent: Learner, penalty: KLPenalty, rollout: TensorDict) -> None:
     """Charge the KL penalty: change the rewards, and add ``reference_log_prob`` and ``kl`` to the rollout."""
-    # What may differ at the first rollout; a penalty of one's own needs to know it only if the config says so
+    # Options of the check at the first rollout. They are passed only if the config sets them, so a user's own penalty
+    # need not accept them
     config = agent.config
     options: dict[str, Any] = {}
     if isinstance(config, PolicyGradientConfig) and config.ratio_tolerance is not None:

@@ -182,8 +182,8 @@ class Run:
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.in_folder = in_folder
         """True if the run has a folder, on this rank or on rank 0."""
-        self.saved = 0
-        """Steps at the last checkpoint that was due."""
+        self.last_regular_steps = 0
+        """Steps at the last regular checkpoint, or at the resumed one; the next regular one is an interval later."""
         self.newest: Path | None = None
         """Newest checkpoint in the run's folder."""
         self.unsaved = UnsavedState(agent) if in_folder else None
@@ -233,7 +233,7 @@ class Run:
         self._restore_agent(state, folder)
         steps = int(state["steps"])
         self.steps = steps
-        self.saved = steps
+        self.last_regular_steps = steps
         self.agent.steps = steps
         self.seconds = float(state["seconds"])
         self._restore_history(state, folder)
@@ -283,8 +283,8 @@ class Run:
             set_global_random_states(random_states)
         if state.get("frozen", self.frozen) != self.frozen:
             logger.warning(
-                "the weights of the policy that are not trained are other ones than in the run %s, so it goes on as "
-                "another policy: load the same base model, and change it in the same way",
+                "the policy's frozen weights differ from those in the run %s, so training continues with a different "
+                "policy: load the same base model, and change it in the same way",
                 folder,
             )
 
@@ -326,7 +326,9 @@ class Run:
 
         different = set_states(self.listeners, state.get("listeners", {}))  # absent before version 0.10
         if different:
-            logger.warning("the state of %s is not that of the saved run: it begins anew", ", ".join(different))
+            logger.warning(
+                "objects and saved states that do not match (such an object starts afresh): %s", ", ".join(different)
+            )
 
     def count(self, metrics: dict[str, float], *, seconds: float) -> dict[str, float]:
         """Count an iteration's steps; return its metrics with step count, iteration number and times."""
@@ -334,7 +336,8 @@ class Run:
         self.agent.steps = self.steps
         self.collected = 0
         self.seconds = seconds
-        update_path = metrics.pop("update/path", int(bool(TAKEN)))
+        any_fast_path = int(bool(TAKEN))
+        update_path = metrics.pop("update/path", any_fast_path)
         metrics = {"steps": self.steps, "iteration": len(self.history) + 1} | metrics
         if not self.history:  # logged once, in the first iteration
             metrics["update/path"] = update_path
@@ -367,11 +370,12 @@ class Run:
         interval = every
         if interval is None:
             interval = max(1, int(self.total_steps) // 10)
-        regular = self.steps - self.saved >= interval
-        first = self.newest is None  # tells early that one cannot be written, and leaves one for an early failure
+        regular = self.steps - self.last_regular_steps >= interval
+        # An early first one shows whether checkpoints can be written, and an early failure can resume from it
+        first = self.newest is None
         if self.in_folder and (first or regular or over or signal is not None):
             if regular:
-                self.saved = self.steps
+                self.last_regular_steps = self.steps
             self.newest = self._write_checkpoint(asked=every is not None) or self.newest
 
         if signal is not None and not over:

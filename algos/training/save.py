@@ -55,7 +55,7 @@ def save(agent: Learner, folder: str | Path) -> Path:
     try:
         with replacing(folder / "config.json") as new_config, replacing(folder / "policy") as new_weights:
             new_weights.mkdir()
-            description = _describe_agent(agent, new_weights)
+            description = _write_policy_and_describe(agent, new_weights)
             new_config.write_text(json.dumps(description, indent=2, default=describe) + "\n", encoding="utf-8")
         save_objects(agent.env, folder)
     except SafetensorError as error:
@@ -63,7 +63,7 @@ def save(agent: Learner, folder: str | Path) -> Path:
     return folder
 
 
-def _describe_agent(agent: Learner, weights: Path) -> dict[str, Any]:
+def _write_policy_and_describe(agent: Learner, policy_folder: Path) -> dict[str, Any]:
     """Write the policy into a folder; return the content of ``config.json``."""
     from textenv.envs.vector_env import TextVectorEnv
 
@@ -74,7 +74,7 @@ def _describe_agent(agent: Learner, weights: Path) -> dict[str, Any]:
         "config": dataclasses.asdict(agent.config),
         "steps": agent.steps,
         "policy": _class_name(type(agent.policy)),
-        "policy_arguments": agent.policy.save(weights),
+        "policy_arguments": agent.policy.save(policy_folder),
         "reward_normalizer": None,
         "penalty": None,
         "made_by": made_by(),
@@ -172,7 +172,7 @@ def _check_class(policy_class: Any, saved_name: str, folder: Path) -> None:
             f"policy_class is {policy_class!r:.100}, expected a class of policies with a classmethod "
             "load(folder, saved), which reads what its save(folder) wrote and returned"
         )
-    # The module may have another name now: a program that trained is __main__ there
+    # Compare only the name of the class: the saved module is `__main__` if the program that trained defined the class
     name = saved_name.rpartition(":")[2].rpartition(".")[2]
     if policy_class.__name__ != name:
         raise ValueError(f"{folder} holds a {name:.100}, but policy_class is {policy_class.__name__}: give that class")

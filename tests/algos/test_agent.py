@@ -110,7 +110,7 @@ def test_what_no_coefficient_can_be_is_refused_when_the_agent_is_made(kl_coef, k
 
 def test_a_function_that_turns_negative_is_said_when_it_does():
     agent = text_agent(lambda steps: 0.1 - steps)
-    with refused(ValueError, "kl_coef returned -"):
+    with refused(ValueError, "the function of the KL coefficient returned -"):
         agent.learn(200)
 
 

@@ -344,7 +344,7 @@ def learnt_distribution(*args, **options):
 def test_another_engines_log_probs_are_refused_unless_allowed_and_their_distance_is_logged():
     """Uniform, with action 0 raised by ln 2: it acts by 1/2, 1/4, 1/4, which is ln 3/2 and ln 3/4 off."""
     gap = math.log(2)
-    with pytest.raises(InvariantError, match="before the first update"):
+    with pytest.raises(InvariantError, match="before the first step of an update"):
         lottery_agent(gap).learn(1)
     agent = lottery_agent(gap, ratio_tolerance=0.5)
     for weight in agent.policy.actor.parameters():

@@ -54,7 +54,7 @@ UNCACHED = (
 )
 """Families that read the whole prefix again at every step, and why."""
 
-HEAD, AHEAD = "are not its output layer over its trunk", "is not causal"
+HEAD, AHEAD = "are not its output layer applied to its trunk", "is not causal"
 REFUSED = dict.fromkeys(
     [
         "bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "modernbert-decoder",

@@ -76,20 +76,26 @@ class ActionMasks:
         not_forbidden = self._sets[NOT_FORBIDDEN]
         before_minimum = self._sets[_BEFORE_MINIMUM]
         before_minimum[list(ends)] = False
-        if not not_forbidden.any() or (self.min_new_tokens and not before_minimum.any()):
-            num_tokens = len(not_forbidden)
+        num_tokens = len(not_forbidden)
+        if not not_forbidden.any():
             raise ValueError(f"forbidden is {self._forbidden}, which leaves no token of {num_tokens}: forbid fewer")
+        if self.min_new_tokens and not before_minimum.any():
+            raise ValueError(
+                f"forbidden is {self._forbidden}, and before min_new_tokens={self.min_new_tokens} the ends of a turn "
+                f"{sorted(ends)} are forbidden too, which leaves no token of {num_tokens}: forbid fewer, or set "
+                "min_new_tokens to 0"
+            )
 
     @property
     def sets(self) -> torch.Tensor:
         """Bool ``[S, num_tokens]``: the distinct masks; row 0 allows every token."""
         return torch.from_numpy(self._sets[: self._count])
 
-    def index(self, turns: Callable[[int], Turn], new_tokens: np.ndarray) -> np.ndarray:
+    def index(self, turn_at: Callable[[int], Turn], new_tokens: np.ndarray) -> np.ndarray:
         """Return the row of `sets` that applies to the next token of each turn, int64 ``[k]``.
 
         Args:
-            turns: function from i to the i-th turn so far.
+            turn_at: function from i to the i-th turn so far.
             new_tokens: int64 ``[k]``, number of tokens in each turn.
 
         Raises:
@@ -101,7 +107,7 @@ class ActionMasks:
         if self.rule is None:
             return index
         for i in range(len(index)):
-            turn = turns(i)
+            turn = turn_at(i)
             ids = self.rule(turn)
             if ids is not None:
                 index[i] = self._add_mask(ids, int(index[i]), turn)
@@ -113,13 +119,13 @@ class ActionMasks:
         self._count = 3
         self._index_of_mask = {}
 
-    def check(self, actions: Any, slots: np.ndarray | slice, allowed: np.ndarray) -> np.ndarray:
+    def check(self, actions: Any, slots: np.ndarray | slice, mask_index: np.ndarray) -> np.ndarray:
         """Return the actions as an array; check them in these slots only.
 
         Args:
             actions: token ids, one per slot.
             slots: indices or a slice.
-            allowed: int64, the row of `sets` that applies in each slot.
+            mask_index: int64, the row of `sets` that applies in each slot.
 
         Raises:
             TypeError: if the actions are no array.
@@ -127,9 +133,9 @@ class ActionMasks:
         """
         num_tokens = self._sets.shape[1]
         actions = _array(actions, "actions are")
-        if actions.shape != allowed.shape or actions.dtype.kind not in "iu":
+        if actions.shape != mask_index.shape or actions.dtype.kind not in "iu":
             raise ValueError(
-                f"actions are {actions.dtype} of shape {actions.shape}, expected integers of shape {allowed.shape}"
+                f"actions are {actions.dtype} of shape {actions.shape}, expected integers of shape {mask_index.shape}"
             )
 
         # Ids of the vocabulary
@@ -144,7 +150,7 @@ class ActionMasks:
         # Ids that the masks allow
         if not self.active:
             return actions
-        forbidden = ~self._sets[allowed[slots], chosen]
+        forbidden = ~self._sets[mask_index[slots], chosen]
         if forbidden.any():
             slot = np.arange(len(actions))[slots][forbidden][0]
             raise ValueError(

@@ -51,9 +51,9 @@ class EpisodeBatch:
         return self.episode >= 0
 
     @property
-    def open(self) -> np.ndarray:
+    def next_mask(self) -> np.ndarray:
         """int64 ``[num_envs]``: index of the mask for each slot's next token; 0 (all allowed) in idle slots."""
-        return np.where(self.running, self.transcript.open[self.episode], 0)
+        return np.where(self.running, self.transcript.next_mask[self.episode], 0)
 
     @property
     def cursor(self) -> tuple[np.ndarray, np.ndarray]:
@@ -70,7 +70,7 @@ class EpisodeBatch:
         allowed_ids: dict[int, list[int] | None] = {}  # by index of the mask
         for row in self.episode[self.running].tolist():
             length = int(transcript.length[row])
-            mask_index = int(transcript.open[row])
+            mask_index = int(transcript.next_mask[row])
             max_new_tokens = 1
             min_new_tokens = 0
             if masks.rule is None:

@@ -26,9 +26,10 @@ class Limits:
     """Maximum tokens of a turn."""
     max_turns: int = 1
     max_length: int | None = None
-    """Maximum tokens of the whole text; None fits all turns if no reply exceeds ``max_prompt_tokens``."""
+    """Maximum tokens of the whole text; None: room for all turns, as long as no reply is
+    longer than ``max_prompt_tokens``."""
     stop: tuple[str | int, ...] = ()
-    """Texts and token ids that end a turn, in addition to those that end the model's own (`textenv.lm.ends`)."""
+    """Texts and token ids that end a turn, in addition to the model's own ends (`textenv.lm.ends`)."""
     min_new_tokens: int = 0
     """Minimum tokens of a turn before it may end."""
 
@@ -102,8 +103,9 @@ class StopConditions:
         """Bool ``[num_tokens]``: True for token ids that end a turn by themselves."""
         self.texts: tuple[str, ...] = ()
         """Texts that end a turn."""
-        self.spelled: dict[int, str] = {}
-        """Texts of ids that end a turn: of special tokens in ``stop``, and of own ends that are no special tokens."""
+        self.text_of_end: dict[int, str] = {}
+        """By token id, the text of an end: of the special tokens in ``stop``, and of the model's own ends that are no
+        special tokens."""
         model_ends = turn_ends(tokenizer) if own is None else own
         self.add(model_ends)
 
@@ -122,19 +124,19 @@ class StopConditions:
         texts = [*self.own.texts, *own.texts]
         self.own = TurnEnds(tuple(dict.fromkeys(ids)), tuple(dict.fromkeys(texts)))
 
-        # Sort `stop`: a stop text that is a special token ends a turn by its id
+        # Split `stop` into ids and texts; a text that is a special token becomes its id
         id_of_special_token = special_tokens(self.tokenizer)
         stop_ids = []
         stop_texts = []
-        spelled = {}
+        text_of_end = {}
         for end in self.stop:
             if isinstance(end, int):
                 stop_ids.append(end)
             elif end in id_of_special_token:
-                spelled[id_of_special_token[end]] = end
+                text_of_end[id_of_special_token[end]] = end
             else:
                 stop_texts.append(end)
-        stop_ids += spelled
+        stop_ids += text_of_end
         if any(not 0 <= token < self.num_tokens for token in stop_ids):
             raise ValueError(f"stop is {self.stop!r}, expected texts or ids from 0 to {self.num_tokens - 1}")
 
@@ -143,15 +145,16 @@ class StopConditions:
         self.token[self.ids] = True
         self.texts = tuple(dict.fromkeys([*stop_texts, *self.own.texts]))
 
-        # Decoded texts show no special tokens, but an end of the model's own may be another token
+        # Decoding hides special tokens. An own end of the model that is no special token stays visible: keep its text,
+        # to cut it off from answers
         shown_ids = {*self.own.ids} - {*id_of_special_token.values()}
-        self.spelled = spelled | {token: str(self.tokenizer.decode([token])) for token in shown_ids}
+        self.text_of_end = text_of_end | {token: str(self.tokenizer.decode([token])) for token in shown_ids}
         self.__dict__.pop("may_complete", None)  # of the texts before
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
         """Texts to cut off from the end of an answer."""
-        return (*self.texts, *self.spelled.values())
+        return (*self.texts, *self.text_of_end.values())
 
     @functools.cached_property
     def may_complete(self) -> np.ndarray:

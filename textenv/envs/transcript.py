@@ -72,14 +72,14 @@ class Transcript:
         """Length of the text at which the current turn is cut."""
         self.turn = np.zeros(rows, dtype=np.int64)
         """Index of the current turn, from 0."""
-        self.open = np.zeros(rows, dtype=np.int64)
+        self.next_mask = np.zeros(rows, dtype=np.int64)
         """Row of ``masks.sets`` for the next token."""
         self.terminated = np.zeros(rows, dtype=bool)
         self.truncated = np.zeros(rows, dtype=bool)
         self.end_reason: list[str] = [""] * rows
 
         # Prompts and rewards
-        self.applies = np.zeros(rows, dtype=bool)
+        self.has_score = np.zeros(rows, dtype=bool)
         """Rows with a reward for at least one turn; the others are False in the rollout's mask."""
         self.group = np.zeros(rows, dtype=np.int64)
         self.prompts: list[Prompt | None] = [None] * rows
@@ -96,7 +96,7 @@ class Transcript:
         self.reward[row] = 0
         self.terminated[row] = False
         self.truncated[row] = False
-        self.applies[row] = False
+        self.has_score[row] = False
         self.end_reason[row] = ""
         self.tool_calls[row] = []
         if self._unscored:
@@ -152,10 +152,10 @@ class Transcript:
         self.tokens.reshape(-1)[flat] = actions
         self.chosen.reshape(-1)[flat] = True
         if self.masks.active:
-            self.allowed.reshape(-1)[flat] = self.open[rows]
+            self.allowed.reshape(-1)[flat] = self.next_mask[rows]
         self.length[rows] = length
 
-        # A turn is ended by some tokens, or by a stop text, which only some tokens can complete
+        # Some tokens end a turn at once. Others may complete a stop text: only after these the text is searched
         ended = self.ends.token[actions]
         if self.ends.texts:
             enough = length - self.turn_start[rows] >= self.limits.min_new_tokens
@@ -163,7 +163,8 @@ class Transcript:
             for i in np.flatnonzero(candidates):
                 turn = self._turn(indices[i], terminated=True)
                 ended[i] = turn.completed(self.ends.texts) is not None
-        self.terminated[rows] = ended  # of the turn; `finish` or `answer` sets the episode's
+        # For now this says that the turn ended; `finish` or `continue_or_end` overwrites it for the episode
+        self.terminated[rows] = ended
 
         # A limit ends a turn, too; the other turns go on
         over = ended | (length >= self.turn_limit[rows])
@@ -193,7 +194,7 @@ class Transcript:
             position = int(num_appended[going_on[0]])
             tokens = np.array([turns[i][position] for i in going_on.tolist()])
             current_rows = rows[going_on]
-            tokens = self.masks.check(tokens, slice(None), self.open[current_rows])
+            tokens = self.masks.check(tokens, slice(None), self.next_mask[current_rows])
             rows_over = self.append(current_rows, tokens)
             over[going_on] = np.isin(current_rows, rows_over)
             num_appended[going_on] += 1
@@ -225,10 +226,10 @@ class Transcript:
                     f"it has {len(ids)} tokens, but ends after {position} by EOS, the end of a turn, a stop or "
                     f"max_new_tokens={self.limits.max_new_tokens}: cut off the rest (padding, too)"
                 )
-            token = self.masks.check(ids[position : position + 1], slice(None), self.open[rows])
+            token = self.masks.check(ids[position : position + 1], slice(None), self.next_mask[rows])
             over = len(self.append(rows, token)) > 0
 
-        # If the turn is not over, a text gets its end; ids end without one, but not with padding
+        # The turn is still open: append the end to a text. Ids stay without an end, but must not end with padding
         if over:
             return
         if end:
@@ -238,8 +239,8 @@ class Transcript:
         elif ids[-1] == self.pad:
             raise ValueError(f"it ends with the padding token {self.pad}: cut off padding")
 
-    def turns(self, rows: np.ndarray) -> dict[int, Turn]:
-        """Return the turns that have just ended in these rows, by row; they count as unscored from now on."""
+    def close_turns(self, rows: np.ndarray) -> dict[int, Turn]:
+        """Return, by row, the turns that have just ended in these rows, and add them to the unscored ones."""
         turns = {}
         for row in rows:
             turn = self._turn(row, terminated=bool(self.terminated[row]))
@@ -259,7 +260,7 @@ class Transcript:
                 reason = "stop"
             self._end(row, turn, terminated=turn.terminated, reason=reason)
 
-    def answer(self, row: int, turn: Turn, reply: Any) -> None:
+    def continue_or_end(self, row: int, turn: Turn, reply: Any) -> None:
         """Append the environment's reply to a turn, or end the episode.
 
         Args:
@@ -311,7 +312,7 @@ class Transcript:
 
     @property
     def unscored_rows(self) -> list[int]:
-        """Row of each turn in `unscored`, after a call of `unscored`, which sorts them."""
+        """Row of each turn in `unscored`. Read `unscored` first, because it sorts the turns."""
         return [entry.row for entry in self._unscored]
 
     def assign_reward(self, scores: Scores) -> np.ndarray:
@@ -331,7 +332,7 @@ class Transcript:
         for (row, last_token, turn), score in zip(self._unscored, scores.earned, strict=True):
             if score is None or row in failed_rows:
                 continue
-            self.applies[row] = True
+            self.has_score[row] = True
             if isinstance(score, np.ndarray):
                 stop = last_token + 1
                 start = stop - len(turn.completion_ids)
@@ -359,15 +360,15 @@ class Transcript:
         states = slice(None, steps)
         actions = slice(1, steps + 1)
         column = np.arange(steps)  # [T]
-        applies = self.applies[:, None]  # [rows, 1]
-        is_last = (column == (self.length - 2)[:, None]) & applies
+        has_score = self.has_score[:, None]  # [rows, 1]
+        is_last = (column == (self.length - 2)[:, None]) & has_score
         columns = {
             "observation": self.tokens[:, states],
             "action": self.tokens[:, actions],
             "reward": self.reward[:, actions],
             "terminated": is_last & self.terminated[:, None],
             "truncated": is_last & self.truncated[:, None],
-            "mask": self.chosen[:, actions] & applies,
+            "mask": self.chosen[:, actions] & has_score,
             "is_init": np.broadcast_to(column == 0, (rows, steps)),
             "group": np.broadcast_to(self.group[:, None], (rows, steps)),
         }
@@ -436,7 +437,7 @@ class Transcript:
             return self._turn(rows[i], terminated=False)
 
         new_tokens = self.length[rows] - self.turn_start[rows]
-        self.open[rows] = self.masks.index(turn_so_far, new_tokens)
+        self.next_mask[rows] = self.masks.index(turn_so_far, new_tokens)
 
 
 def _padding_id(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -61,11 +61,11 @@ class Turn:
     def completed(self, texts: Sequence[str]) -> int | None:
         """Return the position in `text` of the first of these texts that the last token completed; None if none.
 
-        A stop text that an earlier token completed is ignored: the turn was still too short to end. A special token in
-        a stop text stands for the token, which `text` does not show.
+        A stop text that an earlier token completed is ignored: the turn was still too short to end. A special token
+        inside a stop text is matched by its id, because `text` does not show it.
         """
         earlier_text = self._text_of_first(len(self.completion_ids) - 1)
-        # A character whose last byte is missing is decoded as this one: it is not complete yet
+        # A character with missing bytes is decoded as the replacement character: do not count it as complete
         num_complete = len(earlier_text.rstrip("\N{REPLACEMENT CHARACTER}"))
 
         positions = []

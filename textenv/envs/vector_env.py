@@ -90,7 +90,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             until it ends; or a function from the turn so far (`Turn`) to the ids allowed next (None: all).
         autoreset_mode: Gymnasium's autoreset mode.
         score_while_generating: score finished turns in another thread while `advance` generates others; for slow
-            rewards. A call gets at least a quarter of the episodes. The scores are the same.
+            rewards. A call gets at least a quarter as many turns as there are episodes; the last one gets the rest. The
+            scores are the same.
         penalty: KL penalty that agents apply after each rollout.
         render_mode: ``"ansi"``, ``"human"`` (printed at each step), ``"rgb_array"`` (images) or None.
 
@@ -277,7 +278,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         playing: Transcript | EpisodeBatch = self._slots
         if self._batch is not None:
             playing = self._batch
-        return self._masks.sets[playing.open]
+        return self._masks.sets[playing.next_mask]
 
     @property
     def prompt_order(self) -> dict[str, int] | None:
@@ -311,7 +312,9 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self.np_random = state["np_random"]
         different = set_states(self.user_objects, state.get("objects", {}))  # absent before version 0.10
         if different:
-            logger.warning("the state of %s is not that of the saved run: it begins anew", ", ".join(different))
+            logger.warning(
+                "objects and saved states that do not match (such an object starts afresh): %s", ", ".join(different)
+            )
 
     def to(self, device: torch.device) -> None:
         """Move the task's models to a device; the reference of `penalty` follows the policy by itself."""
@@ -380,13 +383,13 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         slots = self._slots
         resetting = self._ended.nonzero()[0]
         actions = self._check_actions(actions, resetting)
-        rows: np.ndarray | slice = slice(None)  # all slots, as at most steps: faster than indices
+        rows: np.ndarray | slice = slice(None)  # in most steps all slots; a slice is faster than indices
         if len(resetting):
             rows = np.flatnonzero(~self._ended)
         ended_turns = slots.append(rows, actions[rows])
 
         # Reply to the turns that ended, and score them
-        over = self._end_turns(slots, ended_turns)
+        last_turns = self._end_turns(slots, ended_turns)
         turns = slots.unscored
         if turns:
             scores = score_turns(self.task, turns)
@@ -396,18 +399,18 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
 
         # End episodes, and begin others as the autoreset mode says
         done = np.zeros(self.num_envs, dtype=bool)
-        if over:
-            done[list(over)] = True
+        if last_turns:
+            done[list(last_turns)] = True
         terminated = slots.terminated & done
         truncated = slots.truncated & done
         self._ended = done
-        info = end_info(self.num_envs, over, slots.end_reason)
+        info = end_info(self.num_envs, last_turns, slots.end_reason)
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
             self._begin(resetting)
         self._show()
-        if self.autoreset_mode is AutoresetMode.SAME_STEP and over:
+        if self.autoreset_mode is AutoresetMode.SAME_STEP and last_turns:
             info = final_info(self._observe(), done.copy(), info)
-            self._begin(np.array(list(over)))
+            self._begin(np.array(list(last_turns)))
         return self._observe(), reward, terminated, truncated, self._info() | info
 
     def render(self) -> tuple[Any, ...] | None:
@@ -483,7 +486,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         return self._current_batch().cursor
 
     def advance(self, actions: np.ndarray) -> tuple[TextObservation, np.ndarray]:
-        """Append one token to every running slot; slots that finish get the next prompts, several at a time.
+        """Append one token to every running slot. Slots that finish get the next prompts once enough slots are idle.
 
         Args:
             actions: int64 ``[slots]``; entries of idle slots are ignored.
@@ -493,7 +496,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """
         batch = self._current_batch()
         running = np.flatnonzero(batch.running)
-        actions = self._masks.check(actions, running, batch.open)
+        actions = self._masks.check(actions, running, batch.next_mask)
         rows = batch.episode[running]
         ended_turns = batch.transcript.append(rows, actions[running])
         changed = self._end_turns_and_refill(batch, ended_turns)
@@ -540,12 +543,13 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
 
         Args:
             prompts: as in the constructor; equal prompts form a group.
-            completions: token ids, or texts. Ids are truncated unless they end with an end of a turn. Texts get the
-                chat template's end of a message, or EOS if the prompt is no chat.
+            completions: token ids, or texts. An episode of ids is ``truncated`` unless the ids end its turn. Texts get
+                the chat template's end of a message, or EOS if the prompt is no chat.
             scores: one entry per completion, as a reward function returns them.
 
         Raises:
-            ValueError: on different numbers of entries, or one that does not fit this environment or is not finite.
+            ValueError: if the lists have different lengths, an entry does not fit this environment, or a score is not
+                finite.
         """
         if not (_is_list(prompts) and _is_list(completions)) or not 0 < len(prompts) == len(completions):
             raise ValueError(
@@ -568,7 +572,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
                 raise ValueError(f"completion {row} does not fit: {error}") from error
 
         # End the episodes, and give them their scores
-        turn_of_row = transcript.turns(np.arange(len(prompts)))
+        turn_of_row = transcript.close_turns(np.arange(len(prompts)))
         transcript.finish(turn_of_row)
         rows = list(turn_of_row)
         turns = list(turn_of_row.values())
@@ -614,7 +618,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         pad = self.tokenizer.pad_token_id
         if pad in (self.tokenizer.eos_token_id, self.tokenizer.bos_token_id):
             return
-        if pad in (prompt.content[0], prompt.content[-1]):  # never in a text, which has characters
+        if pad in (prompt.content[0], prompt.content[-1]):  # of a text these are characters, which equal no id
             raise ValueError(f"prompt {row} starts or ends with the padding token {pad}: cut off padding")
 
     def _transcript(self, rows: int) -> Transcript:
@@ -645,7 +649,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             self._ended[slots] = False
 
     def _refill(self) -> np.ndarray:
-        """Begin the batch's next episodes in idle slots, while any are left; return these slots."""
+        """Begin the batch's next episodes in idle slots, once enough slots are idle; return the slots that got one."""
         batch = self._current_batch()
         slots, rows = batch.refill()
         if len(rows):
@@ -659,10 +663,10 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         Returns:
             Bool ``[slots]``: slots that now hold another episode or none.
         """
-        over = self._end_turns(batch.transcript, ended_turns)
+        last_turns = self._end_turns(batch.transcript, ended_turns)
         changed = np.zeros(len(batch.episode), dtype=bool)
-        if over:
-            released = batch.release(list(over))
+        if last_turns:
+            released = batch.release(list(last_turns))
             changed[released] = True
             refilled = self._refill()
             changed[refilled] = True
@@ -674,9 +678,9 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Reply to the turns that ended in these rows; return, by row, the last turns of episodes that are over."""
         if not len(rows):
             return {}
-        turns = transcript.turns(rows)
+        turns = transcript.close_turns(rows)
 
-        # Turns that call tools get the results; the task replies to the others, or they end their episodes
+        # Turns that call tools get the results. A conversation replies to the others; other tasks end their episodes
         replies: dict[int, Any] = {}
         if self.tools:
             replies |= self.tools.reply(turns)
@@ -694,7 +698,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             replies |= zip(without_calls, task_replies, strict=True)
 
         for row, reply in replies.items():
-            transcript.answer(row, turns[row], reply)
+            transcript.continue_or_end(row, turns[row], reply)
         return {row: turn for row, turn in turns.items() if turn.last}
 
     def _observe(self) -> TextObservation:
@@ -731,10 +735,10 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             raise ValueError("the reward of a finished turn failed: call reset before step")
 
         # In slots that are only reset, actions are ignored: row 0 of the masks allows all tokens
-        allowed = self._slots.open
+        mask_index = self._slots.next_mask
         if len(ended):
-            allowed = np.where(self._ended, 0, allowed)
-        actions = self._masks.check(actions, slice(None), allowed)
+            mask_index = np.where(self._ended, 0, mask_index)
+        actions = self._masks.check(actions, slice(None), mask_index)
 
         if self.autoreset_mode is AutoresetMode.DISABLED and len(ended):
             raise ValueError(

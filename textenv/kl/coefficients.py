@@ -25,7 +25,7 @@ class Coefficient(Protocol):
         """Restore the state that `state_dict` returned; raise a ValueError if the state is of another kind."""
 
 
-class _Saved:
+class _StatefulCoefficient:
     """State of a coefficient: numbers by name."""
 
     def __init__(self, **state: float) -> None:
@@ -45,7 +45,7 @@ class _Saved:
         self._state = dict(state)
 
 
-class FixedCoefficient(_Saved):
+class FixedCoefficient(_StatefulCoefficient):
     """Constant coefficient.
 
     Raises:
@@ -66,7 +66,7 @@ class FixedCoefficient(_Saved):
         """Do nothing."""
 
 
-class AdaptiveCoefficient(_Saved):
+class AdaptiveCoefficient(_StatefulCoefficient):
     """Coefficient that rises while KL > target and falls while KL < target (Ziegler et al. 2019, section 2.2).
 
     ``e = clip(kl / target - 1, -.2, .2)`` and ``β ← β·(1 + gain·e)``, with the KL in nats per episode.
@@ -109,7 +109,7 @@ class AdaptiveCoefficient(_Saved):
         self._state = {"value": self.value * (1 + self.gain * error)}
 
 
-class ScheduledCoefficient(_Saved):
+class ScheduledCoefficient(_StatefulCoefficient):
     """Coefficient that is linear in the number of steps (True mask entries) so far, and constant after ``steps``.
 
     Args:
@@ -149,7 +149,7 @@ class ScheduledCoefficient(_Saved):
         self._state = {"seen": self._state["seen"] + steps}
 
 
-class FunctionCoefficient(_Saved):
+class FunctionCoefficient(_StatefulCoefficient):
     """Coefficient given by a function of the number of steps (True mask entries) so far.
 
     Only the number of steps is saved: a resumed run needs the same function again.
@@ -171,28 +171,30 @@ class FunctionCoefficient(_Saved):
     def __init__(self, function: Callable[[int], float]) -> None:
         super().__init__(seen=0)
         self.function = function
-        self._check()
+        self._checked_value()
 
     @property
     def value(self) -> float:
         """See `Coefficient.value`."""
-        return self._check()
+        return self._checked_value()
 
     def update(self, *, kl: float | None, steps: int) -> None:
         """See `Coefficient.update`."""
         self._state = {"seen": self._state["seen"] + steps}
 
-    def _check(self) -> float:
+    def _checked_value(self) -> float:
         """Return the function's value for the steps so far; raise an error that says what it returned."""
         steps = int(self._state["seen"])
         expected = "a function of the number of steps so far that returns a number of at least 0 (reward per nat)"
         try:
             value = self.function(steps)
         except TypeError as error:  # another number of arguments
-            raise TypeError(f"kl_coef is {self.function!r:.200}, expected {expected}: {error}") from error
+            raise TypeError(f"the KL coefficient is {self.function!r:.200}, expected {expected}: {error}") from error
         is_number = isinstance(value, SupportsFloat) and not isinstance(value, bool)
         if not is_number or not 0 <= float(value) < math.inf:
-            raise ValueError(f"kl_coef returned {value!r:.200} for {steps} steps, expected {expected}")
+            raise ValueError(
+                f"the function of the KL coefficient returned {value!r:.200} for {steps} steps, expected {expected}"
+            )
         return float(value)
 
 
@@ -215,7 +217,7 @@ def as_coefficient(coefficient: CoefficientLike) -> Coefficient:
         if callable(coefficient):
             return FunctionCoefficient(coefficient)
     raise TypeError(
-        f"kl_coef is {coefficient!r:.200}, expected a number (reward per nat), a function of the number of steps so "
-        "far, such as lambda steps: 0.1 * 0.5 ** (steps / 10_000), or one of textenv.kl.coefficients, such as "
+        f"the KL coefficient is {coefficient!r:.200}, expected a number (reward per nat), a function of the number of "
+        "steps so far, such as lambda steps: 0.1 * 0.5 ** (steps / 10_000), or one of textenv.kl.coefficients, such as "
         "AdaptiveCoefficient(0.1, target=6.0)"
     )

@@ -37,7 +37,7 @@ class KLPenalty:
     =========  ==================================================  ===========================================
     ``k1``     **right**                                           refused: gradient 0
     ``k2``     wrong: second-order near the reference              **right**, while on-policy
-    ``k3``     wrong: that of KL(π‖π_ref) - KL(π_ref‖π)            wrong: that of KL(π_ref‖π) (GRPO)
+    ``k3``     wrong: gradient of KL(π‖π_ref) - KL(π_ref‖π)        wrong: gradient of KL(π_ref‖π) (GRPO)
     ``exact``  wrong: counts only later states (if none, 0)        **right**
     =========  ==================================================  ===========================================
 
@@ -140,7 +140,7 @@ class KLPenalty:
             rollout["reward"] = rollout["reward"] - self.coef * rollout["kl"]
 
         # Equal weights must give a KL of 0 by the policy's own scores
-        if is_first_call and _start_alike(policy, reference):
+        if is_first_call and _have_equal_weights(policy, reference):
             kl = rollout["kl"]
             if other_sampler:
                 scorer = policy if policy_lm is None else policy_lm
@@ -214,7 +214,8 @@ def _hash_tensors(reference: Reference, policy: _Policy) -> dict[str, int]:
     if reference_module is None:
         return {}
 
-    # The state of a frozen adapter's model also lists trained weights: skip them (`_start_alike` refuses shared ones)
+    # The state_dict of a frozen adapter model also lists weights that are trained: skip them. A reference that shares
+    # trained weights as parameters is refused by `_have_equal_weights`
     trained: set[int] = set()
     policy_module = _scoring_module(policy)
     if policy_module is not None:
@@ -239,14 +240,15 @@ def _check_unchanged(hashes: dict[str, int], first_hashes: dict[str, int], rollo
     if changed:
         raise InvariantError(
             f"the reference has changed ({len(changed)} of its {len(hashes)} tensors) since the first rollout, "
-            "so the KL no longer measures the distance from the initial policy. Does an optimizer have its "
-            "parameters, or does it share them? Pass policy.reference(), which is never trained.",
+            "so the KL no longer measures the distance from the initial policy. Does an optimizer hold the reference's "
+            "parameters, or does the reference share them with the policy? Pass policy.reference(), which is never "
+            "trained.",
             tensor=f"reference.{changed[0]}",
             batch=rollout,
         )
 
 
-def _start_alike(policy: _Policy, reference: Reference) -> bool:
+def _have_equal_weights(policy: _Policy, reference: Reference) -> bool:
     """Return True if policy and reference have equal weights.
 
     Raises:
@@ -292,7 +294,7 @@ def _check_start(rollout: TensorDict, log_ratio: Tensor, kl: Tensor, policy: _Po
     gap = torch.maximum(log_ratio.abs(), kl.abs())
     if not ratio_gap(gap, mask=rollout["mask"], choices=choices) <= tolerance:
         raise InvariantError(
-            f"policy and reference have the same weights, but their log-probabilities or the KL differ from 0 "
+            f"policy and reference have the same weights, but their log-probabilities differ, or the KL is not 0, "
             f"by up to {gap.max().item():.3g} nats (tolerance {tolerance}{median_note(choices)}): is dropout on, or do "
             "temperature or forbidden tokens differ? If it is only rounding, which a low temperature amplifies, raise "
             "ratio_tolerance in the config.",

@@ -63,7 +63,7 @@ class _Ends(NamedTuple):
 
 
 def without_turn_end(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Remove what ends a turn where a text of the data spells it at its end, because it is added as a token."""
+    """Remove the end of a turn from the end of a text of the data, because it is added as a token later."""
     ends = _template_ends(tokenizer)
     for end in (*ends.tokens, *ends.texts):
         text = text.removesuffix(end)
@@ -97,10 +97,10 @@ def learnt_chats(
 ) -> list[LearntChat]:
     """Tokenize a chat as its template renders it, and mark what the assistant writes in it.
 
-    An answer is what the template renders for a message after all that it renders before a model answers there, up to
-    the token that ends the turn. Usually all answers are in one chat, which is the whole. Some templates render an
-    earlier answer otherwise once other messages follow (Qwen 3 leaves out its thoughts): such an answer is learnt in a
-    chat of its own, which ends with it, so that each answer is learnt once and as it is written.
+    An answer is the part of the rendered chat from the point where a model is asked to answer, up to the token that
+    ends the turn. Usually the whole chat has all answers as they were written, and it is the only chat returned. Some
+    templates render an earlier answer differently once other messages follow (Qwen 3 leaves out its thoughts). Such an
+    answer gets a chat that ends with it. So each answer is learnt once, in the form in which a model writes it.
 
     Args:
         messages: chat, as from `textenv.prompts.messages.read_messages`.
@@ -110,8 +110,8 @@ def learnt_chats(
         options: of the template, such as ``tools``.
 
     Returns:
-        At least one chat. Their ids are those of the rendering; where the template writes no token at the end of a last
-        answer, the one that would follow is added (GLM: that of the next speaker), or else EOS.
+        At least one chat. Their ids are those of the rendering. If the template writes no token at the end of a last
+        answer, a token is added: the one that begins the next message (GLM), or else EOS.
 
     Raises:
         ValueError: if there is no answer, or the template refuses the messages, does not begin an answer as it asks for
@@ -121,14 +121,15 @@ def learnt_chats(
     if not pending or pending[0] == 0:
         roles = ", ".join(message["role"] for message in messages)
         raise ValueError(
-            f"it is a chat of {roles or 'no messages'}; expected an assistant's message, and another before the first"
+            f"it is a chat of {roles or 'no messages'}; expected an assistant's message, with a message of "
+            "another role before it"
         )
     check_template(messages, tokenizer)
     given_start = None if begun is None else (first, begun)
     chat = _Chat(messages, tokenizer, dict(options or {}), begun=given_start)
     answers = {index: _read_answer(index, chat) for index in pending}
 
-    # The whole chat, then for what is left of the answers the chat that ends with the last of them
+    # Begin with the whole chat. While answers are left, go on with the chat that ends with the last of them
     chats = []
     stop = len(messages)
     while pending:
@@ -228,8 +229,9 @@ def _read_answer(index: int, chat: _Chat) -> _Answer:
     if not rendered.startswith(before):
         common = len(os.path.commonprefix([before, rendered]))
         raise ValueError(
-            f"the chat template asks for message {index} by {unmarked(before[common:])[-60:]!r}, but writes it as "
-            f"{unmarked(rendered[common:])[:60]!r}, so a model that answers never writes this: {_ADVICE}"
+            f"the chat template asks a model for message {index} with {unmarked(before[common:])[-60:]!r}, but begins "
+            f"the message itself with {unmarked(rendered[common:])[:60]!r}, so a model that answers never writes this: "
+            f"{_ADVICE}"
         )
     body = rendered[len(before) :]
     _check_complete(index, chat.messages[index], before, body)
@@ -299,13 +301,13 @@ def _learnt_chat(rendered: str, answers: Sequence[_Answer], chat: _Chat) -> Lear
         position = stop
     text += rendered[position:]
 
-    # Its tokens, of which the answers' are learnt
+    # The tokens of the text; those of the answers are learnt
     ids = chat.ids(text)
     learnt = [False] * len(ids)
     for start, stop in bounds:
-        first = _count_tokens(text, start, ids, chat)
-        last = _count_tokens(text, stop, ids, chat)
-        learnt[first:last] = [True] * (last - first)
+        start_token = _count_tokens(text, start, ids, chat)
+        stop_token = _count_tokens(text, stop, ids, chat)
+        learnt[start_token:stop_token] = [True] * (stop_token - start_token)
     return LearntChat(ids, learnt)
 
 

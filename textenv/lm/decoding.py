@@ -65,7 +65,8 @@ class Decoder:
         self.several = RecordedStep(self._some, model=lm.model)
         self.recordings = [self.everywhere, self.one, self.several]
         for step in self.recordings:
-            step.recordable &= not self.cache.recurrent  # a recording is compared by running a step twice
+            # A recording is verified by running a step twice, which would change a recurrent state twice
+            step.recordable &= not self.cache.recurrent
 
         # With or without the cache; decided once for a model and length
         self.cached = bool(self.cache.layers) and max_length > 3  # a text of 3 tokens needs no cache
@@ -127,21 +128,22 @@ class Decoder:
         tokens = np.random.default_rng(0).integers(0, self.lm.num_tokens, (1, longest)).repeat(2, axis=0)
         hidden = self.lm.hidden(torch.from_numpy(tokens[:1]).to(self.device))[0]
 
-        # Prefixes of the first slot, and those of the second one, by the first one's
+        # Prefix lengths of the first slot. For some of them, `second_lengths` has the length of a second slot in the
+        # same call
         if not self.cached:
-            ends = {3, longest // 2, longest - 1}
+            first_lengths = {3, longest // 2, longest - 1}
         elif self.cache.restarts:
-            ends = {3, longest - 2, longest - 1, longest}
+            first_lengths = {3, longest - 2, longest - 1, longest}
         else:
-            ends = {3, *range(POSITIONS_AT_ONCE, longest, POSITIONS_AT_ONCE), longest - 1, longest}
-        second_ends = {3: 2, longest: 3}
+            first_lengths = {3, *range(POSITIONS_AT_ONCE, longest, POSITIONS_AT_ONCE), longest - 1, longest}
+        second_lengths = {3: 2, longest: 3}
 
         lengths = []
         logits = []
-        for end in sorted(ends):
-            prefix_lengths = [end]
-            if end in second_ends:
-                prefix_lengths.append(second_ends[end])
+        for first_length in sorted(first_lengths):
+            prefix_lengths = [first_length]
+            if first_length in second_lengths:
+                prefix_lengths.append(second_lengths[first_length])
             length = np.array(prefix_lengths[: self.num_slots])
             logits.append(self._extend(np.arange(len(length)), tokens[: len(length)], length))
             lengths.append(length)
@@ -240,7 +242,8 @@ class Decoder:
         """Clear slots whose prefix does not extend the text read so far (the same prefix again, or another text)."""
         is_other = length <= self.read
 
-        # Compare texts only where more than the next tokens are new
+        # Write the next token of each slot first. If nothing else is new, both arrays are now equal, and texts need no
+        # comparison
         columns = np.minimum(self.read, tokens.shape[1] - 1)
         self._seen[self._slots, columns] = tokens[self._slots, columns]
         width = int(length.max())
@@ -251,7 +254,7 @@ class Decoder:
             self._seen[:] = tokens
 
         if is_other.any():
-            self.read[is_other & (self.read > 0)] = 0
+            self.read[is_other] = 0
 
     def _read_next(self, tokens: np.ndarray) -> Tensor:
         """Read one more token in every slot and return the logits after it."""
@@ -265,7 +268,8 @@ class Decoder:
 
     def _extend(self, rows: np.ndarray, tokens: np.ndarray, length: np.ndarray) -> Tensor:
         """Read the new tokens of these slots and return the logits after them."""
-        # Tokens that need not be read again: those in the cache, unless it can only restart or go on by one
+        # Tokens in the cache are not read again. Read from the beginning without a cache, or if the cache can only
+        # restart or go on by one token and some slot has more new ones
         read = self.read[rows]
         goes_on = (length == read + 1) & (read > 0)
         if not self.cached or (self.cache.restarts and not goes_on.all()):

@@ -117,7 +117,7 @@ def template_end(tokenizer: PreTrainedTokenizerBase) -> TurnEnds:
     """Find how the chat template ends an assistant message: by a token, by a text, or not at all.
 
     A template that writes nothing after the last message may end it by the token that begins the next one (GLM). White
-    space before the end belongs to neither: a model may write it, or not.
+    space before the end is not part of it: a model may write it or not.
     """
     text = _text_after_answer(tokenizer)
     if text:

@@ -74,8 +74,8 @@ FINISHES_OF_TYPE: dict[tuple[str, str], Callable[[float, Tensor], Tensor]] = {
 class LanguageModel(nn.Module):
     """Language model as a distribution over the tokenizer's ids; an encoder-decoder reads a prompt in its encoder.
 
-    Dropout is always off, in training too: scoring must be repeatable. As the reference of a KL penalty the model is
-    frozen, and `evaluate` builds no graph.
+    Dropout is always off, in training too: scoring must be repeatable. For the reference of a KL penalty, freeze the
+    model: then `evaluate` builds no graph.
 
     Args:
         model: a `transformers` model, decoder-only or encoder-decoder, maybe with adapters inside its layers (`peft`).
@@ -88,8 +88,8 @@ class LanguageModel(nn.Module):
 
     Raises:
         ValueError: if temperature is not positive, autocast is another dtype, the tokenizer has ids beyond the model's
-            vocabulary, or the model is unsuitable: not causal, without gradient checkpointing
-            (if requested), with prompt tuning, or with logits other than its output layer over its trunk.
+            vocabulary, or the model is unsuitable: not causal, without gradient checkpointing (if requested), with
+            prompt tuning, or with logits that are not its output layer applied to its trunk.
 
     Example:
         >>> reference = LanguageModel.load("embedded").requires_grad_(False)  # doctest: +SKIP
@@ -128,7 +128,8 @@ class LanguageModel(nn.Module):
         self.hard_choices = hard_choices(plain_model(model))
         """What the model chooses by the order of scores, so that rounding may make outputs jump; see `hard_choices`."""
         self.context = _context(model.config.get_text_config())
-        """Maximum text length, in tokens, up to which logits do not depend on the length; None without a limit."""
+        """Maximum text length, in tokens; None without a limit. With LongRoPE it is the original length, because longer
+        texts change all logits."""
         self.cached: dict[int, bool] = {}
         """By maximum text length of a decoder: True if its cache agreed with a plain forward pass."""
 
@@ -154,8 +155,8 @@ class LanguageModel(nn.Module):
 
     def frozen_copy(self) -> LanguageModel:
         """Return a frozen copy; if only some parameters train (LoRA), it shares the others (`FrozenLanguageModel`)."""
-        trainable = {parameter.requires_grad for parameter in self.parameters()}
-        if trainable == {True, False}:
+        requires_grad = {parameter.requires_grad for parameter in self.parameters()}
+        if requires_grad == {True, False}:  # some parameters train, others do not
             return FrozenLanguageModel(self)
         return copy.deepcopy(self).requires_grad_(False)
 
@@ -179,8 +180,8 @@ class LanguageModel(nn.Module):
     ) -> Tensor:
         """Trunk output at every position: int64 ``[B, L]`` to ``[B, L, hidden_size]``.
 
-        An encoder-decoder model needs ``prompt_length``, int64 ``[B]``; its output counts from the prompt's end on.
-        With ``length``, int64 ``[B]``, other models need only read so many tokens of each row.
+        An encoder-decoder model needs ``prompt_length``, int64 ``[B]``; its output is valid from the last token of the
+        prompt on. With ``length``, int64 ``[B]``, other models need only read so many tokens of each row.
 
         Raises:
             ValueError: if the rows are longer than the model's context, or the prompt_length is missing.
@@ -345,7 +346,7 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def _check_forward(self) -> None:
-        """Check that the output layer over the trunk gives the model's own logits, which ignore later tokens."""
+        """Check that the output layer, applied to the trunk, gives the model's logits, which ignore later tokens."""
         model_name = type(self.model).__name__
         tokens = torch.arange(3, device=self.device).unsqueeze(0) % self.num_tokens
         prompt_length = torch.ones_like(tokens[:, 0])
@@ -368,8 +369,9 @@ class LanguageModel(nn.Module):
         tolerance = max(1e-3, 2 * torch.finfo(expected.dtype).eps)
         if gap > tolerance * expected.abs().max().item():
             raise ValueError(
-                f"the logits of {model_name} are not its output layer over its trunk (they differ by up to {gap:.3g}): "
-                f"it has a step that is not supported here; use another model. Supported are {', '.join(FINISHES)}."
+                f"the logits of {model_name} are not its output layer applied to its trunk (they differ by up to "
+                f"{gap:.3g}): it has a step that is not supported here; use another model. Supported are "
+                f"{', '.join(FINISHES)}."
             )
         if prefix_gap > rounding(logits):
             raise ValueError(
@@ -459,7 +461,10 @@ class FrozenLanguageModel(LanguageModel):
 
 
 class ForwardWrapper(nn.Module):
-    """Module around another one whose forward pass is any function, for what acts in forward passes (other weights)."""
+    """Module around another one, whose forward pass calls any function.
+
+    Tools that act in forward passes, such as `functional_call` with other weights and FSDP, then act in this function.
+    """
 
     def __init__(self, inner: Any) -> None:
         super().__init__()

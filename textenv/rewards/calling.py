@@ -99,7 +99,7 @@ def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer
         arguments["log"] = RewardLog(len(Rows(columns)))
     arguments |= columns
 
-    # Those that it has
+    # Keep those that are in the signature of this function
     available_columns: Collection[str] = columns
     if tokenizer is not None:
         available_columns = columns.keys() | {"tokenizer"}
@@ -173,7 +173,7 @@ def _copied(value: Any) -> Any:
 def _name_of_self(function: Callable[..., Any]) -> str | None:
     """Return the name of the first parameter (``self``) of a method or a callable object: no argument can have it.
 
-    None for functions, and where an argument of this name does no harm.
+    None for functions, and if the first parameter cannot be given by name: then a column may have its name.
     """
     method = function
     if not inspect.ismethod(function):

@@ -44,7 +44,8 @@ WeightedFunction = RewardFunction | tuple[RewardFunction, float]
 RECENT_ROWS = 1000
 """Approximate number of most recent completions over which the fraction of failures is computed."""
 NUM_TESTED_ALONE = 4
-"""Number of completions scored alone to test whether the whole batch fails, once as many parts fail and none passes."""
+"""Number of completions that are scored one by one to test whether every completion of a batch fails. The test is made
+once this many parts have failed and none has passed."""
 MIN_ROWS_OF_FRACTION = 100
 """Minimum denominator of the fraction of failures, so that one failure among the first few completions is tolerated."""
 
@@ -261,7 +262,7 @@ class Rewards:
         return columns
 
     def _scores_by_name(self, rows: Rows) -> dict[str, Scores]:
-        """Score a batch by each function in turn; the ``async`` ones run together, in the turn of the first one."""
+        """Score a batch by each function in turn; the ``async`` ones run together, with the first of them."""
         parts = rows.cut(self.workers)
         concurrent_names = []
         if self._processes is None:
@@ -283,7 +284,8 @@ class Rewards:
         """Return a function's scores of the batch, after further calls if it failed on a part.
 
         Raises:
-            RewardError: if it failed, and ``on_error`` is ``"stop"``, or all rows or too many of them fail.
+            RewardError: if it failed and ``on_error`` is ``"stop"``; or, with ``"skip"``, if all rows or too many rows
+                fail.
         """
         scored, failing = _separate(results)
         if not failing:
@@ -307,7 +309,7 @@ class Rewards:
 
     def _find_first_failure(self, name: str, part: Rows, error: Exception) -> RewardError:
         """Return the error of the first failing row, found by halving the part on which the function failed."""
-        # The contract's own errors name their row already
+        # A RewardError already names its row
         while len(part) > 1 and not isinstance(error, RewardError):
             failing_half = self._first_failing_half(name, part)
             if failing_half is None:
@@ -356,7 +358,9 @@ class Rewards:
                 was_tested = True
 
             # Stop early if this batch alone exceeds the limit: further calls may be slow
-            self._check_limit(len(failed_rows) + len(failing), max(len(rows), RECENT_ROWS))
+            least_failed = len(failed_rows) + len(failing)
+            description = f"at least {least_failed} of the {len(rows)} completions of this batch failed"
+            self._check_limit(least_failed, max(len(rows), RECENT_ROWS), description)
 
             # Rows that fail alone are found; call the function with both halves of each longer part
             longer_parts = []
@@ -414,14 +418,14 @@ class Rewards:
             recent_rows -= oldest_rows
 
         recent_failed = sum(failed for _, failed in self._recent_counts)
-        self._check_limit(recent_failed, recent_rows)
+        self._check_limit(recent_failed, recent_rows, f"{recent_failed} of the last {recent_rows} completions failed")
 
-    def _check_limit(self, num_failed: int, num_rows: int) -> None:
-        """Raise a RewardError if so many failures among so many rows are more than `max_failed`."""
-        if num_failed > self.max_failed * max(num_rows, MIN_ROWS_OF_FRACTION):
+    def _check_limit(self, num_failed: int, num_rows: int, description: str) -> None:
+        """Raise a RewardError, which begins with this description, if more than `max_failed` of the rows failed."""
+        counted_rows = max(num_rows, MIN_ROWS_OF_FRACTION)
+        if num_failed > self.max_failed * counted_rows:
             raise RewardError(
-                f"{num_failed} of the last {num_rows} completions failed, more than {self.max_failed:.0%}; "
-                f"last error: {self._last_error}"
+                f"{description}, more than {self.max_failed:.0%} of {counted_rows}; last error: {self._last_error}"
             ) from self._last_error
 
     def _run_each(self, name: str, parts: Sequence[Rows]) -> list[Scores | Exception]:

@@ -56,14 +56,15 @@ class Scores:
     failed: frozenset[int] = frozenset()
     """Rows on which a function failed; they are left out of the update."""
     logged: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
-    """By name: numbers that a function gave to its argument ``log``, which are not paid; one per completion or None."""
+    """By name: numbers that a function logged by its argument ``log``, one per completion or None. They are no part of
+    the reward."""
 
 
 def reward_parts(scores: Scores, rows: Sequence[int], *, episodes: int) -> np.ndarray:
-    """Sum each of K rewards before its weight over the turns of an episode.
+    """Sum each of K rewards, unweighted, over the turns of each episode.
 
     Args:
-        scores: scores of turns; a reward is a component of them.
+        scores: scores of all turns; their components are the K rewards.
         rows: index of the episode of each turn.
         episodes: number of episodes.
 

@@ -69,7 +69,9 @@ def test_a_fault_moves_most_places_and_is_found(family, choice):
     jump(most, 1.0)
     for turned in (few, little):
         KLPenalty(policy.reference(), 0.1)(turned, policy)
-    with pytest.raises(InvariantError, match=f"same weights.*tolerance 0.1 of the median, as the model takes {choice}"):
+    with pytest.raises(
+        InvariantError, match=f"same weights.*tolerance 0.1 for the median, because the model selects {choice}"
+    ):
         KLPenalty(policy.reference(), 0.1)(most, policy)
 
 

@@ -152,7 +152,7 @@ def test_the_run_time_check_fails_loudly_on_a_broken_language_model(broken):
     agent, rollout = agent_of(env, policy), collect(env, policy, num_episodes=16)
     agent.update(rollout.clone())
     broken(policy, rollout)
-    with pytest.raises(RuntimeError, match="log_prob: (before the first update|not finite)"):
+    with pytest.raises(RuntimeError, match="log_prob: (before the first step of an update|not finite)"):
         agent.update(rollout)
 
 

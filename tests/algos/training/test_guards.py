@@ -92,7 +92,7 @@ class Lengths:
     """As much of a transcript as a batch of episodes looks at."""
 
     def __init__(self, rows):
-        self.open = self.length = np.zeros(rows, dtype=np.int64)
+        self.next_mask = self.length = np.zeros(rows, dtype=np.int64)
         self.tokens = np.zeros((rows, 4), dtype=np.int64)
 
 

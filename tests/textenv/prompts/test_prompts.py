@@ -23,6 +23,7 @@ from textenv import (
     load_prompts,
     split_prompts,
 )
+from textenv.envs.action_masks import ActionMasks
 from textenv.rewards.transforms import clip
 
 ROWS = [
@@ -259,8 +260,13 @@ def test_rules_that_leave_nothing_or_name_no_token_are_refused():
             make_env(allowed=rule).reset(seed=0)
     with pytest.raises(ValueError, match="leaves no token"):
         make_env(forbidden=range(9))
-    with pytest.raises(ValueError, match="leaves no token"):
+    with pytest.raises(
+        ValueError, match=rf"before min_new_tokens=1 the ends .*{EOS}.* are forbidden too.*leaves no token"
+    ):
         make_env(forbidden=[i for i in range(9) if i != EOS], min_new_tokens=1)
+    with pytest.raises(ValueError, match=r"forbidden is \[\], and before min_new_tokens=1 .*set min_new_tokens to 0"):
+        ActionMasks(2, ends=[0, 1], min_new_tokens=1)
+    ActionMasks(2, ends=[0, 1])
 
 
 def test_stop_tokens_and_texts_end_a_turn_and_pay_as_ended():

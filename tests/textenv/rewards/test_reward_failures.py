@@ -80,7 +80,7 @@ def test_failures_in_first_small_batches_count_as_of_a_hundred_answers():
     for _ in range(10):  # 10 of 40 answers, which count as 10 of 100
         scores = rewards(**rows)
         assert scores.failed == {1} and scores.earned == [1.0, None, 1.0, 1.0]
-    with pytest.raises(RewardError, match="11 of the last 44 completions failed, more than 10%"):
+    with pytest.raises(RewardError, match="11 of the last 44 completions failed, more than 10% of 100;"):
         rewards(**rows)
 
 
@@ -99,9 +99,21 @@ def test_skip_stops_once_more_than_the_share_fails():
     for _ in range(10):  # 1 in 20
         assert rewards(**rows).failed == {0}
     rows["completions"] = ["bad"] * 18 + ["good"] * 2
-    with pytest.raises(RewardError, match=r"\d+ of the last \d+ completions failed, more than 10%; last .*raises"):
+    with pytest.raises(
+        RewardError, match=r"\d+ of the last \d+ completions failed, more than 10% of \d+; last .*raises"
+    ):
         for _ in range(3):
             rewards(**rows)
+
+
+def test_a_batch_in_which_too_many_fail_is_given_up_before_all_failures_are_found():
+    rewards = Rewards(raises, on_error="skip", max_failed=0.01)
+    completions = ["good", "bad"] * 16
+    message = (
+        "at least 16 of the 32 completions of this batch failed, more than 1% of 1000; last error: reward 'raises'"
+    )
+    with pytest.raises(RewardError, match=message):
+        rewards(prompts=["?"] * 32, completions=completions)
 
 
 def counted(function):
