@@ -171,6 +171,8 @@ class PolicyServer(ThreadingHTTPServer):
         """Characters of the longest token."""
         self.temperature = 1.0
         """The policy's own, of requests without one; while a request generates, the model has that of the request."""
+
+        # What requests need of the policy
         if policy is not None:
             self.temperature = policy.lm.temperature
             self.longest_token = max(map(len, policy.tokenizer.get_vocab()))
