@@ -390,7 +390,7 @@ def test_a_run_that_goes_on_over_another_base_is_told(tmp_path, caplog):
         caplog.clear()
         other = agent_of(text_env(), lora_policy("llama", base=make_llama(seed=seed)), num_episodes=8, minibatch_size=8)
         Run(other).restore(tmp_path)
-        assert ("weights of the policy that are not trained are other ones" in caplog.text) is said
+        assert ("frozen weights differ from those in the run" in caplog.text) is said
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # peft warns of adapters on tied layers
