@@ -123,7 +123,12 @@ def ratio_metrics(batch: TensorDict, log_ratio: Tensor, *, clip_range: float) ->
 
 
 def rollout_metrics(rollout: TensorDict) -> dict[str, float]:
-    """Advantage statistics of a rollout over its True entries, and value statistics if it has values."""
+    """Advantage statistics of a rollout over its True entries, and value statistics if it has values.
+
+    Empty if the algorithm computes no advantages (DQN).
+    """
+    if "advantage" not in rollout.keys():
+        return {}
     mask = rollout["mask"]
     metrics: dict[str, float] = {"rollout/empty_rows": int((~mask.any(dim=1)).sum())}
     if not mask.any():

@@ -12,7 +12,9 @@ from transformers import AutoModel
 
 import algos
 from algos import PPO, Critic, LMPolicy, collect, presets
-from algos.policies.critic import FOLDS, RIDGES, _ridge, fit_head, fresh_head
+from algos.policies.critic import fresh_head
+from algos.policies.fitted_value import FOLDS, RIDGES, FittedValue, _ridge
+from algos.training.metrics import rollout_metrics
 from tests.helpers.lora import adapted
 from tests.helpers.models import MODELS, WORDS, make_gpt2, make_tokenizer
 from tests.helpers.reward_models import make_model as make_reward_model
@@ -302,9 +304,10 @@ def returns_of_features(rows=64, steps=9, width=12):
     return hidden, torch.where(mask, target, torch.nan), mask  # what is outside the mask must not be read
 
 
-def fit(hidden, target, mask, *, head=None, earlier=None):
+def fit(hidden, target, mask, *, head=None, fitted_value=None):
     head = fresh_head(hidden.shape[-1], torch.device("cpu")) if head is None else head
-    return fit_head([head.weight[0]], head.bias, [hidden], target=target, mask=mask, earlier=earlier)
+    fitted_value = FittedValue() if fitted_value is None else fitted_value
+    return fitted_value.fit([head.weight[0]], head.bias, [hidden], returns=target, mask=mask)
 
 
 def explained(value, target, mask):
@@ -350,10 +353,10 @@ def test_no_value_depends_on_the_return_of_its_own_row(rows, known):
         other, found = target.clone(), []
         other[row] += 30.0
         for returns in (target, other):
-            earlier = {}
+            earlier = FittedValue()
             if known:
-                fit(hidden + 0.1, target, mask, earlier=earlier)
-            found.append(fit(hidden, returns, mask, earlier=earlier))
+                fit(hidden + 0.1, target, mask, fitted_value=earlier)
+            found.append(fit(hidden, returns, mask, fitted_value=earlier))
         assert torch.equal(found[0][row], found[1][row]), "the same computation, of the same numbers"
         assert rows == 1 or not torch.allclose(found[0], found[1], atol=0.1), "others' values do"
 
@@ -361,14 +364,13 @@ def test_no_value_depends_on_the_return_of_its_own_row(rows, known):
 def test_earlier_rollouts_help_where_features_are_many_and_are_left_out_once_they_have_misled():
     hidden, target, mask = returns_of_features(rows=16)
     for change, better in ((0.0, True), (50.0, False)):
-        earlier = {}
+        earlier = FittedValue()
         for part in range(5):
             draw = torch.Generator().manual_seed(part)
             moved = hidden + 0.05 * torch.randn(hidden.shape, generator=draw)
-            fit(moved, target + (change if part < 4 else 0.0), mask, earlier=earlier)
-        errors = [
-            (fit(hidden, target, mask, earlier=sums)[:, :-1] - target)[mask].square().mean() for sums in (earlier, {})
-        ]
+            fit(moved, target + (change if part < 4 else 0.0), mask, fitted_value=earlier)
+        values = [fit(hidden, target, mask, fitted_value=each) for each in (earlier, None)]
+        errors = [(value[:, :-1] - target)[mask].square().mean() for value in values]
         assert errors[0] < (errors[1] if better else 1.5 * errors[1])
 
 
@@ -378,7 +380,7 @@ def test_kinds_of_features_count_alike_whatever_their_size():
     values = []
     for size in (1.0, 1e4):
         weights, bias = [torch.zeros(5), torch.zeros(7)], torch.zeros(1)
-        values.append(fit_head(weights, bias, [first, size * second], target=target, mask=mask))
+        values.append(FittedValue().fit(weights, bias, [first, size * second], returns=target, mask=mask))
         own = first @ weights[0] + size * second @ weights[1] + bias
         assert explained(own[:, :-1], target, mask) > 0.8
     torch.testing.assert_close(*values, rtol=0, atol=1e-2)
@@ -406,7 +408,9 @@ def test_equations_without_a_solution_give_the_mean():
 def test_an_agent_fits_the_head_to_its_first_rollout(critic):
     policy = LMPolicy.load("embedded", critic=critic, seed=1)
     agent = PPO(gymnasium.make_vec("textenv/Reviews-v0", num_envs=64, kl_coef=0.1), policy, presets.TEXT)
-    assert agent.update(agent.collect())["value/explained_variance"] > 0.3
+    rollout = agent.collect()
+    agent.update(rollout)
+    assert rollout_metrics(rollout)["value/explained_variance"] > 0.3
 
 
 def fitted():
