@@ -203,6 +203,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
                 f"query {int(is_alone.int().argmax())} has a single response, but {type(self).__name__} compares the "
                 "responses of one query: give each query at least twice, each time with another response"
             )
+        rollout = rollout.to(self.policy.device)
         add_log_probs(rollout, policy=self.policy, log_probs=log_probs)
         return iterate(self, (EpisodeMeter(), EpisodeMeter()), rollout=collectives.gather_rows(rollout))
 

@@ -448,7 +448,7 @@ def add_log_probs(rollout: TensorDict, *, policy: Policy, log_probs: Sequence[ob
     """Write the column ``log_prob`` into a text rollout.
 
     Args:
-        rollout: is changed.
+        rollout: is changed; on the policy's device.
         policy: scores the rollout if there are no ``log_probs``.
         log_probs: for each row a list, one number for each token that was chosen, nats.
 
@@ -458,9 +458,9 @@ def add_log_probs(rollout: TensorDict, *, policy: Policy, log_probs: Sequence[ob
     mask = rollout["mask"]
     if log_probs is None:
         with torch.no_grad():
-            column = policy.evaluate(rollout.to(policy.device)).log_prob.cpu()
+            column = policy.evaluate(rollout).log_prob
     else:
-        column = _log_prob_column(log_probs, mask)
+        column = _log_prob_column(log_probs, mask.cpu()).to(mask.device)
     rollout["log_prob"] = torch.where(mask, column, 0.0)
 
 
@@ -476,7 +476,7 @@ def _log_prob_column(log_probs: Sequence[object], mask: torch.Tensor) -> torch.T
         )
 
     # Row by row, as their lengths differ
-    column = torch.zeros(mask.shape)
+    column = torch.zeros(mask.shape, device="cpu")
     for row, numbers in enumerate(log_probs):
         count = int(mask[row].sum())
         row_log_probs = torch.empty(0, device="cpu")
