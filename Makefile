@@ -29,7 +29,7 @@ rounding: .venv/ready
 # The import, and what touches transformers most, with the oldest transformers that pyproject.toml allows: a minute.
 oldest: .venv-oldest/ready
 	.venv-oldest/bin/python -c 'import algos, textenv, transformers as t; print("transformers", t.__version__)'
-	.venv-oldest/bin/pytest -q -rs tests/textenv/lm/test_lm_runtime.py tests/algos/training/test_save_load.py tests/textenv/rewards/test_reward_model.py \
+	.venv-oldest/bin/pytest -q -rs tests/textenv/lm/test_lm_runtime.py tests/algos/training/test_save.py tests/textenv/rewards/test_reward_model.py \
 		tests/textenv/envs/test_conversation.py tests/test_security.py -k 'runtime or folder or bfloat16 or template or leaves'
 
 lint: .venv/ready
