@@ -179,7 +179,12 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         return collectives.gather_rows(rollout)
 
     def step(
-        self, queries: Sequence[Any], responses: Sequence[Any], scores: Any, *, log_probs: Sequence[Any] | None = None
+        self,
+        queries: Sequence[object],
+        responses: Sequence[object],
+        scores: Any,
+        *,
+        log_probs: Sequence[object] | None = None,
     ) -> Metrics:
         """Run one iteration of `learn` on texts generated and scored elsewhere (TRL 0.7); return its metrics.
 

@@ -124,10 +124,10 @@ def _vector_env(env: object, policy: Policy, num_episodes: int) -> VectorEnv:
     """Return a vector environment as it is; make one of a single environment or of an id."""
     check_policy(policy, call="evaluate(env, policy), in this order")
     if isinstance(env, str):
-        options: dict[str, Any] = {}
+        slots = min(num_episodes, NUM_SLOTS)
         if is_ours(env):
-            options["split"] = "test"
-        return make_vector_environment(env, min(num_episodes, NUM_SLOTS), **options)
+            return make_vector_environment(env, slots, split="test")
+        return make_vector_environment(env, slots)
     if isinstance(env, gymnasium.Env):
         if isinstance(env.unwrapped, TextEnv):
             return _text_vector_env(env, env.unwrapped)
