@@ -95,7 +95,7 @@ class RecordSamples(Callback):
             rows["log_ratio"] = rows["log_prob"] - rows["reference_log_prob"]
         tokenizer: PreTrainedTokenizerBase = getattr(run.agent.policy, "tokenizer")  # noqa: B009
         iteration = {"steps": run.steps, "iteration": len(run.history) + 1}
-        table = []
+        table: list[dict[str, object]] = []
         for row in range(len(rows)):
             table.append(iteration | {"row": row} | answer_tokens(rows, row, tokenizer, SHADED))
         return table
