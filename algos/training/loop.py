@@ -447,9 +447,10 @@ def iterate(
 
     # Update
     metrics |= agent.update(rollout)
-    metrics |= rollout_metrics(rollout)
-    if agent.config.episodes_per_group > 1:
-        metrics |= group_metrics(rollout)
+    if "advantage" in rollout.keys():  # DQN computes none
+        metrics |= rollout_metrics(rollout)
+        if agent.config.episodes_per_group > 1:
+            metrics |= group_metrics(rollout)
     updated = time.perf_counter()
     if diagnose is not None:  # before the normalizer update, which would count as a change of the policy
         metrics |= diagnose(agent, rollout)

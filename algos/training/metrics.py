@@ -129,12 +129,7 @@ def ratio_metrics(
 
 
 def rollout_metrics(rollout: TensorDict) -> dict[str, float]:
-    """Advantage statistics of a rollout over its True entries, and value statistics if it has values.
-
-    Empty if the algorithm computes no advantages (DQN).
-    """
-    if "advantage" not in rollout.keys():
-        return {}
+    """Advantage statistics of a rollout over its True entries, and value statistics if it has values."""
     mask = rollout["mask"]
     metrics: dict[str, float] = {"rollout/empty_rows": int((~mask.any(dim=1)).sum())}
     if not mask.any():
