@@ -13,7 +13,7 @@ import numpy as np
 
 from textenv.device import move
 from textenv.names import check_names
-from textenv.rewards.calling import call_logged, is_async, reward_name
+from textenv.rewards.calling import Returned, call_logged, is_async, reward_name
 from textenv.rewards.scores import (
     Earned,
     RewardError,
@@ -33,8 +33,9 @@ from textenv.state import stateful_objects
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedTokenizerBase
 
-RewardFunction = Callable[..., Any]
+RewardFunction = Callable[..., object]
 """``f(prompts, completions, completion_ids=..., **columns) -> list[float | None]``, as in TRL's GRPO and RLOO."""
 
 WeightedFunction = RewardFunction | tuple[RewardFunction, float]
@@ -157,7 +158,7 @@ class Rewards:
         self._last_error: RewardError | None = None
         self.__name__ = "+".join(self.functions)
 
-    def __call__(self, /, *, tokenizer: Any = None, **columns: Any) -> Scores:
+    def __call__(self, /, *, tokenizer: "PreTrainedTokenizerBase | None" = None, **columns: Sequence[object]) -> Scores:
         """Score a batch; ``prompts`` and ``completions`` are required, other columns only if a function needs them."""
         columns.setdefault("completion_ids", [[0]] * len(columns["completions"]))
         rows = Rows(columns, tokenizer=tokenizer)
@@ -198,7 +199,7 @@ class Rewards:
             logged=logged,
         )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return the counts of failures. The functions' states are not in it: `textenv.state` finds them."""
         return {"seen": self.seen, "failed": self.failed, "recent": list(self._recent_counts)}
 
@@ -256,7 +257,7 @@ class Rewards:
             if not named:
                 named[name] = [total(score) for score in scores.earned]
             for key, column in named.items():
-                contributions = [_times(value, weight) for value in column]
+                contributions = [None if value is None else value * weight for value in column]
                 columns[key] = _without(failed_rows, contributions)
         return columns
 
@@ -482,7 +483,7 @@ def _with_weight(name: str, entry: Any) -> tuple[RewardFunction, float]:
     return function, float(weight)
 
 
-def _read_outcome(outcome: Any, rows: Rows, name: str) -> Scores | Exception:
+def _read_outcome(outcome: Returned | Exception, rows: Rows, name: str) -> Scores | Exception:
     """Read what a call of `call_logged` returned or raised: scores, or the exception of a failure."""
     if isinstance(outcome, Exception):
         return outcome
@@ -512,7 +513,7 @@ def _merged(rows: Rows, scored: Iterable[ScoredPart], failed_rows: Iterable[int]
     return merge(len(rows), pieces, failed_rows)
 
 
-def _times(score: Any, weight: float) -> Any:
+def _times(score: Earned, weight: float) -> Earned:
     """Return a score, a number or an array, times a weight; None stays None."""
     if score is None:
         return None
