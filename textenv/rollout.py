@@ -87,7 +87,7 @@ class EpisodeEnv:
     """Metrics of the episodes returned last, by name, for the log."""
 
     @property
-    def user_objects(self) -> dict[str, Any]:
+    def user_objects(self) -> dict[str, object]:
         """Objects that the environment calls, such as its task, by name; `textenv.state` looks for states in them."""
         return {}
 

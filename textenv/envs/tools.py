@@ -159,7 +159,7 @@ class Tools:
 
     def _run_all(self, calls: list[Any]) -> list[Any]:
         """Run the calls of a message in order; return results and exceptions."""
-        results = []
+        results: list[str | Exception] = []
         for call in calls:
             if isinstance(call, Exception):  # it could not be read
                 results.append(call)
