@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from textenv.lm.memory import POSITIONS_AT_ONCE
@@ -163,7 +163,14 @@ class _Rows:
 
 
 def _attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, *, packed_rows: _Rows, **options: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    *,
+    packed_rows: _Rows,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention inside the rows of a pack: ``[1, heads, N, size]`` to ``[1, N, heads, size]``."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -192,7 +199,7 @@ def _packs_well(model: PreTrainedModel, run: Trunk) -> bool:
     from transformers import AttentionInterface
 
     # Only models in which every layer attends to all earlier tokens
-    config: Any = model.config
+    config = model.config
     if config._attn_implementation != "sdpa":
         return False
     if getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None):
