@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ def trunk_output(
     return torch.cat(hidden)
 
 
-def _row_groups(tokens: Tensor, inputs: dict[str, object]) -> list[dict[str, Any]]:
+def _row_groups(tokens: Tensor, inputs: dict[str, object]) -> list[dict[str, object]]:
     """Split inputs into groups of rows if on a CPU, without key-value cache and gradients; else keep them together."""
     inputs = {"input_ids": tokens} | inputs
     rows_at_once = max(1, POSITIONS_AT_ONCE // max(1, tokens.shape[1]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
@@ -170,7 +170,7 @@ def _attend(
     attention_mask: None,
     *,
     packed_rows: _Rows,
-    **options: Any,
+    **options: object,
 ) -> tuple[Tensor, None]:
     """Causal attention inside the rows of a pack: ``[1, heads, N, size]`` to ``[1, N, heads, size]``."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -179,7 +179,8 @@ def _attend(
     query = packed_rows.spread(query[0].transpose(0, 1)).transpose(1, 2)
     key = packed_rows.spread(key[0].transpose(0, 1)).transpose(1, 2)
     value = packed_rows.spread(value[0].transpose(0, 1)).transpose(1, 2)
-    output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    attend: Callable[..., tuple[Tensor, None]] = sdpa_attention_forward  # its options come from the layer
+    output, _ = attend(module, query, key, value, attention_mask, **options)
 
     # [B, L, heads, size] to [1, N, heads, size]
     packed = output.flatten(0, 1).index_select(0, packed_rows.indices)

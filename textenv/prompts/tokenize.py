@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from textenv.prompts.messages import Message, beginning, read_messages
 from textenv.prompts.prompts import Prompt
@@ -45,7 +45,7 @@ def is_chat(prompt: Prompt) -> bool:
     return not isinstance(prompt.content, str) and isinstance(prompt.content[0], dict)
 
 
-def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, **options: Any) -> list[int]:
+def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, **options: object) -> list[int]:
     """Return the token ids of a prompt.
 
     A text gets the tokenizer's own special tokens, with at most one BOS. A chat is rendered by the chat template up to
@@ -60,7 +60,7 @@ def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, **options: An
     if is_chat(prompt):
         messages = read_messages(prompt.messages, where="the prompt")
         template_options = _start_options(messages) | options
-        ids = chat_ids(messages, tokenizer, **template_options)
+        ids = chat_ids(messages, tokenizer, after="", **template_options)
     elif isinstance(prompt.content, str):
         ids = _prompt_text_ids(prompt.content, tokenizer)
     else:
@@ -126,7 +126,7 @@ def _without_space(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[i
 
 
 def chat_ids(
-    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, *, after: str = "", **options: Any
+    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, *, after: str = "", **options: object
 ) -> list[int]:
     """Return the token ids of a chat by the tokenizer's template; all special tokens come from the template.
 
@@ -367,14 +367,14 @@ def _parts_text(message: Message) -> str:
     return "".join(strings(texts))
 
 
-def render(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, **options: Any) -> str:
+def render(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, **options: object) -> str:
     """Return the text of a chat by the tokenizer's template; raise a ValueError if the template refuses the messages.
 
     If it refuses them and some have no content (but tool calls), it is asked again with empty contents.
     """
+    apply_template: Callable[..., object] = tokenizer.apply_chat_template
     try:
-        chat: list[Any] = list(messages)
-        return str(tokenizer.apply_chat_template(chat, tokenize=False, **options))
+        return str(apply_template(list(messages), tokenize=False, **options))
     except Exception as error:  # a jinja template may raise anything
         if not all("content" in message for message in messages):
             filled: list[Message] = [{"content": "", **message} for message in messages]
