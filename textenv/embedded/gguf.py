@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from textenv.embedded.cache import cache_root, cached, fingerprint, sha256
+from textenv.cache import cache_root, cached, fingerprint, sha256
 from textenv.progress import no_progress_bars
 
 SMOLLM2 = "smollm2"
