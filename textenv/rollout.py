@@ -51,7 +51,7 @@ token. In control and in text, one True entry of ``mask`` is one step.
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
+from typing import Any, NamedTuple, NotRequired, Protocol, TypedDict, TypeGuard, runtime_checkable
 
 import numpy as np
 import torch
@@ -76,6 +76,24 @@ class Reference(Protocol):
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """Score the rollout's actions."""
+
+
+class Sample(TypedDict):
+    """Texts of an episode, for people. A message has ``role`` and ``content``."""
+
+    prompt: str
+    completion: str
+    """What was written after the prompt: all turns and replies."""
+    score: float | None
+    """Sum of the turns' scores; None if no turn has one."""
+    parts: dict[str, float | None]
+    """The same for each of several rewards, by name."""
+    chat: NotRequired[list[dict[str, str]]]
+    """Messages of a prompt that is a chat."""
+    logged: NotRequired[dict[str, float | None]]
+    """Numbers that rewards have logged, of the last turn."""
+    turns: NotRequired[list[dict[str, str]]]
+    """Messages after the prompt, if there are several turns."""
 
 
 class EpisodeEnv:
@@ -132,13 +150,8 @@ class EpisodeEnv:
     def take_episodes(self) -> TensorDict:
         """Return the finished episodes as a rollout, one per row, with their scores as rewards."""
 
-    def samples(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Return texts of the episodes returned last, for people: a dictionary for each of these rows.
-
-        The keys are ``prompt``, ``completion``, ``score`` and ``parts``; ``logged`` if rewards have logged numbers;
-        ``chat`` if the prompt is a chat, with its messages; ``turns`` if there are several, with the messages after
-        the prompt. A message has ``role`` and ``content``. By default there are no texts.
-        """
+    def samples(self, rows: Sequence[int]) -> list[Sample]:
+        """Return the texts of episodes returned last, for people: a `Sample` for each row; none by default."""
         return []
 
 
