@@ -31,7 +31,8 @@ class Sample(ModelCommand):
     prompt: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Text to complete or answer; may be repeated. Without it, each line that you type is one, until Ctrl-D."""
     compare_to: str | None = None
-    """Second model to show beside it: base (the model that the run started from), another run, or a model's name."""
+    """Second model to show beside it: base (the model that the run started from), another run, a model's folder, or its
+    name on the hub: owner/name."""
     chat: bool = False
     """Give the prompts as messages of a user, through the model's chat template; lines that you type are one chat."""
     system_prompt: str | None = None

@@ -70,7 +70,8 @@ class Serve(ModelCommand):
     prints: ClassVar[bool] = True
     announces: ClassVar[bool] = True
     folder: tyro.conf.Positional[str]
-    """Run folder of a trained language model, the folder ``best`` in it, or a model's folder or name."""
+    """Run folder of a trained language model, the folder ``best`` in it, a model's folder, or its name on the hub:
+    owner/name."""
     port: int = 8000
     """Port of 127.0.0.1 to listen on; 0 takes a free one."""
     token: str | None = None

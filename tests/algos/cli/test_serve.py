@@ -329,6 +329,9 @@ def test_a_server_needs_a_language_model_a_key_and_a_length(server, tmp_path, ca
     with pytest.raises(SystemExit):
         main(["serve", str(ppo_cartpole().save(tmp_path / "run"))])
     assert "only a language model" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["serve", "missing"])
+    assert "there is no folder missing" in capsys.readouterr().err
     for port in (server.server_address[1], 70_000):
         with pytest.raises(OSError, match=f"cannot listen on port {port} .*choose another --port"):
             PolicyServer(server.policy, "m", token="k", port=port)
