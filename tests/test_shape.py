@@ -206,6 +206,7 @@ UNFOLDED = """
     algos/policies/lstm.py
     algos/policies/lm.py
     algos/policies/critic.py
+    algos/policies/fitted_value.py
     algos/policies/mlp.py
     algos/policies/towers.py
     algos/policies/cnn.py
