@@ -53,7 +53,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import wraps
 from inspect import signature
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeGuard, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, NotRequired, ParamSpec, Protocol, TypedDict, TypeGuard, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -83,6 +83,24 @@ class Reference(Protocol):
         """Score the rollout's actions."""
 
 
+class Sample(TypedDict):
+    """Texts of an episode, for people. A message has ``role`` and ``content``."""
+
+    prompt: str
+    completion: str
+    """What was written after the prompt: all turns and replies."""
+    score: float | None
+    """Sum of the turns' scores; None if no turn has one."""
+    parts: dict[str, float | None]
+    """The same for each of several rewards, by name."""
+    chat: NotRequired[list[dict[str, str]]]
+    """Messages of a prompt that is a chat."""
+    logged: NotRequired[dict[str, float | None]]
+    """Numbers that rewards have logged, of the last turn."""
+    turns: NotRequired[list[dict[str, str]]]
+    """Messages after the prompt, if there are several turns."""
+
+
 class EpisodeEnv:
     """Base of vector environments that return whole episodes as a rollout (such as `TextVectorEnv`)."""
 
@@ -92,7 +110,7 @@ class EpisodeEnv:
     """Metrics of the episodes returned last, by name, for the log."""
 
     @property
-    def user_objects(self) -> dict[str, Any]:
+    def user_objects(self) -> dict[str, object]:
         """Objects that the environment calls, such as its task, by name; `textenv.state` looks for states in them."""
         return {}
 
@@ -137,13 +155,8 @@ class EpisodeEnv:
     def take_episodes(self) -> TensorDict:
         """Return the finished episodes as a rollout, one per row, with their scores as rewards."""
 
-    def samples(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Return texts of the episodes returned last, for people: a dictionary for each of these rows.
-
-        The keys are ``prompt``, ``completion``, ``score`` and ``parts``; ``logged`` if rewards have logged numbers;
-        ``chat`` if the prompt is a chat, with its messages; ``turns`` if there are several, with the messages after
-        the prompt. A message has ``role`` and ``content``. By default there are no texts.
-        """
+    def samples(self, rows: Sequence[int]) -> list[Sample]:
+        """Return the texts of episodes returned last, for people: a `Sample` for each row; none by default."""
         return []
 
 

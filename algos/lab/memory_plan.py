@@ -2,6 +2,7 @@
 
 import weakref
 from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,13 @@ class MemoryEstimate(TorchDispatchMode):
                 p.grad = torch.zeros_like(p)
             self.use = "activations"
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        operation: Callable[..., object],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         # Operations that fake tensors cannot do
         if operation is torch.ops.aten._local_scalar_dense.default:
             return self.prompt  # encoder-decoders read it; there are no other numbers
@@ -175,7 +182,7 @@ class MemoryEstimate(TorchDispatchMode):
     def generate(self) -> None:
         """Read the prompts, and sample the first and the last tokens of the answers in all slots."""
         self.lm.cached[self.length] = True
-        decoder_class: Any = Seq2SeqDecoder
+        decoder_class: type[Decoder | Seq2SeqDecoder] = Seq2SeqDecoder
         if self.lm.seq2seq is None:
             decoder_class = Decoder
         self.decoder = decoder_class(self.lm, num_slots=self.slots, max_length=self.length)
@@ -238,7 +245,7 @@ class MemoryEstimate(TorchDispatchMode):
             del hidden
             loss.backward(inputs=self.trained)
 
-    def _hidden(self, model: Any, rows: int) -> Tensor:
+    def _hidden(self, model: LanguageModel | Critic, rows: int) -> Tensor:
         """Output of a trunk, ``[rows, length, hidden size]``.
 
         Without gradients, one group of rows of `textenv.lm.memory` is computed, and the others are like it. A GPU has

@@ -7,7 +7,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from algos.envs.spaces import BOX_DTYPES, INTEGER_DTYPES
+from algos.envs.spaces import BOX_DTYPES, INTEGER_DTYPES, has_numbers
 from textenv.acceleration import accelerated
 
 LOG_2PI = math.log(2 * math.pi)
@@ -223,6 +223,8 @@ def _check_numbers(space: spaces.Space) -> None:
     supported_spaces = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
     if isinstance(space, supported_spaces) and str(space.dtype) not in dtypes:
         raise ValueError(f"action_space is {space} of dtype {space.dtype}, expected one of {', '.join(dtypes)}")
+    if isinstance(space, supported_spaces) and not has_numbers(space):
+        raise ValueError(f"action_space is {space}, in which there is nothing to choose, expected at least one number")
 
     # Largest action, which must fit int64
     largest_action = 0
