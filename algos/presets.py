@@ -246,16 +246,14 @@ class Recipe:
         from algos.policies.registry import make_policy
         from textenv.rollout import is_episode_env
 
-        vector_env: Any = env
-        if env is None:
-            vector_env = self.environment()
+        vector_env = self.environment() if env is None else env
 
         # Policy
         if callable(self.policy):
             policy = self.policy(vector_env, seed)
         else:
             policy = make_policy(vector_env, policy=self.policy, model=self.model, seed=seed, **self.policy_kwargs)
-            if self._made_penalty():
+            if self._made_penalty() and is_episode_env(vector_env):
                 # The agent makes it again, in the policy's dtype and with its frozen weights (LoRA).
                 vector_env.penalty = None
 

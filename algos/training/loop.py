@@ -51,6 +51,8 @@ from textenv.rewards.training import training
 from textenv.rollout import is_episode_env
 
 logger = logging.getLogger(__name__)
+Diagnosis = Callable[[Any, TensorDict], Metrics]
+"""Function of an agent, of the class that the user knows, and its rollout after an update; returns metrics."""
 Scalar = int | float | str | bool | None
 """Value of a run's configuration, as loggers get it."""
 
@@ -66,7 +68,7 @@ def learn(
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[str | Logger] = (),
     sample_every: int = 10,
-    diagnose: Callable[[Any, TensorDict], Metrics] | None = None,
+    diagnose: Diagnosis | None = None,
     checkpoint_every: int | None = None,
     resume: str | Path | None = None,
     overwrite: bool = False,
@@ -195,7 +197,7 @@ def _check_callbacks(callbacks: Sequence[Callback], on_iteration: object) -> Non
 def _train(
     run: Run,
     logs: Logs,
-    diagnose: Callable[[Any, TensorDict], Metrics] | None,
+    diagnose: Diagnosis | None,
     on_iteration: Callable[[Metrics], object] | None,
     *,
     checkpoint_every: int | None,
@@ -216,7 +218,7 @@ def _train(
             break
 
 
-def _iteration(run: Run, diagnose: Callable[[Any, TensorDict], Metrics] | None, *, start: float) -> bool:
+def _iteration(run: Run, diagnose: Diagnosis | None, *, start: float) -> bool:
     """Run one iteration and record it, even if a callback fails; return True if a callback ends the training."""
 
     def on_rollout(rollout: TensorDict) -> None:
@@ -389,7 +391,7 @@ def _ending(error: BaseException, run: Run) -> str:
 def iterate(
     agent: Learner[Config],
     meters: tuple[EpisodeMeter, EpisodeMeter],
-    diagnose: Callable[[Any, TensorDict], Metrics] | None = None,
+    diagnose: Diagnosis | None = None,
     on_rollout: Callable[[TensorDict], None] | None = None,
     rollout: TensorDict | None = None,
 ) -> Metrics:
