@@ -19,7 +19,7 @@ from algos.storage.run_folder import (
     was_broken_off,
 )
 from algos.storage.serialization import from_json, to_json, write_tensors
-from textenv.embedded.cache import sha256
+from textenv.cache import sha256
 from textenv.json_files import read_json
 
 CHECKPOINT_FORMAT = 3

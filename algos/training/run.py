@@ -10,6 +10,7 @@ import numpy as np
 from tensordict import TensorDict
 from torch import nn
 
+from algos.config import Config
 from algos.ranks import collectives
 from algos.storage.checkpoint import read_checkpoint, write_checkpoint
 from algos.storage.env_state import PartState, env_state, restore_objects, set_env_state
@@ -187,7 +188,7 @@ class Run:
 
     def __init__(
         self,
-        agent: Learner,
+        agent: Learner[Config],
         *,
         total_steps: float = 0,
         run_dir: str | Path | None = None,

@@ -24,6 +24,7 @@ from textenv.plain import plain
 if TYPE_CHECKING:
     import torch
 
+    from algos.config import Config
     from algos.policies.policy import Policy
     from algos.training.learner import Learner
 
@@ -35,7 +36,7 @@ VECTOR_ONLY = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
 """Arguments of a vector environment's spec that the environment itself does not have."""
 
 
-def save(agent: Learner, folder: str | Path) -> Path:
+def save(agent: Learner[Config], folder: str | Path) -> Path:
     """Write an agent's policy and config; a language model goes to ``policy/`` as a `transformers` folder.
 
     States of rewards and of other objects of the environment go to ``objects.safetensors``, which
@@ -64,7 +65,7 @@ def save(agent: Learner, folder: str | Path) -> Path:
     return folder
 
 
-def _write_policy_and_describe(agent: Learner, policy_folder: Path) -> dict[str, Any]:
+def _write_policy_and_describe(agent: Learner[Config], policy_folder: Path) -> dict[str, Any]:
     """Write the policy into a folder; return the content of ``config.json``."""
     from textenv.envs.vector_env import TextVectorEnv
 
