@@ -45,7 +45,7 @@ class EarlyScores:
         if len(new_turns) < least:
             return
 
-        # Score them after the earlier portions, unless the batch is given up before
+        # One more portion, in a thread, after the earlier ones
         offered = self._offered
         offered.update(new_turns)
         rows = rows_of(new_turns)  # not in the thread: decoding uses the tokenizer, as generation does
