@@ -24,7 +24,8 @@ from algos.policies.policy import Policy, check_policy, check_spaces, refuse_str
 from algos.policies.registry import PolicyName, make_policy
 from algos.ranks import collectives
 from algos.ranks.sharding import Shards
-from algos.storage.serialization import load_weights, restore_state, saved_state, trained_weights
+from algos.storage.serialization import restore_state, saved_state
+from algos.storage.weights import load_weights, trained_weights
 from algos.training.loop import iterate, learn
 from algos.training.metrics import EpisodeMeter, Metrics
 from algos.training.save import save

@@ -249,6 +249,7 @@ UNFOLDED = """
     algos/storage/saved_environment.py
     algos/storage/hub.py
     algos/storage/provenance.py
+    algos/storage/weights.py
     algos/ranks/collectives.py
     algos/ranks/sharding.py
     textenv/lm/decoding.py

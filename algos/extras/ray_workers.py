@@ -29,7 +29,7 @@ from algos.policies.policy import Policy
 from algos.policies.random_streams import episode_seeds
 from algos.ranks import collectives
 from algos.storage.env_state import PartState, env_state, set_env_state
-from algos.storage.serialization import load_weights, trained_weights
+from algos.storage.weights import load_weights, trained_weights
 from algos.training.learner import Learner
 from textenv.envs.task import FunctionTask
 from textenv.envs.turn import Turn

@@ -1,6 +1,5 @@
 """Helpers of the ready-made reward functions: text of a completion, scores by text or by a reference, word patterns."""
 
-import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -58,18 +57,18 @@ def answer_text(completion: object) -> str:
     """
     if isinstance(completion, str):
         return completion
-    texts: list[str | None] = [None]
+    texts: list[object] = [None]
     if isinstance(completion, Sequence):
-        texts = list(itertools.chain.from_iterable(map(_texts, completion)))
-    present_texts = [text for text in texts if text is not None]
-    if len(present_texts) < len(texts):
+        texts = [text for message in completion for text in _texts(message)]
+    valid_texts = [text for text in texts if isinstance(text, str)]
+    if len(valid_texts) < len(texts):
         raise TypeError(
             f"completion is {completion!r:.200}, expected text, or messages as {{'role': ..., 'content': ...}}"
         )
-    return "".join(present_texts)
+    return "".join(valid_texts)
 
 
-def _texts(message: object) -> list[str | None]:
+def _texts(message: object) -> list[object]:
     """Return the texts of a message; None stands for what is not a message, or not a part of one.
 
     A message's content is a string, a list of parts that may have a ``text``, or None (in a tool call).
@@ -80,15 +79,13 @@ def _texts(message: object) -> list[str | None]:
     if content is None:
         return []
     if not isinstance(content, list):
-        content = [{"text": content}]
-    texts: list[str | None] = []
+        return [content]
+    texts = []
     for part in content:
-        text = None
         if isinstance(part, Mapping):
-            text = part.get("text", "")
-        if not isinstance(text, str):
-            text = None
-        texts.append(text)
+            texts.append(part.get("text", ""))
+        else:
+            texts.append(None)
     return texts
 
 

@@ -321,12 +321,12 @@ class Rewards:
         failed_rows: set[int] = set()
         was_tested = False
         while failing:
-            part, error = failing[0]
-            self._last_error = self._error(name, part, error)
+            first_part, first_error = failing[0]
+            self._last_error = self._error(name, first_part, first_error)
             if self.on_error == "stop":
                 # Halve only the first failing part, unless the error names the row already
-                if len(part) <= 1 or isinstance(error, RewardError):
-                    raise self._last_error from error
+                if len(first_part) <= 1 or isinstance(first_error, RewardError):
+                    raise self._last_error from first_error
                 failing = failing[:1]
             else:
                 # If nothing passes, test whether every row fails
@@ -355,9 +355,9 @@ class Rewards:
                     failing += failing_halves
                 elif self.on_error == "stop":
                     raise RewardError(
-                        f"reward {name!r} failed on {len(part)} completions ({error}), but on neither half: does it "
-                        "depend on the batch, or fail at random? Use textenv.check_reward to find out"
-                    ) from error
+                        f"reward {name!r} failed on {len(part)} completions ({first_error}), but on neither half: does "
+                        "it depend on the batch, or fail at random? Use textenv.check_reward to find out"
+                    ) from first_error
                 else:
                     failed_rows |= set(range(part.first, part.first + len(part)))
         return scored, failed_rows

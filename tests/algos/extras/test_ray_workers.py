@@ -14,7 +14,7 @@ from algos import A2C, PPO, Callback, PPOConfig
 from algos.collection import Collector
 from algos.extras.ray_workers import Worker, join_cluster, rollout_workers
 from algos.ranks import collectives
-from algos.storage.serialization import trained_weights
+from algos.storage.weights import trained_weights
 from algos.training.loop import iterate
 from algos.training.metrics import EpisodeMeter
 from tests.helpers.models import WORDS, make_tokenizer
