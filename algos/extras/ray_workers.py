@@ -193,7 +193,7 @@ class Worker:
         """Collect a rollout of text; the turns go without the environment's state and the tokenizer."""
         env.prompt_order = job.pop("order")
         rollout = self.collector.play_episodes(env, **job)
-        turns, rows, scores = env.taken
+        turns, rows, scores = env.scored_turns
         bare_turns = []
         for turn in turns:
             prompt = replace(turn.prompt, state=None)
