@@ -235,7 +235,7 @@ class Worker:
         """Collect a rollout of text; the turns go without the environment's state and the tokenizer."""
         env.prompt_order = job.pop("order")
         rollout = self.collector.play_episodes(env, **job)
-        turns, rows, scores = env.taken
+        turns, rows, scores = env.scored_turns
         bare_turns = []
         no_tokenizer = cast("PreTrainedTokenizerBase", None)  # the environment here puts its own in
         for turn in turns:

@@ -346,7 +346,7 @@ class LMPolicy(nn.Module, Policy):
             next_token = player.act(observation, deterministic=deterministic).action.cpu().numpy()
             tokens[running, length[running]] = next_token[running]
             length += running
-            ended = ends.token[next_token]
+            ended = ends.is_end[next_token]
             if ends.texts:
                 candidates = running & ~ended & ends.may_complete[next_token]
                 for row in np.flatnonzero(candidates).tolist():

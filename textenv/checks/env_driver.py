@@ -279,7 +279,7 @@ def _turn_ends(text_env: TextVectorEnv | None, tokenizer: PreTrainedTokenizerBas
     from transformers import PreTrainedTokenizerBase
 
     if text_env is not None:
-        return list(text_env.ends.own.ids)
+        return list(text_env.ends.model_ends.ids)
     if isinstance(tokenizer, PreTrainedTokenizerBase):
         return list(turn_ends(tokenizer).ids)
     if tokenizer is None or tokenizer.eos_token_id is None:  # of a tokenizer of another library

@@ -51,6 +51,10 @@ class Tools:
     ) -> None:
         from transformers.utils import get_json_schema
 
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"tool_timeout is {timeout}, expected a number of seconds above 0, or None")
+
+        # The functions and their schemas, by name
         try:
             self.schemas: list[Any] = [get_json_schema(function) for function in functions]
         except Exception as error:  # transformers' own kinds
@@ -58,9 +62,10 @@ class Tools:
             raise ValueError(f"tools is {functions!r:.200}, expected {expected}: {error}") from error
         names = [schema["function"]["name"] for schema in self.schemas]
         self.functions = dict(zip(names, functions, strict=True))
-        repeats_names = len(self.functions) < len(names)
-        if repeats_names or not (timeout is None or timeout > 0):
-            raise ValueError(f"tools {functions!r:.99}, tool_timeout {timeout}: expected different names, above 0 s")
+        if len(self.functions) < len(names):
+            raise ValueError(f"tools is {functions!r:.200}, expected functions with different names")
+
+        # How the model learns of them
         self.tokenizer = tokenizer
         self.timeout = timeout
         lines = ["You may call:", "<tools>", *map(json.dumps, self.schemas), "</tools>", _HOW_TO_CALL]

@@ -156,7 +156,7 @@ class Transcript:
         self.length[rows] = length
 
         # Some tokens end a turn at once. Others may complete a stop text: only after these the text is searched
-        ended = self.ends.token[actions]
+        ended = self.ends.is_end[actions]
         if self.ends.texts:
             enough = length - self.turn_start[rows] >= self.limits.min_new_tokens
             candidates = self.ends.may_complete[actions] & ~ended & enough
@@ -254,7 +254,7 @@ class Transcript:
         for row, turn in turns.items():
             if not turn.terminated:
                 reason = "length"
-            elif turn.completion_ids[-1] in self.ends.own.ids:
+            elif turn.completion_ids[-1] in self.ends.model_ends.ids:
                 reason = "eos"
             else:
                 reason = "stop"

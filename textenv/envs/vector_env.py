@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -64,6 +64,15 @@ class EnvState(TypedDict):
     np_random: np.random.Generator
     objects: NotRequired[Mapping[str, Mapping[str, object]]]
     """States of `user_objects`, by name; absent before version 0.10."""
+
+
+class ScoredTurns(NamedTuple):
+    """Turns of finished episodes."""
+
+    turns: list[Turn]
+    rows: list[int]
+    """Row of each turn's episode in the rollout."""
+    scores: Scores
 
 
 class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeEnv):
@@ -219,8 +228,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
 
         # Whole episodes: those being generated, and results of those returned last
         self._batch: EpisodeBatch | None = None
-        self.taken: tuple[list[Turn], list[int], Scores] = [], [], Scores(earned=[])
-        """Turns of the episodes returned last, the row of each turn, and the scores; see `report`."""
+        self.scored_turns = ScoredTurns([], [], Scores(earned=[]))
+        """Turns of the episodes returned last; see `report`."""
         self.metrics: dict[str, float] = {}
         """Metrics of the rewards, texts and calls of the episodes returned last; see `textenv.rewards.metrics`."""
 
@@ -331,16 +340,16 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Move the task's models to a device; the reference of `penalty` follows the policy by itself."""
         move(self.task, device)
 
-    def end_turns_like(self, own: TurnEnds) -> None:
+    def end_turns_like(self, model_ends: TurnEnds) -> None:
         """Add a model's own ends of turns; agents call this with those of their policy before they play.
 
         Raises:
             ValueError: if ``forbidden`` and ``min_new_tokens`` then leave no token at the beginning of a turn.
         """
-        current = self.ends.own
-        if {*own.ids} <= {*current.ids} and {*own.texts} <= {*current.texts}:
+        present = self.ends.model_ends
+        if {*model_ends.ids} <= {*present.ids} and {*model_ends.texts} <= {*present.texts}:
             return
-        self.ends.add(own)
+        self.ends.add(model_ends)
         self._masks.forbid_before_minimum(self.ends.ids)
 
     @contextmanager
@@ -593,12 +602,11 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
 
     def samples(self, rows: Sequence[int]) -> list[Sample]:
         """See `EpisodeEnv.samples`. The ``completion`` of a conversation includes the replies."""
-        turns, row_of_turn, scores = self.taken
-        return samples(rows, turns, row_of_turn, scores)
+        return samples(rows, *self.scored_turns)
 
     def report(self, turns: list[Turn], rows: list[int], scores: Scores) -> None:
         """Store finished turns, the row of each turn, and their scores; `samples` and `metrics` read them."""
-        self.taken = (turns, rows, scores)
+        self.scored_turns = ScoredTurns(turns, rows, scores)
         self.metrics = reward_metrics(scores, [turn.completion_ids for turn in turns])
         if self._overlong == "skip":
             self.metrics["prompts/skipped"] = float(self.skipped_prompts)

@@ -77,7 +77,7 @@ def test_admissible_commands_are_all_that_random_tokens_can_write(tokenizer):
         mask = env.action_mask.numpy()
         env.advance(np.array([rng.choice(np.flatnonzero(row)) for row in mask]))
     rollout = env.take_episodes()
-    turns = [turn for turn in env.taken[0] if turn.terminated]
+    turns = [turn for turn in env.scored_turns.turns if turn.terminated]
     assert len(turns) > 6 and "allowed" in rollout.keys()
     games = textworld.Game.load(task._make_env()._files[0].replace(".z8", ".json"))
     assert {turn.completion for turn in turns} <= set(games.possible_admissible_commands)

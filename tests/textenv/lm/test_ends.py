@@ -134,8 +134,8 @@ def test_the_checker_finds_an_environment_that_misses_an_end():
     class OnlyEOS(TextVectorEnv):
         def __init__(self, **options):
             super().__init__(**options)
-            self.ends.token[:] = False
-            self.ends.token[self.tokenizer.eos_token_id] = True
+            self.ends.is_end[:] = False
+            self.ends.is_end[self.tokenizer.eos_token_id] = True
 
     tokenizer = tokenizer_of(FAMILIES["gemma"])
     env = OnlyEOS(prompts=[CHAT], reward=zero, tokenizer=tokenizer, max_prompt_tokens=100, max_new_tokens=6)

@@ -24,6 +24,7 @@ from textenv import (
     split_prompts,
 )
 from textenv.envs.action_masks import ActionMasks
+from textenv.prompts.prompts import Prompt
 from textenv.rewards.transforms import clip
 
 ROWS = [
@@ -128,6 +129,12 @@ def test_prompts_may_be_more_than_memory(tmp_path):
     tracemalloc.stop()
     assert dealt == ["a b"] * 20
     assert path.stat().st_size > 100e6 and kept < 1.5e6
+
+
+def test_a_prompt_has_messages_only_if_it_is_a_chat():
+    message = {"role": "user", "content": "hello"}
+    assert Prompt((message,)).messages == (message,)
+    assert Prompt("hello").messages == Prompt((1, 2)).messages == ()
 
 
 def test_every_prompt_comes_once_before_any_comes_again_and_each_pass_has_its_own_order():
