@@ -24,11 +24,11 @@ from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
 from algos.collection import Collector
-from algos.config import ClippedConfig
+from algos.config import ClippedConfig, Config
 from algos.policies.policy import Policy
 from algos.policies.random_streams import episode_seeds
 from algos.ranks import collectives
-from algos.storage.env_state import env_state, set_env_state
+from algos.storage.env_state import PartState, env_state, set_env_state
 from algos.storage.serialization import load_weights, trained_weights
 from algos.training.learner import Learner
 from textenv.envs.task import FunctionTask
@@ -64,7 +64,7 @@ class WorkerState(TypedDict, total=False):
     generator: torch.Generator
     memory: dict[str, object]
     """The policy's memory of its slots."""
-    environment: list[dict[str, Any]] | None
+    environment: list[PartState] | None
     """See `algos.storage.env_state.env_state`."""
     collector: dict[str, Any]
 
@@ -82,7 +82,9 @@ class _Actor(Protocol):
 
 
 @contextmanager
-def rollout_workers(agent: Learner, make_env: MakeEnv, workers: int | str, *, staleness: int = 0) -> Iterator[None]:
+def rollout_workers(
+    agent: Learner[Config], make_env: MakeEnv, workers: int | str, *, staleness: int = 0
+) -> Iterator[None]:
     """Context in which Ray workers collect an agent's rollouts, each in its share of the environment slots.
 
     Args:
@@ -136,7 +138,7 @@ def join_cluster(ray: ModuleType, workers: str) -> None:
         raise ConnectionError(f"Ray could not be started or joined ({options['address']}): {error}") from error
 
 
-def _problem(agent: Learner, workers: int | str, staleness: int) -> str | None:
+def _problem(agent: Learner[Config], workers: int | str, staleness: int) -> str | None:
     """Return what workers cannot do with this agent, as the rest of a sentence; None if there is nothing."""
     # The number of workers, and who else collects
     if not re.fullmatch(r"[1-9]\d*|ray://.+", str(workers)):
@@ -268,7 +270,7 @@ class WorkerCollector(Collector):
     control, worker k has the random streams of rank k (`algos.ranks.collectives.local_seed`).
     """
 
-    def __init__(self, agent: Learner, make_env: MakeEnv, workers: int, staleness: int) -> None:
+    def __init__(self, agent: Learner[Config], make_env: MakeEnv, workers: int, staleness: int) -> None:
         seed = agent.collector.seed
         if not is_episode_env(agent.env):
             seed = agent.config.seed

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from algos.config import ActorCriticConfig, ClippedConfig
-from algos.policies.critic import CANDIDATES, Critic, fresh_head
+from algos.policies.critic import Critic, fresh_head
+from algos.policies.fitted_value import CANDIDATES
 from algos.ranks.sharding import layers_of
 from textenv.device import find_device
 from textenv.lm.decoding import Decoder
@@ -215,7 +216,7 @@ class MemoryEstimate(TorchDispatchMode):
             if self.critic is None:
                 features = torch.cat([features, torch.empty_like(features)], -1)  # embeddings, see `LMPolicy`
             if self.config.fit_value_head:
-                # As `fit_head`: copies of the features, and a system of equations for each candidate
+                # As `FittedValue.fit`: copies of the features, and a system of equations for each candidate
                 width = features.shape[2]
                 copies = torch.empty(4, self.episodes, *features.shape[1:])
                 systems = torch.empty(len(CANDIDATES), width, width)

@@ -175,10 +175,11 @@ class Gaussian(nn.Module):
         return log_prob, entropy.expand(log_prob.shape)
 
     def divergence(
-        self, output: Tensor, other_output: Tensor, *, other: "Gaussian", action_mask: Tensor | None = None
+        self, output: Tensor, other_output: Tensor, *, other: nn.Module, action_mask: Tensor | None = None
     ) -> Tensor:
         """KL(self‖other) from both outputs, nats; any batch shape. ``other``'s standard deviation gets no gradient."""
         _refuse_mask(action_mask)
+        assert isinstance(other, Gaussian), "policies of one class have one kind of distribution"
         mean, log_std = self.parametrize(output)
         other_mean, other_log_std = other.parametrize(other_output)
         other_log_std = other_log_std.detach()

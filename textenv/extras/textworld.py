@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 
-from textenv.embedded.cache import cache_root, cached, fingerprint
+from textenv.cache import cache_root, cached, fingerprint
 from textenv.envs.action_masks import next_ids
 from textenv.envs.string_env import StringGames
 from textenv.envs.turn import Turn
