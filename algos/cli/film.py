@@ -76,7 +76,6 @@ def _film_text(film: Any, env: Any, policy: Any, **options: Any) -> None:
 
 def _film_control(film: Any, env: VectorEnv, policy: "Policy", **options: Any) -> None:
     """Play episodes in a single environment of the same kind, and add a frame for each observation."""
-
     spec = env.spec
     assert spec is not None  # as the environment was made by its id
 

@@ -120,26 +120,30 @@ def _prompt_and_answers(
     where = f"row {index}"
     if prompt is not None and is_messages(prompt):
         messages = read_messages(prompt, where=where)
-        read = [[_assistant(x)] if isinstance(x, str) else read_messages(x, where=where) for x in answers]
-        return messages, [without_prompt(answer, messages) for answer in read]
+        bare_answers = []
+        for answer in answers:
+            answer_messages = [_assistant(answer)] if isinstance(answer, str) else read_messages(answer, where=where)
+            bare_answers.append(without_prompt(answer_messages, messages))
+        return messages, bare_answers
     if all(isinstance(answer, str) for answer in answers) and isinstance(prompt or "", str):
         text = prompt or ""
         if repeated:
             answers = [answer.removeprefix(text) for answer in answers]
-        # Without a prompt, what whole texts have in common tells which question they answer
-        return (text, answers) if text else _split_texts(answers)
+        if text:
+            return text, answers
+        return _split_texts(answers)  # what whole texts have in common tells which question they answer
 
     # Whole chats, with the text of the prompt beside them or without
     if not all(is_messages(answer) for answer in answers):
         answer = next((answer for answer in answers if not isinstance(answer, str)), answers[0])
         raise _mixed(index, prompt, answer)
     chats = [read_messages(answer, where=where) for answer in answers]
-    asked, rest = _split_chats(chats)
+    question, chat_answers = _split_chats(chats)
     if isinstance(prompt, str) and prompt.strip():
-        questions = [message["content"].strip() for message in asked if message["role"] != "assistant"]
-        if prompt.strip() not in questions:
+        texts_of_others = [message["content"].strip() for message in question if message["role"] != "assistant"]
+        if prompt.strip() not in texts_of_others:
             raise _mixed(index, prompt, answers[0])
-    return asked, rest
+    return question, chat_answers
 
 
 def _mixed(index: int, prompt: object, answer: object) -> ValueError:

@@ -44,8 +44,8 @@ class Finding:
 
 def change(values: Mapping[str, np.ndarray]) -> np.ndarray:
     """Change from the first model to the second."""
-    before, after, *_ = values.values()
-    return after - before
+    first, second, *_ = values.values()
+    return second - first
 
 
 def compared(

@@ -186,10 +186,10 @@ def _neurons(values: ByModel, count: int) -> Finding:
 
 def _patching(names: list[str], patched: np.ndarray, difference: ByModel) -> Finding:
     """Differences of the patched model, and the share of the training's change that the patch takes back."""
-    before, after, *_ = difference.values()
+    first, second, *_ = difference.values()
     rows: list[tuple[object, ...]] = []
     for name, x in zip(names, patched.T, strict=True):
-        changes = np.stack([after - x, after - before], 1)  # of the patch, and of the training
+        changes = np.stack([second - x, second - first], 1)  # of the patch, and of the training
         share: object = ""
         low_and_high: tuple[object, object] = ("", "")
         if changes[:, 1].any():
