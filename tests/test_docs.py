@@ -81,6 +81,18 @@ def test_the_site_is_built_without_a_warning_and_every_link_in_it_leads_somewher
     assert all(name in (tmp_path / "llms.txt").read_text() for name in ("metrics", "write-a-reward", "algorithms"))
 
 
+def test_the_later_code_of_the_page_for_trl_runs(tmp_path, monkeypatch):
+    """Each section's code by itself, from its imports on."""
+    page = (ROOT / "docs/from-trl.md").read_text().partition("## TRL's settings as presets")[2]
+    presets, loop, own_loss = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    for code in (presets, loop.replace("range(100)", "range(2)")):
+        names = {"__name__": "script"}
+        exec(compile(code, "docs/from-trl.md", "exec"), names)
+    exec(compile(own_loss, "docs/from-trl.md", "exec"), {})
+    assert names["metrics"]["reward/score"] == pytest.approx(sum(names["scores"]) / len(names["scores"]))
+
+
 def test_the_grpo_script_of_the_page_for_trl_runs_and_its_two_halves_are_one_training(tmp_path, monkeypatch):
     """From top to bottom; both halves have the same prompts, rewards and numbers."""
     page = (ROOT / "docs/from-trl.md").read_text().partition("## A GRPO script")[2].partition("## TRL's settings")[0]

@@ -357,6 +357,35 @@ wandb_entity wandb_project_name warn zero_indexed_step
 NO_EQUIVALENT = frozenset(_WITHOUT_COUNTERPART.split())
 """Names of other libraries that have no counterpart here."""
 
+MOVED: Mapping[str, str] = {
+    "algos.Dynamics": "algos.lab.insight.dynamics.Dynamics",
+    "algos.Logger": "algos.training.loggers.Logger",
+    "algos.RecordSamples": "algos.training.callbacks.RecordSamples",
+    "algos.curves": "algos.lab.comparison.figures.curves",
+    "algos.plot_curves": "algos.lab.comparison.figures.plot_curves",
+    "algos.plot_scores": "algos.lab.comparison.figures.plot_scores",
+    "textenv.Annotator": "textenv.extras.human.Annotator",
+    "textenv.BrowserAnnotator": "textenv.extras.human.BrowserAnnotator",
+    "textenv.Conversation": "textenv.envs.task.Conversation",
+    "textenv.FeedbackFile": "textenv.extras.human.FeedbackFile",
+    "textenv.FeedbackStopped": "textenv.extras.human.FeedbackStopped",
+    "textenv.FunctionTask": "textenv.envs.task.FunctionTask",
+    "textenv.PromptList": "textenv.prompts.prompts.PromptList",
+    "textenv.Question": "textenv.extras.human.Question",
+    "textenv.RewardError": "textenv.rewards.scores.RewardError",
+    "textenv.Scores": "textenv.rewards.scores.Scores",
+    "textenv.StringGames": "textenv.envs.string_env.StringGames",
+    "textenv.Task": "textenv.envs.task.Task",
+    "textenv.TerminalAnnotator": "textenv.extras.human.TerminalAnnotator",
+    "textenv.TokenEnv": "textenv.envs.string_env.TokenEnv",
+    "textenv.Turn": "textenv.envs.turn.Turn",
+    "textenv.k1": "textenv.kl.estimators.k1",
+    "textenv.k2": "textenv.kl.estimators.k2",
+    "textenv.k3": "textenv.kl.estimators.k3",
+    "textenv.make_task": "textenv.tasks.builtin.make_task",
+}
+"""Where a name is that the packages themselves no longer have."""
+
 
 def our_names(name: str) -> tuple[str, ...]:
     """Return our names for a foreign or former one, the likeliest first; none if it was not renamed.

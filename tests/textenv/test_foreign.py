@@ -1,7 +1,6 @@
 """Each name of other libraries gets a hint, is ours, or is listed as one without a counterpart: by their signatures."""
 
 import dataclasses
-import importlib
 import inspect
 import json
 import re
@@ -15,8 +14,9 @@ from algos import GRPO, PPO, EvaluateEvery, GRPOConfig, LMPolicy, MLPPolicy, PPO
 from algos.cli import main
 from algos.cli.train import Train
 from algos.config import CONFIGS
+from algos.make import make_vector_environment
 from tests.helpers.errors import refused
-from textenv import KLPenalty, Rewards, TextVectorEnv
+from textenv import HumanReward, KLPenalty, Rewards, TextVectorEnv
 from textenv.foreign import ADVICE, FLAGS, METHODS, NO_EQUIVALENT, PLACES, RENAMED, our_names
 from textenv.names import advice, flag_advice, nearest
 
@@ -34,7 +34,7 @@ def names_of_ours():
     functions = (
         PPO.__init__, PPO.learn, algos.collect, algos.evaluate, MLPPolicy.__init__, LMPolicy.__init__, LMPolicy.load,
         TextVectorEnv.__init__, KLPenalty.__init__, Rewards.__init__, EvaluateEvery.__init__, algos.sft,
-        algos.make.make_vector_environment, importlib.import_module("textenv").HumanReward.__init__,
+        make_vector_environment, HumanReward.__init__,
     )  # fmt: skip
     for function in functions:
         names |= set(parameters(function))
