@@ -1,5 +1,6 @@
 """The pages: their code runs as it stands, that of metrics has them all, and the site is built without a warning."""
 
+import pkgutil
 import re
 import subprocess
 import sys
@@ -18,6 +19,11 @@ PAGES = [ROOT / "README.md"] + sorted(
     for page in (ROOT / "docs").glob(pattern)
     if "```python" in page.read_text() or "```sh\n" in page.read_text()
 )
+NAMING = [
+    page
+    for page in (*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("**/*.md")))
+    if page.name != "CHANGELOG.md" and re.search(r"`(?:algos|textenv)\.\w", page.read_text())
+]
 METRIC = re.compile(
     r'"((?:advantage|policy|reference|rollout|text|time|tools|update|value|episode|reward)/[a-z_0-9]+)"'
 )
@@ -29,6 +35,46 @@ def test_the_page_of_metrics_has_every_metric():
     page = (ROOT / "docs/metrics.md").read_text()
     missing = {name for name in METRIC.findall(code) if f"`{name}`" not in page} - NO_METRIC
     assert len(METRIC.findall(code)) > 40 and not missing
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md"])
+def test_the_paths_that_a_page_for_readers_of_the_code_names_exist(page):
+    text = (ROOT / page).read_text()
+    paths = re.findall(r"`([\w./-]+/|[\w./-]+\.(?:py|toml|txt))`", text)
+    assert len(paths) > 8 and not [path for path in paths if not (ROOT / path).exists()]
+
+
+def test_the_modules_that_the_table_of_rooms_names_exist():
+    """Each word in quotes, written in small letters, is a module or a folder of its row's room."""
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("| room | contents |")[2].partition("\n\n")[0]
+    missing, count = [], 0
+    for line in table.splitlines():
+        rooms, _, contents = line.strip("| ").partition(" | ")
+        folders = [ROOT / room for room in re.findall(r"`([a-z]+/(?:[a-z]+/)?)(?:[a-z]+\.py)?`", rooms)]
+        for word in re.findall(r"`([a-z]\w+)`", contents):
+            count += 1
+            if not any((folder / word).is_dir() or (folder / f"{word}.py").is_file() for folder in folders):
+                missing.append((rooms, word))
+    assert count > 30 and not missing
+
+
+@pytest.mark.parametrize("page, title", [
+    ("CONTRIBUTING.md", "## Where to look"), ("docs/concepts/invariants.md", "## A ratio that is not 1"),
+])  # fmt: skip
+def test_the_functions_on_the_way_of_a_number_exist(page, title):
+    section = (ROOT / page).read_text().partition(title)[2].partition("\n## ")[0]
+    section = re.sub(r"```.*?```", "", section, flags=re.DOTALL)
+    code = "".join(path.read_text() for folder in ("algos", "textenv") for path in ROOT.glob(f"{folder}/**/*.py"))
+    names = [path.rpartition(".")[2] for path in re.findall(r"`(\w+(?:\.\w+)?)`", section)]
+    defined = r"(?:def |class |self\.|import |^    |^)NAME\b(?:\(|:| =|$)"
+    assert len(names) > 4
+    assert not [name for name in names if not re.search(defined.replace("NAME", name), code, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("page", NAMING, ids=lambda page: page.stem)
+def test_every_name_with_its_module_exists(page):
+    for path in re.findall(r"`((?:algos|textenv)(?:\.\w+)+)", page.read_text()):
+        pkgutil.resolve_name(path)
 
 
 @pytest.mark.long
