@@ -4,12 +4,14 @@ import dataclasses
 import inspect
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import gymnasium
 import pytest
 
 import algos
+import textenv.foreign
 from algos import GRPO, PPO, EvaluateEvery, GRPOConfig, LMPolicy, MLPPolicy, PPOConfig
 from algos.cli import main
 from algos.cli.train import Train
@@ -90,6 +92,19 @@ def test_tables_name_what_there_is_and_contradict_neither_each_other_nor_us():
     fields = {field.name for kind in (PPOConfig, GRPOConfig) for field in dataclasses.fields(kind)}
     assert not fields & (RENAMED.keys() | NO_EQUIVALENT)
     assert nearest("lr", ["gamma"]) is None and nearest("gama", ["gamma"]) == "gamma"
+
+
+def test_no_name_stands_twice_in_a_table():
+    """The later entry would silently replace the earlier one."""
+    tree = ast.parse(Path(textenv.foreign.__file__).read_text())
+    tables = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
+    assert len(tables) > 4
+    for table in tables:
+        keys = [key.value for key in table.keys]
+        values = [value.value for value in table.values]
+        texts = values if "num_steps" in keys else keys  # our name first: theirs are the values
+        names = " ".join(texts).split()
+        assert [name for name, count in Counter(names).items() if count > 1] == []
 
 
 @pytest.mark.parametrize("name", sorted(RENAMED.keys() | ADVICE.keys() | NO_EQUIVALENT))
