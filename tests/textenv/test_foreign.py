@@ -1,5 +1,6 @@
 """Each name of other libraries gets a hint, is ours, or is listed as one without a counterpart: by their signatures."""
 
+import ast
 import dataclasses
 import inspect
 import json
