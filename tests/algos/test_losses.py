@@ -21,7 +21,7 @@ from algos.losses import (
     token_mean,
     value_loss,
 )
-from algos.training.metrics import minibatch_means
+from algos.training.metrics import minibatch_means, ratio_metrics
 from tests.helpers.models import WORDS
 from tests.helpers.rollouts import junk
 
@@ -55,6 +55,15 @@ def test_policy_gradient_is_minus_the_advantage_at_every_entry():
     """-A log π: .5 · 3 = 1.5 and so on; the gradient is -A whatever log π is."""
     found = slopes(policy_gradient_loss, [-0.5, -2.0, 0.0], [3.0, -1.0, 7.0])
     check(found, [1.5, -2.0, 0.0], [-3.0, 1.0, -7.0])
+
+
+@pytest.mark.parametrize(("higher", "outside"), [(None, 3), (0.3, 2), (0.05, 4)])
+def test_clip_frac_counts_ratios_beyond_either_bound(higher, outside):
+    """Below .8 is .7; above 1.2 are 1.25 and 1.4, above 1.3 only 1.4, and above 1.05 also 1.1."""
+    batch = TensorDict({"log_weight": torch.full((5,), 0.2)}, batch_size=[5])
+    log_ratio = torch.tensor([0.7, 0.85, 1.1, 1.25, 1.4]).log()
+    metrics = ratio_metrics(batch, log_ratio, clip_range=0.2, clip_higher=higher)
+    assert metrics["policy/clip_frac"].item() == pytest.approx(outside / 5)
 
 
 def test_clip_higher_widens_only_the_upper_side():

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 
 from algos import advantages, losses
 from algos.advantages import discounted_returns, gae, whiten
-from algos.losses import clipped_policy_loss, log_ratio, value_loss
+from algos.losses import clipped_policy_loss, log_ratio, policy_gradient_loss, value_loss
 from algos.policies.distributions import Categorical
 from tests.helpers.rollouts import junk
 from textenv.rollout import following, masked_mean
@@ -163,14 +163,15 @@ def test_whitening_one_entry_or_equal_entries_gives_zero():
         assert whiten(equal, mask=torch.ones_like(equal, dtype=torch.bool)).abs().max() == 0
 
 
-FUNCTIONS = [gae, discounted_returns, log_ratio, clipped_policy_loss, value_loss]
+POLICY_LOSSES = [loss for name, loss in losses.NAMED.items() if name.endswith("_policy_loss")]
+FUNCTIONS = [gae, discounted_returns, log_ratio, policy_gradient_loss, *POLICY_LOSSES, value_loss]
 
 
 def arguments(function, shape=(4, 1)):
     """Valid arguments of a loss or estimator, by their names."""
     no, yes = torch.zeros(shape, dtype=torch.bool), torch.ones(shape, dtype=torch.bool)
     columns = {"terminated": no, "truncated": no, "mask": yes, "gamma": 0.9, "gae_lambda": 0.9, "clip_range": 0.2}
-    columns["clip_higher"] = None
+    columns |= {"clip_higher": None, "limit": 3.0, "threshold": 10.0}
     return {name: columns.get(name, torch.ones(shape)) for name in inspect.signature(function).parameters}
 
 

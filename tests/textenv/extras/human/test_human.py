@@ -19,7 +19,7 @@ from rich.console import Console
 from textenv import HumanReward
 from textenv.extras.human import FeedbackFile, FeedbackStopped, Question, TerminalAnnotator
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 class Scripted:

@@ -21,7 +21,7 @@ from algos.storage.checkpoint import checkpoints, read_checkpoint
 from algos.training.signals import Interrupted
 from tests.helpers.resumable_agents import mlp, ppo_normalized, ppo_sync
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 STEPS = 64
 """Steps of an iteration of `ppo_sync`."""
 

@@ -167,7 +167,7 @@ for attempt in (
 
 def test_a_full_disk_leaves_what_was_good_and_says_what_it_is(tmp_path):
     """A limit on the size of files, which the system enforces, as safetensors finds it: by an error of its own."""
-    program = FULL.format(tests=str(Path(__file__).parents[3]), run=str(tmp_path))
+    program = FULL.format(tests=str(Path(__file__).parents[2]), run=str(tmp_path))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     checkpoint, agent, first = map(json.loads, done.stdout.splitlines()[-3:])
     (good,) = checkpoints(tmp_path)

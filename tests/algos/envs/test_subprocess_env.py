@@ -213,7 +213,7 @@ def test_a_process_imports_no_torch_and_not_the_callers_script():
     def loaded(env, returned):
         import sys
 
-        heavy = [name for name in ("torch", "transformers", "test_workers", "pytest") if name in sys.modules]
+        heavy = [name for name in ("torch", "transformers", "test_subprocess_env", "pytest") if name in sys.modules]
         return *returned[:4], {"heavy": ",".join(heavy)}
 
     with closing(SubprocessVectorEnv([counting(loaded, at=1)])) as env:

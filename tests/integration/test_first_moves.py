@@ -42,7 +42,7 @@ from textenv import TextEnv
 from textenv.lm.loading import load_tokenizer
 from textenv.registration import NAMES
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 RAW = ["FrozenLake-v1", "Blackjack-v1", "Taxi-v4", "CartPole-v1"]
 
 

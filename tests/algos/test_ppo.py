@@ -15,7 +15,7 @@ from torch import nn
 from algos import PPO, MLPPolicy, PPOConfig, collect
 from algos.config import Config
 from algos.optimizer import Optimizer
-from algos.training.metrics import EpisodeMeter, reference_metrics
+from algos.training.metrics import EpisodeMeter, reference_metrics, rollout_metrics
 from tests.helpers.models import make_gpt2, make_llama
 from tests.helpers.oracle import Problem, TabularPolicy
 from tests.helpers.rollouts import (
@@ -71,7 +71,7 @@ def update_with_penalty(env, policy, rollout, options, *, spoilt=None):
     policy = policy if spoilt is None or not policy.sequential else spoil_policy(policy, spoilt)
     agent = agent_of(env, policy, penalty=KLPenalty(reference, 0.2), **options)
     agent.penalty(rollout, policy)
-    metrics = reference_metrics(rollout, coefficient=0.2) | agent.update(rollout)
+    metrics = reference_metrics(rollout, coefficient=0.2) | agent.update(rollout) | rollout_metrics(rollout)
     return metrics, gradients(policy), {name: p.detach() for name, p in policy.named_parameters()}
 
 
@@ -126,7 +126,7 @@ def test_logged_figures_equal_those_worked_out_from_the_model_itself():
     penalty = KLPenalty(other, 0.5)
     penalty(rollout, policy)
     agent = agent_of(env, policy, penalty=penalty)
-    metrics = reference_metrics(rollout, coefficient=0.5) | agent.update(rollout)
+    metrics = reference_metrics(rollout, coefficient=0.5) | agent.update(rollout) | rollout_metrics(rollout)
     rows = [unpadded(policy, rollout, row) for row in range(len(ANSWERS))]
     entropy, value = (torch.cat([row[k] for row in rows]).detach() for k in ("entropy", "value"))
     kl = torch.cat([row["log_prob"].detach() for row in rows]) - torch.cat(
@@ -206,7 +206,7 @@ def test_empty_rows_move_nothing_and_are_counted():
     agent = agent_of(env, policy, penalty=KLPenalty(other_weights(policy), 0.2), **options)
     rollout = with_empty_rows(rollout, 2)
     agent.penalty(rollout, policy)
-    metrics = agent.update(rollout)
+    metrics = agent.update(rollout) | rollout_metrics(rollout)
     assert (metrics["rollout/empty_rows"], plain["rollout/empty_rows"]) == (2, 0)
     same = {name: plain[name] for name in metrics if name != "rollout/empty_rows"}
     assert {name: metrics[name] for name in same} == pytest.approx(same, rel=1e-4, abs=METRIC_NEAR_0)
@@ -221,9 +221,9 @@ def test_a_rollout_without_any_step_of_the_policy_moves_nothing_and_is_counted()
     env, policy, rollout, options = make_lm()
     before = copy.deepcopy(policy.state_dict())
     rollout["mask"] = torch.zeros_like(rollout["mask"])
-    metrics = agent_of(env, policy, **options).update(rollout)
+    agent_of(env, policy, **options).update(rollout)
     assert all(torch.equal(x, before[name]) for name, x in policy.state_dict().items())
-    assert metrics["rollout/empty_rows"] == len(ANSWERS)
+    assert rollout_metrics(rollout)["rollout/empty_rows"] == len(ANSWERS)
 
 
 @pytest.mark.parametrize("reward", [0.0, 0.1, -7.3])
@@ -231,9 +231,9 @@ def test_a_constant_reward_gives_the_policy_no_gradient(reward):
     """γ = λ = 1 and a fresh head: every advantage is the same number, so none is better than another."""
     env, policy = text_env(Script(scores=[reward] * len(ANSWERS))), lm_policy(head=False)
     rollout = scored(play(env, ANSWERS), policy)
-    metrics = agent_of(env, policy, gamma=1.0, gae_lambda=1.0, vf_coef=0.0).update(rollout)
+    agent_of(env, policy, gamma=1.0, gae_lambda=1.0, vf_coef=0.0).update(rollout)
     assert all(g.abs().max() == 0 for g in gradients(policy).values())
-    assert metrics["advantage/mean"] == pytest.approx(reward)
+    assert rollout_metrics(rollout)["advantage/mean"] == pytest.approx(reward)
 
 
 # --- permutations -----------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import torch
 from algos.policies import distributions, towers
 from textenv.acceleration import FAST, syntax_digest
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 TRAIN = """
 import json, sys
 import gymnasium
