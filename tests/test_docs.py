@@ -10,6 +10,8 @@ from urllib.parse import unquote
 
 import pytest
 
+import algos
+import textenv
 from tests.helpers.pages import run
 
 ROOT = Path(__file__).parent.parent
@@ -156,3 +158,29 @@ def test_the_grpo_script_of_the_page_for_trl_runs_and_its_two_halves_are_one_tra
         (written,) = re.findall(rf"\b{trl}=([\d.e-]+)", theirs)
         assert float(written) == value, trl
     assert names["env"].task.rewards.functions["short"][1] == 0.2
+
+
+def reference_pages():
+    return "\n".join(page.read_text() for page in sorted((ROOT / "docs" / "reference").glob("*.md")))
+
+
+def test_the_page_of_public_names_has_each_of_them_once_with_the_object_that_it_is():
+    rows = (ROOT / "docs" / "reference" / "names.md").read_text()
+    targets = re.findall(r"\{py:obj\}`(\w+) <([\w.]+)>`", rows)
+    public = {name: package for package in (algos, textenv) for name in package.__all__}
+    assert sorted(public) == sorted(name for name, _ in targets)
+    assert f"These {len(public)} names" in rows
+    for name, path in targets:
+        assert pkgutil.resolve_name(path) is getattr(public[name], name), path
+
+
+def test_every_public_name_has_an_entry_in_the_reference():
+    modules = re.findall(r"automodule:: ([\w.]+)", reference_pages())
+    data = re.findall(r"autodata:: ([\w.]+)", reference_pages())
+    for _, path in re.findall(r"\{py:obj\}`(\w+) <([\w.]+)>`", reference_pages()):
+        if path in modules + data:
+            continue
+        named = pkgutil.resolve_name(path)
+        assert named.__doc__
+        assert path.rpartition(".")[0] == named.__module__  # the page of a module has what is defined there
+        assert named.__module__ in modules

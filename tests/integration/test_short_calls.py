@@ -1,26 +1,15 @@
-"""The short calls of the README's quickstarts mean the same as the long ones; the public names and their pages."""
-
-import pkgutil
-import re
-import subprocess
-import sys
-from pathlib import Path
+"""The three quickstarts of the README: short calls that mean the same as the long ones."""
 
 import gymnasium
 import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
 
-import algos
-import textenv
 from algos import DQN, PPO, Case, LMPolicy, MLPPolicy, PPOConfig, compare, evaluate
 from algos.make import make_policy
 from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from textenv import KLPenalty, TextVectorEnv
-from textenv.foreign import MOVED
-
-ROOT = Path(__file__).parent.parent
 
 SHORT = dict(num_steps=16, minibatch_size=32, learning_rate=3e-3)
 
@@ -107,47 +96,3 @@ def test_cases_take_functions_configs_and_budgets_of_ones_own(processes, tmp_pat
     assert (tmp_path / "short_cartpole-own-1" / "config.json").is_file()
     with refused(ValueError, "give each once", "name="):
         compare([own, own], **options)
-
-
-def reference_pages():
-    return "\n".join(page.read_text() for page in sorted((ROOT / "docs" / "reference").glob("*.md")))
-
-
-def test_the_page_of_public_names_has_each_of_them_once_with_the_object_that_it_is():
-    rows = (ROOT / "docs" / "reference" / "names.md").read_text()
-    targets = re.findall(r"\{py:obj\}`(\w+) <([\w.]+)>`", rows)
-    public = {name: package for package in (algos, textenv) for name in package.__all__}
-    assert sorted(public) == sorted({name for name, _ in targets})
-    assert f"These {len(public)} names" in rows
-    for name, path in targets:
-        assert pkgutil.resolve_name(path) is getattr(public[name], name), path
-
-
-def test_every_public_name_has_an_entry_in_the_reference():
-    modules = re.findall(r"automodule:: ([\w.]+)", reference_pages())
-    data = re.findall(r"autodata:: ([\w.]+)", reference_pages())
-    for _, path in re.findall(r"\{py:obj\}`(\w+) <([\w.]+)>`", reference_pages()):
-        if path in modules + data:
-            continue
-        named = pkgutil.resolve_name(path)
-        assert named.__doc__
-        assert path.rpartition(".")[0] == named.__module__  # the page of a module has what is defined there
-        assert named.__module__ in modules
-
-
-@pytest.mark.parametrize("former", MOVED)
-def test_a_name_that_is_public_no_longer_says_where_it_is(former):
-    package, _, name = former.rpartition(".")
-    assert name not in pkgutil.resolve_name(package).__all__
-    with refused(ImportError, f"{former} is {MOVED[former]}:") as error:
-        exec(f"from {package} import {name}")
-    names = {}
-    exec(str(error.value).partition(": ")[2], names)
-    assert names[name] is pkgutil.resolve_name(MOVED[former])
-
-
-@pytest.mark.parametrize("module", ["algos.losses", "textenv.kl"])
-def test_a_module_that_is_not_imported_says_how_to_import_it(module):
-    program = f"import algos, textenv\ntry: {module}\nexcept AttributeError as error: print(error)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert f"write 'import {module}' first" in done.stdout
