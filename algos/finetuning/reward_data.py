@@ -50,7 +50,7 @@ def read_reward_rows(data: Sequence[Mapping[str, object]], model: RewardModel) -
 
     Args:
         data: ``{"prompt", "completion", "score"}``, or ``{"prompt", "chosen", "rejected"}`` with optional ``"margin"``.
-            Other columns are ignored, so lines of a `textenv.FeedbackFile` are valid. Texts and chats may be whole,
+            Other columns are ignored, so lines of a `FeedbackFile` are valid. Texts and chats may be whole,
             without a prompt or with the prompt repeated; then the prompt is read once. Also a data frame.
         model: reward model that encodes the texts.
 

@@ -148,7 +148,7 @@ def _make_logger(choice: str | Logger) -> Logger:
     """Return the logger of a name; an object with the methods of `Logger` is returned unchanged."""
     if isinstance(choice, str):
         if choice not in NAMED:
-            raise ValueError(f"logger is {choice!r}, expected one of {', '.join(NAMED)}, or an algos.Logger")
+            raise ValueError(f"logger is {choice!r}, expected one of {', '.join(NAMED)}, or a Logger")
         package(choice, choice)
         return NAMED[choice]()
     if isinstance(choice, Logger) and not isinstance(choice, type):

@@ -25,11 +25,13 @@ from algos.agent import resolve
 from algos.losses import clipped_policy_loss
 from algos.optimizer import Optimizer
 from algos.training.invariants import InvariantError
+from algos.training.save import read_description
 from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.small_agents import agent_of, cartpole, control_rollout, lm_policy, mlp_for, scored
 from tests.helpers.text_envs import EOS, GOOD, PAD, play, text_env
-from textenv import PromptList, TextVectorEnv
+from textenv import TextVectorEnv
+from textenv.prompts.prompts import PromptList
 
 CONFIGS = {"ppo": PPOConfig, "a2c": A2CConfig, "trpo": TRPOConfig}
 
@@ -75,7 +77,7 @@ def test_values_of_a_bare_config_on_text_stay_where_returns_are():
 def test_what_was_filled_in_is_written_with_the_agent(tmp_path):
     agent = agent_of(text_env(), lm_policy(), bootstrap_truncated=None)
     agent.save(tmp_path)
-    written = algos.training.save.read_description(tmp_path)["config"]
+    written = read_description(tmp_path)["config"]
     assert (written["bootstrap_truncated"], written["normalize_advantage"], written["adam_eps"]) == (
         False, "rollout", 1e-8,
     )  # fmt: skip
@@ -273,7 +275,7 @@ def test_the_learning_rate_is_that_of_what_is_trained_and_a_number_stays(tmp_pat
     agent = PPO(text, big, presets.TEXT)
     assert agent.optimizer.adam.param_groups[0]["lr"] == 1.41e-5
     agent.save(tmp_path)
-    assert algos.training.save.read_description(tmp_path)["config"]["learning_rate"] == 1.41e-5
+    assert read_description(tmp_path)["config"]["learning_rate"] == 1.41e-5
 
 
 def test_an_adapter_of_a_pretrained_model_has_ten_times_the_learning_rate(tmp_path):

@@ -24,7 +24,8 @@ from algos.make import make_policy, make_vector_environment
 from algos.storage.serialization import from_json
 from tests.helpers.finished_runs import run_of
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from textenv import Question, RewardModel, TerminalAnnotator, TextVectorEnv, TokenVectorEnv, load_prompts
+from textenv import RewardModel, TextVectorEnv, TokenVectorEnv, load_prompts
+from textenv.extras.human import Question, TerminalAnnotator
 from textenv.lm.loading import load_causal_lm, load_tokenizer, trust_remote_code
 from textenv.prompts.prompts import Prompt, as_prompt
 from textenv.prompts.tokenize import chat_ids, prompt_ids, reply_ids, text_ids

@@ -138,13 +138,13 @@ def make_rows(
     entry of one of them.
 
     Args:
-        prompts: a sequence as in `textenv.PromptList`; a column named ``completion`` has the completions.
+        prompts: a sequence as in `PromptList`; a column named ``completion`` has the completions.
         completions, columns: see `textenv.check_reward`.
         tokenizer: decodes prompts that are token ids.
 
     Raises:
         ValueError: if the arguments differ in length, or are shorter than `MIN_ROWS`; if a column is given twice; or as
-            `textenv.PromptList`.
+            `PromptList`.
     """
     all_columns = {name: by_position(column) for name, column in (columns or {}).items()}
     if completions is not None:

@@ -19,7 +19,7 @@ MAX_LINE = 2**24
 
 
 def load_prompts(path: str | Path, *, prompt_column: str = "prompt") -> Sequence[dict[str, object]]:
-    """Open a file of prompts as a sequence of mappings for `textenv.PromptList`.
+    """Open a file of prompts as a sequence of mappings for `PromptList`.
 
     Args:
         path: ``.jsonl`` (one object per line), ``.csv`` or ``.tsv`` (with a header line), ``.parquet``, or a

@@ -223,7 +223,7 @@ def train_all(
         deterministic: evaluate with the most probable actions.
         processes: parallel runs, each in its own process with one thread; 0: one run after another in this process.
         overwrite: remove existing runs of these cases and seeds from the folder, finished or not.
-        dynamics_every: iterations between measurements by `algos.Dynamics`, plotted in the report; 0 measures none.
+        dynamics_every: iterations between measurements by `Dynamics`, plotted in the report; 0 measures none.
 
     Raises:
         FileExistsError, Interrupted, ValueError: as `compare`.

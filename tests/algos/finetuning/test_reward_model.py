@@ -23,7 +23,8 @@ from tests.helpers.conversations import CHAT_WORDS, CHATML
 from tests.helpers.lora import peft
 from tests.helpers.models import WORDS, load_example, make_tokenizer
 from tests.helpers.reward_models import NAMES, make_model
-from textenv import FeedbackFile, Question, RewardModel, TextVectorEnv
+from textenv import RewardModel, TextVectorEnv
+from textenv.extras.human import FeedbackFile, Question
 
 EOS = WORDS.index("<eos>")
 LONG = ["".join(f" {word}" for word in words) for words in product("abcd", repeat=3)]

@@ -15,12 +15,13 @@ from tests.helpers.lora import MAKERS, adapted, lora_policy, peft
 from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
 from tests.helpers.small_agents import agent_of, gradients
 from tests.helpers.text_envs import play, text_env
-from textenv import KLPenalty, KLReward, LanguageModel, PromptList, TextEnv
+from textenv import KLPenalty, KLReward, LanguageModel, TextEnv
 from textenv.errors import InvariantError
 from textenv.lm import model as model_module
 from textenv.lm.decoding import Decoder
 from textenv.lm.loading import load_causal_lm
 from textenv.lm.model import FrozenLanguageModel
+from textenv.prompts.prompts import PromptList
 
 
 def train(policy, iterations=20, **options):

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import algos
-from algos import Callback, EvaluateEvery, RecordSamples, StopAtKL
+from algos import Callback, EvaluateEvery, StopAtKL
 from algos.evaluation import summarise
+from algos.training.callbacks import RecordSamples
 from tests.helpers.resumable_agents import ppo_cartpole, ppo_text
 from tests.helpers.small_agents import cartpole
 from tests.helpers.text_envs import BAD, EOS, GOOD, good, make_env, play

@@ -8,9 +8,10 @@ import torch
 
 from tests.helpers.conversations import Parrot, chat_tokenizer
 from tests.helpers.text_envs import BAD, EOS, GOOD, Script, make_env, play, text_env
-from textenv import HumanReward, RewardError, Rewards, StringGames, TextVectorEnv, check_text_env
+from textenv import HumanReward, Rewards, TextVectorEnv, check_text_env
+from textenv.envs.string_env import StringGames
 from textenv.rewards import Normalize, clip, whiten
-from textenv.rewards.scores import StopTraining
+from textenv.rewards.scores import RewardError, StopTraining
 
 WAIT = 60
 """Seconds after which a handshake has failed."""

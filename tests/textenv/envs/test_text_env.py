@@ -12,7 +12,8 @@ from gymnasium.vector import AutoresetMode
 
 from algos import PPO, LMPolicy, PPOConfig, collect
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from textenv import KLPenalty, KLReward, LanguageModel, PromptList, ReferenceReward, TextEnv, TextVectorEnv
+from textenv import KLPenalty, KLReward, LanguageModel, ReferenceReward, TextEnv, TextVectorEnv
+from textenv.prompts.prompts import PromptList
 
 EOS = WORDS.index("<eos>")
 PROMPTS = ["a b", "c", "d a b"]

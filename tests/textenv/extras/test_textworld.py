@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from textenv import TextVectorEnv, make_task
+from textenv import TextVectorEnv
 from textenv.embedded.training import train_tokenizer
+from textenv.tasks.builtin import make_task
 
 textworld = pytest.importorskip("textworld", reason="install the extra: pip install '.[textworld]'")
 
@@ -54,7 +55,7 @@ def test_a_policy_cannot_save_quit_restart_or_stop_the_interpreter(tokenizer, tm
 
 def test_equal_seeds_make_equal_games_in_every_process(tokenizer, tmp_path):
     program = """
-from textenv import make_task
+from textenv.tasks.builtin import make_task
 from textenv.embedded.training import train_tokenizer
 task = make_task("TextWorld", tokenizer=train_tokenizer(), games=1, nb_rooms=2, theme="house")[0]
 print(task.sample_prompts([0], seed=1)[0].content)

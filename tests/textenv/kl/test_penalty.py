@@ -20,18 +20,8 @@ from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.oracle import response_log_probs, run
 from tests.helpers.small_agents import agent_of, cartpole, gradients, lm_policy
 from tests.helpers.text_envs import text_env
-from textenv import (
-    AdaptiveCoefficient,
-    KLPenalty,
-    KLReward,
-    LanguageModel,
-    ScheduledCoefficient,
-    TextEnv,
-    k1,
-    k2,
-    k3,
-)
-from textenv.kl.estimators import ESTIMATORS, EXACT
+from textenv import AdaptiveCoefficient, KLPenalty, KLReward, LanguageModel, ScheduledCoefficient, TextEnv
+from textenv.kl.estimators import ESTIMATORS, EXACT, k1, k2, k3
 
 # --- value and gradient of every estimator, by enumeration ------------------------------------------------------------
 

@@ -14,7 +14,8 @@ from algos.collection import Collector, collect
 from algos.finetuning.packing import read_example
 from tests.helpers.chat_families import FAMILIES, byte_tokenizer, scripted_model, tokenizer_of
 from tests.helpers.engines import FakeEngine
-from textenv import RewardModel, TextEnv, TextVectorEnv, TokenEnv, check_text_env
+from textenv import RewardModel, TextEnv, TextVectorEnv, check_text_env
+from textenv.envs.string_env import TokenEnv
 from textenv.lm.ends import closing_ids, ids_after_end, turn_ends
 from textenv.prompts.prompts import Prompt
 from textenv.prompts.tokenize import prompt_ids, reply_ids

@@ -13,18 +13,10 @@ from tests.helpers import text_envs
 from tests.helpers.conversations import Parrot, chat_tokenizer
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.text_envs import EOS, GOOD, good
-from textenv import (
-    PromptList,
-    RewardError,
-    Rewards,
-    TextVectorEnv,
-    TokenVectorEnv,
-    check_no_overlap,
-    load_prompts,
-    split_prompts,
-)
+from textenv import Rewards, TextVectorEnv, TokenVectorEnv, check_no_overlap, load_prompts, split_prompts
 from textenv.envs.action_masks import ActionMasks
-from textenv.prompts.prompts import Prompt
+from textenv.prompts.prompts import Prompt, PromptList
+from textenv.rewards.scores import RewardError
 from textenv.rewards.transforms import clip
 
 ROWS = [

@@ -15,9 +15,10 @@ from tests.helpers.conversations import Parrot
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.slow_rewards import dies, hangs, leaves, own_process, raises_odd_error, slow_square
 from tests.helpers.text_envs import BAD, EOS, GOOD, REWARDED, good, make_env, play, rewarded
-from textenv import RewardError, Rewards, Scores, StringGames, TextVectorEnv, check_reward
+from textenv import Rewards, TextVectorEnv, check_reward
+from textenv.envs.string_env import StringGames
 from textenv.rewards import Normalize, whiten
-from textenv.rewards.scores import StopTraining
+from textenv.rewards.scores import RewardError, Scores, StopTraining
 
 
 def raises(prompts, completions):

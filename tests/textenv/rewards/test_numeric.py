@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.models import WORDS, make_tokenizer
-from textenv import FunctionTask, TextVectorEnv, rewards
+from textenv import TextVectorEnv, rewards
+from textenv.envs.task import FunctionTask
 from textenv.prompts.prompts import PromptList
 from textenv.rewards.calling import call_reward
 from textenv.rewards.numeric import as_fraction, last_boxed, number_of

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from algos import A2C, DQN, PPO, Dynamics, LSTMPolicy, PPOConfig
+from algos import A2C, DQN, PPO, LSTMPolicy, PPOConfig
 from algos.lab.insight.activations import FEATURES, activations
 from algos.lab.insight.dynamics import (
+    Dynamics,
     by_position,
     dead_units,
     effective_rank,

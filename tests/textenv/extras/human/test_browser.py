@@ -11,7 +11,8 @@ import pytest
 
 from tests.helpers.browser import Browser, needs_chromium
 from tests.helpers.errors import refused
-from textenv import BrowserAnnotator, FeedbackFile, FeedbackStopped, HumanReward
+from textenv import HumanReward
+from textenv.extras.human import BrowserAnnotator, FeedbackFile, FeedbackStopped
 from textenv.extras.human.feedback_file import krippendorff_alpha
 
 
@@ -79,7 +80,7 @@ def test_each_person_is_asked_everything_and_the_score_is_their_mean(tmp_path):
 
 def test_people_who_saw_a_pair_in_either_order_agree(tmp_path):
     file = FeedbackFile(tmp_path / "pairs.jsonl")
-    from textenv import Question
+    from textenv.extras.human import Question
 
     for name, shown, answer in [("ann", ("x", "y"), "first"), ("bob", ("y", "x"), "second")]:
         file.append(Question("p", shown, "pairs"), answer, annotator=name)
@@ -221,7 +222,8 @@ def test_a_held_key_and_a_second_click_answer_no_question_that_nobody_has_read(t
 
 PROGRAM = """
 import sys
-from textenv import BrowserAnnotator, HumanReward
+from textenv import HumanReward
+from textenv.extras.human import BrowserAnnotator
 person = BrowserAnnotator("ann")
 print(person.url, flush=True)
 human = HumanReward(sys.argv[1], annotator=person)
@@ -256,7 +258,7 @@ def test_wrong_answers_of_a_page_are_refused_and_the_question_stays():
     import urllib.error
     import urllib.request
 
-    from textenv import Question
+    from textenv.extras.human import Question
 
     person, given = BrowserAnnotator("ann"), []
     asking = threading.Thread(target=lambda: given.append(person.ask(Question("p", ("x", "y"), "pairs"))))
