@@ -122,7 +122,7 @@ def gap_row(seed, steps=24):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_gae_with_gaps_equals_gae_on_the_policys_own_tokens(seed):
+def test_gae_with_gaps_equals_gae_on_true_entries(seed):
     columns, mask, short = gap_row(seed)
     advantage, target = gae(**columns, mask=mask, gamma=GAMMA, gae_lambda=LAMBDA)
     expected = gae_by_hand(short)
@@ -131,7 +131,7 @@ def test_gae_with_gaps_equals_gae_on_the_policys_own_tokens(seed):
     assert (advantage[~mask] == 0).all() and (target[~mask] == 0).all()
 
 
-def test_episodes_that_share_a_row_stay_apart_where_reset_rows_lie_between():
+def test_episodes_of_one_row_stay_apart():
     """Two episodes in one row with a False reset row between them: its reward and what follows do not leak back."""
     columns = random_columns(1, 7, 5)
     columns["terminated"] = torch.tensor([[False, False, True, False, False, False, False]])
@@ -155,7 +155,7 @@ def test_whitening_is_over_the_mask_alone():
     torch.testing.assert_close(white[mask].argsort(), x[mask].argsort())
 
 
-def test_whitening_one_entry_or_equal_entries_gives_zero():
+def test_whitening_equal_entries_gives_zero():
     one = torch.tensor([[5.0, torch.nan]])
     assert whiten(one, mask=torch.tensor([[True, False]])).tolist() == [[0.0, 0.0]]
     for value in (0.1, 1 / 3, 1000.1):
@@ -174,7 +174,7 @@ def arguments(function, shape=(4, 1)):
     return {name: columns.get(name, torch.ones(shape)) for name in inspect.signature(function).parameters}
 
 
-def test_losses_and_their_gradients_ignore_junk_outside_the_mask():
+def test_losses_and_gradients_ignore_junk_off_the_mask():
     generator = torch.Generator().manual_seed(0)
     mask = torch.rand(4, 9, generator=generator) < 0.5
     names = ("log_prob", "old_log_prob", "advantage", "value", "value_target", "old_value")
@@ -193,7 +193,7 @@ def test_losses_and_their_gradients_ignore_junk_outside_the_mask():
 
 
 @pytest.mark.parametrize("scale", [1e-2, 10.0, 1e3])
-def test_the_gradient_of_the_entropy_is_finite_under_an_action_mask_at_any_scale(scale):
+def test_entropy_gradients_are_finite_under_a_mask(scale):
     """Against the distribution over the open actions alone."""
     logits = torch.randn(4, 5, generator=torch.Generator().manual_seed(0)).requires_grad_()
     is_open, action = torch.tensor([True, False, True, True, False]), torch.tensor([0, 2, 3, 0])
@@ -244,7 +244,7 @@ def test_unequal_shapes_raise_and_both_are_printed(function):
 
 
 @pytest.mark.parametrize("function", [whiten, masked_mean], ids=lambda f: f.__name__)
-def test_a_mean_over_a_mask_of_another_shape_raises_and_prints_both(function):
+def test_a_mean_refuses_a_mask_of_another_shape(function):
     with pytest.raises(ValueError, match=r"(?s)(?=.*\(3,\))(?=.*\(3, 1\))"):
         function(torch.arange(3.0)[:, None], mask=torch.tensor([True, True, False]))
 

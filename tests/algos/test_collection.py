@@ -122,7 +122,7 @@ def moves(mode, lengths=(2, 4), **options):
 
 
 @MODES
-def test_the_next_action_mask_of_a_truncated_state_is_its_own(mode):
+def test_a_truncated_state_has_its_own_next_mask(mode):
     """After 2 steps action 2 is open, after 4 steps action 1; the next episode would begin with action 0."""
     env = moves(mode, truncates=True)
     steps = collect(env, MLPPolicy(env.single_observation_space, env.single_action_space), num_steps=12)
@@ -136,7 +136,7 @@ def test_the_next_action_mask_of_a_truncated_state_is_its_own(mode):
 
 
 @MODES
-def test_dqn_bootstraps_a_truncated_state_over_its_own_actions(mode):
+def test_dqn_bootstraps_over_the_states_own_actions(mode):
     """Q-values 0, 10 and 20 of the three actions; after 2 steps only action 2 is open: target 1 + .5·20."""
     env = moves(mode, lengths=(2, 2), truncates=True)
     policy = QPolicy(env.single_observation_space, env.single_action_space, hidden=(4,))
@@ -179,7 +179,7 @@ class Stuck(Moves):
 
 @MODES
 @pytest.mark.parametrize("length", [1, 2])
-def test_an_episode_that_goes_on_without_an_action_is_refused(mode, length):
+def test_an_ongoing_episode_without_actions_is_refused(mode, length):
     """At the first observation, or after a step; a forbidden action would be taken without a word."""
     env = SyncVectorEnv([lambda: Moves(5), lambda: Stuck(length)], autoreset_mode=mode)
     with refused(ValueError, r"info\['action_mask'\] allows no action in slot 1", "terminated"):
@@ -187,7 +187,7 @@ def test_an_episode_that_goes_on_without_an_action_is_refused(mode, length):
 
 
 @pytest.mark.parametrize("kind", [MLPPolicy, QPolicy, algos.LSTMPolicy])
-def test_a_policy_does_not_choose_where_no_action_is_allowed(kind):
+def test_a_policy_does_not_choose_among_no_actions(kind):
     policy = kind(spaces.Box(-1, 1, (4,)), spaces.Discrete(3))
     mask = torch.tensor([[True, False, False], [False, False, False]])
     with refused(ValueError, "action_mask allows no action in slot 1"):
@@ -223,7 +223,7 @@ class Words(gymnasium.Env):
     observation_space, action_space = spaces.Dict(a=spaces.Box(0, 1, (4,)), b=spaces.Text(3)), spaces.Discrete(2)
 
 
-def test_an_agent_refuses_observations_that_its_own_policy_could_not_get():
+def test_observations_unlike_the_policys_are_refused():
     with refused(ValueError, "Own cannot read Text", "--wrapper"):
         PPO(SyncVectorEnv([Words]), Own(lambda x, net: Step(ACTION, LOG_PROB)))
 

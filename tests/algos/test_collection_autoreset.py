@@ -44,7 +44,7 @@ def test_every_advantage_of_the_exact_critic_is_zero(mode, limit, steps):
 
 
 @MODES
-def test_the_exact_critic_notices_a_limit_that_does_not_bootstrap(mode):
+def test_the_exact_critic_notices_a_missing_bootstrap(mode):
     """What makes the test above able to fail: the same chain with truncation taken for termination."""
     advantage, terminated, truncated = advantages_of_the_exact_critic(mode, 4, 20, bootstrap_truncated=False)
     assert advantage[truncated & ~terminated].abs().min() > 1
@@ -93,7 +93,7 @@ def by_hand(seed, steps, **options):
 
 @pytest.mark.parametrize("limit", [None, 11])
 @MODES
-def test_true_entries_are_the_episodes_played_by_hand_in_every_mode(mode, limit):
+def test_true_entries_are_the_episodes_played_by_hand(mode, limit):
     options = {} if limit is None else dict(max_episode_steps=limit)
     env = cartpole(3, mode, **options)
     collector = Collector(env, Lean(), seed=7)
@@ -110,7 +110,7 @@ def test_true_entries_are_the_episodes_played_by_hand_in_every_mode(mode, limit)
 
 
 @MODES
-def test_whole_episodes_of_control_are_the_first_ones_of_each_slot(mode):
+def test_whole_episodes_are_the_first_of_each_slot(mode):
     env = cartpole(3, mode)
     rollout = collect(env, Lean(), num_episodes=5, seed=7)
     for slot, share in enumerate([2, 2, 1]):
@@ -121,7 +121,7 @@ def test_whole_episodes_of_control_are_the_first_ones_of_each_slot(mode):
 
 
 @MODES
-def test_whole_episodes_start_from_a_reset_wherever_the_cursor_was(mode):
+def test_whole_episodes_start_from_a_reset(mode):
     env = cartpole(3, mode)
     collector = Collector(env, Lean(), seed=7)
     collector.collect(num_steps=6)
@@ -133,7 +133,7 @@ def test_whole_episodes_start_from_a_reset_wherever_the_cursor_was(mode):
 
 @pytest.mark.parametrize("episodes", [3, 4, 7])
 @pytest.mark.parametrize("kind", [*(mode.name for mode in AutoresetMode), "native"])
-def test_evaluation_reports_exactly_the_episodes_asked_for(kind, episodes):
+def test_evaluation_has_exactly_the_episodes_asked_for(kind, episodes):
     """Slots that are done play on until the last is: those further episodes must not be counted."""
     env = gym.make_vec("CartPole-v1", num_envs=3) if kind == "native" else cartpole(3, AutoresetMode[kind])
     policy = mlp_for(env)
@@ -144,7 +144,7 @@ def test_evaluation_reports_exactly_the_episodes_asked_for(kind, episodes):
         assert sum(returns) == rollout["mask"].sum()
 
 
-def test_the_native_vector_cartpole_obeys_its_own_dynamics_at_true_entries():
+def test_the_native_cartpole_obeys_its_own_dynamics():
     """Each True entry is replayed in a single CartPole; each end is followed by one False entry, and no other is."""
     env, single = gym.make_vec("CartPole-v1", num_envs=3), gym.make("CartPole-v1").unwrapped
     assert not isinstance(env, SyncVectorEnv) and env.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
@@ -164,7 +164,7 @@ def test_the_native_vector_cartpole_obeys_its_own_dynamics_at_true_entries():
 
 
 @MODES
-def test_an_action_mask_stays_with_its_slot_when_another_is_reset(mode):
+def test_an_action_mask_stays_with_its_slot(mode):
     env = SyncVectorEnv([lambda n=n: Gate(n) for n in (2, 4, 5)], autoreset_mode=mode)
     rollout = collect(env, MLPPolicy(env.single_observation_space, env.single_action_space), num_steps=20)
     mask = rollout["mask"]
@@ -174,7 +174,7 @@ def test_an_action_mask_stays_with_its_slot_when_another_is_reset(mode):
 
 
 @MODES
-def test_a_rollout_does_not_alias_the_buffer_of_an_environment_without_copies(mode):
+def test_a_rollout_does_not_alias_a_buffer(mode):
     """``SyncVectorEnv(copy=False)`` hands out one array for ever: the rollout must hold what was seen."""
     make = functools.partial(gym.make, "CartPole-v1", max_episode_steps=4)
     env = SyncVectorEnv([make] * 2, copy=False, autoreset_mode=mode)

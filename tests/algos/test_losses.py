@@ -28,7 +28,7 @@ from tests.helpers.rollouts import junk
 TRUE = torch.ones((), dtype=torch.bool)
 
 
-def test_a_config_can_name_every_loss_and_aggregation_and_no_other():
+def test_a_config_names_every_loss_and_aggregation():
     assert {*get_args(PolicyLossName), *get_args(AggregationName)} == NAMED.keys()
 
 
@@ -51,7 +51,7 @@ def check(found, values, gradients):
 # --- by hand: the gradient by log π is that of ratio · A, for d ratio / d log π = ratio ------------------------------
 
 
-def test_policy_gradient_is_minus_the_advantage_at_every_entry():
+def test_the_policy_gradient_is_minus_the_advantage():
     """-A log π: .5 · 3 = 1.5 and so on; the gradient is -A whatever log π is."""
     found = slopes(policy_gradient_loss, [-0.5, -2.0, 0.0], [3.0, -1.0, 7.0])
     check(found, [1.5, -2.0, 0.0], [-3.0, 1.0, -7.0])
@@ -70,7 +70,7 @@ def test_clip_higher_widens_only_the_upper_side():
     check(found, [-2.4, -2.4, -1.4, 2.6, 1.6], [0.0, 0.0, -1.4, 2.6, 0.0])
 
 
-def test_the_dual_clip_bounds_negative_advantages_alone():
+def test_the_dual_clip_bounds_only_negative_advantages():
     """Ye et al. 2020, eq. 5, c = 3: max(min(r·A, clip(r)·A), c·A) where A < 0.
 
     A = -2: r = 5 gives max(-10, -6) = -6, flat; r = 2 gives max(-4, -6) = -4, slope -A·r = 4; r = .5 gives
@@ -83,7 +83,7 @@ def test_the_dual_clip_bounds_negative_advantages_alone():
     check(found, [3.0, 3.0], [0.0, 0.0])
 
 
-def test_a_row_whose_mean_ratio_has_run_away_adds_nothing():
+def test_a_row_of_too_large_a_mean_ratio_adds_nothing():
     """Means of 15.5 (out), 9 (in), 4 over the one entry that counts (in); ε = 100, so that no ratio is clipped."""
     ratio = torch.tensor([[1.0, 30.0], [2.0, 16.0], [4.0, 1.0]]).double()
     mask = torch.tensor([[True, True], [True, True], [True, False]])
@@ -95,7 +95,7 @@ def test_a_row_whose_mean_ratio_has_run_away_adds_nothing():
     check(found, [[0.0] * 2] * 3, [[0.0] * 2] * 3)
 
 
-def test_a_row_has_one_ratio_in_gspo_and_its_steps_share_the_slope():
+def test_gspo_has_one_ratio_a_row_with_a_shared_slope():
     """Geometric means 1.1 of 1.21 and 1, 2 of 4 and 1, and 1 of 2 and .5; ε = .2, A = 2 (rows 0, 1) and -1 (row 2).
 
     Row 0: -2.2 for each step, and by each log-ratio half of what both steps' losses slope: -2.2. Row 1: clipped to 1.2.
@@ -108,7 +108,7 @@ def test_a_row_has_one_ratio_in_gspo_and_its_steps_share_the_slope():
     check((found[0][1], found[1][1]), [-4.0] * 2, [-4.0] * 2)
 
 
-def test_a_single_step_is_a_row_of_its_own_for_the_threshold():
+def test_for_the_threshold_a_single_step_is_a_row():
     ratio = torch.tensor([1.0, 9.0, 11.0]).double()
     found = slopes(thresholded_policy_loss, ratio.log(), [1.0, 1.0, 1.0], clip_range=100.0)
     check(found, [-1.0, -9.0, 0.0], [-1.0, -9.0, 0.0])
@@ -117,12 +117,12 @@ def test_a_single_step_is_a_row_of_its_own_for_the_threshold():
 @pytest.mark.parametrize(
     ("loss", "options"), [(dual_clipped_policy_loss, {"limit": 1.0}), (thresholded_policy_loss, {"threshold": 0.5})]
 )
-def test_bounds_of_a_ratio_that_would_forbid_the_old_policy_are_refused(loss, options):
+def test_bounds_that_forbid_the_old_policy_are_refused(loss, options):
     with pytest.raises(ValueError, match=r"expected a ratio above 1"):
         slopes(loss, [0.0], [1.0], clip_range=0.2, **options)
 
 
-def test_the_value_loss_has_no_gradient_where_clipping_makes_it_worse():
+def test_a_worse_clipped_value_has_no_gradient():
     """Target 3, old value 0, range .5: the clipped value is .5 for 2, .1 for .1 and -.5 for -1.
 
     Errors 1 against 6.25, 8.41 against 8.41 and 16 against 12.25, halved; slope value - target where it is the worse.
@@ -147,7 +147,7 @@ ROWS = torch.tensor([[True, True, True, True], [False, True, False, False], [Fal
     ],
     ids=["token_mean", "sequence_mean", "fixed_length_mean"],
 )
-def test_aggregations_weigh_entries_as_worked_out_by_hand(aggregation, weights):
+def test_aggregations_weigh_entries_as_by_hand(aggregation, weights):
     """Loss of -A log π with A = 1, 2, 3, 4 and 5, log π = -1; the gradient of an entry is -A times its weight."""
     long, short = weights
     weight = aggregation(mask=ROWS)
@@ -195,7 +195,7 @@ def test_no_policy_loss_looks_outside_the_mask(loss, options):
 
 
 @pytest.mark.parametrize(("loss", "options"), POLICY_LOSSES, ids=lambda x: getattr(x, "__name__", ""))
-def test_policy_losses_refuse_shapes_that_would_broadcast(loss, options):
+def test_policy_losses_refuse_to_broadcast(loss, options):
     right = dict(log_ratio=torch.zeros(4, 1), advantage=torch.ones(4, 1), mask=TRUE.expand(4, 1)) | options
     for name in ("log_ratio", "advantage"):
         with pytest.raises(ValueError, match=r"(?s)(?=.*\(4,\))(?=.*\(4, 1\))"):
@@ -241,7 +241,7 @@ def gradient_of(loss, *modules):
 
 
 @pytest.mark.parametrize("kind", ["A2CLoss", "ReinforceLoss"])
-def test_policy_gradient_and_value_loss_agree_with_torchrl(kind):
+def test_policy_and_value_losses_agree_with_torchrl(kind):
     """Value and the gradient of every weight. Our entropy bonus against A2CLoss's too, with both coefficients."""
     import torchrl.objectives as objectives
 
@@ -289,7 +289,7 @@ class Actor(nn.Module):
 
 @pytest.mark.parametrize("high", [0.2, 0.28])
 @pytest.mark.parametrize("aggregation", [token_mean, sequence_mean])
-def test_the_clipped_loss_of_sequences_agrees_with_torchrls_grpo(aggregation, high):
+def test_the_clipped_loss_agrees_with_torchrls_grpo(aggregation, high):
     """GRPOLoss itself, on rows of unequal length: its token_mean and prompt_mean are our token and sequence means."""
     from torchrl.objectives.llm import GRPOLoss
 

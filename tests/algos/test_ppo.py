@@ -87,12 +87,12 @@ def test_what_stands_outside_the_mask_changes_no_bit(make):
 
 
 @pytest.mark.parametrize("make", [make_lm, make_mlp])
-def test_the_check_of_kl_0_does_not_look_outside_the_mask(make):
+def test_the_check_of_kl_0_sees_masked_entries_only(make):
     _, policy, rollout, _ = make()
     KLPenalty(copy.deepcopy(policy).requires_grad_(False), 0.1)(spoil(rollout, 0), policy)
 
 
-def test_returns_of_episodes_ignore_what_follows_their_end():
+def test_returns_ignore_what_follows_an_episodes_end():
     _, _, rollout, _ = make_lm()
     expected = sorted(zip([1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 4.0], map(len, ANSWERS), strict=True))
     assert sorted(zip(*EpisodeMeter().finished(rollout), strict=True)) == expected
@@ -119,7 +119,7 @@ def test_ten_pad_columns_change_no_logged_figure():
     assert found[0]["policy/entropy"] > 0
 
 
-def test_logged_figures_equal_those_worked_out_from_the_model_itself():
+def test_logged_figures_equal_those_of_transformers():
     """Entropy, value and KL figures of unpadded rows by `transformers`, over the policy's own tokens."""
     env, policy, rollout, _ = make_lm()
     other = lm_policy(lambda: make_gpt2(seed=5)).lm.requires_grad_(False)
@@ -138,7 +138,7 @@ def test_logged_figures_equal_those_worked_out_from_the_model_itself():
         assert metrics[name] == pytest.approx(float(figure), abs=1e-5), name
 
 
-def test_kl_an_episode_counts_only_the_episodes_that_were_collected():
+def test_kl_an_episode_counts_collected_episodes_only():
     """In control, slots that are done play on outside the mask: those ends are no episodes of the rollout."""
     env = cartpole(3)
     policy, other = mlp_for(env), mlp_for(env, seed=4)
@@ -164,7 +164,7 @@ def unpadded(policy, rollout, row, model=None):
 
 @pytest.mark.parametrize("micro", [1, 2, None])
 @pytest.mark.parametrize("make", [make_gpt2, make_llama])
-def test_the_gradient_does_not_depend_on_how_the_minibatch_is_cut(make, micro):
+def test_the_gradient_does_not_depend_on_micro_batches(make, micro):
     """Lengths 1, 3 and 5: by autograd on bare sequences, one mean over all nine tokens."""
     env, policy = text_env(Script(scores=[2.0, -1.0, 1.0])), lm_policy(make)
     rollout = scored(play(env, [(EOS,), (5, 1, EOS), (3, 3, 3, 3, 3)]), policy)
@@ -182,7 +182,7 @@ def test_the_gradient_does_not_depend_on_how_the_minibatch_is_cut(make, micro):
 
 
 @pytest.mark.parametrize("micro", [1, 7, None])
-def test_the_gradient_of_steps_does_not_depend_on_the_cut_either(micro):
+def test_nor_does_the_gradient_of_single_steps(micro):
     env, policy, rollout = control_rollout(24 * 2)
     agent_of(env, policy, micro_batch_size=micro, vf_coef=0.4).update(rollout)
     found = gradients(policy)
@@ -216,7 +216,7 @@ def test_empty_rows_move_nothing_and_are_counted():
         torch.testing.assert_close(weight, expected[1][name], atol=rounding, rtol=0)
 
 
-def test_a_rollout_without_any_step_of_the_policy_moves_nothing_and_is_counted():
+def test_a_rollout_without_any_step_moves_nothing():
     """NEXT_STEP slots that were all reset at once give such a rollout with ``steps=1``."""
     env, policy, rollout, options = make_lm()
     before = copy.deepcopy(policy.state_dict())
@@ -227,7 +227,7 @@ def test_a_rollout_without_any_step_of_the_policy_moves_nothing_and_is_counted()
 
 
 @pytest.mark.parametrize("reward", [0.0, 0.1, -7.3])
-def test_a_constant_reward_gives_the_policy_no_gradient(reward):
+def test_a_constant_reward_gives_no_policy_gradient(reward):
     """γ = λ = 1 and a fresh head: every advantage is the same number, so none is better than another."""
     env, policy = text_env(Script(scores=[reward] * len(ANSWERS))), lm_policy(head=False)
     rollout = scored(play(env, ANSWERS), policy)
@@ -254,7 +254,7 @@ def orders(agent, rollout):
 
 
 @pytest.mark.parametrize("kind", ["steps", "rows"])
-def test_each_epoch_visits_every_sample_once_in_another_order(kind):
+def test_each_epoch_visits_every_sample_once(kind):
     if kind == "steps":
         env, policy, rollout = control_rollout()
         serial = torch.arange(rollout.numel()).view(rollout.shape)
@@ -283,7 +283,7 @@ def learning_curve(gae_lambda, seed):
 
 
 @pytest.mark.long
-def test_gae_with_gamma_1_learns_at_least_as_fast_as_one_step_advantages():
+def test_gae_learns_as_fast_as_one_step_advantages():
     """Area under the curve on every seed (with some slack), and clearly so on their mean."""
     curves = {lam: torch.tensor([learning_curve(lam, seed) for seed in range(3)]) for lam in (0.95, 0.0)}
     gae, one_step = (curves[lam].mean(1) for lam in (0.95, 0.0))
@@ -341,7 +341,7 @@ def learnt_distribution(*args, **options):
     return agent.policy.actor(torch.ones(1, 1)).softmax(-1)[0].detach()
 
 
-def test_another_engines_log_probs_are_refused_unless_allowed_and_their_distance_is_logged():
+def test_another_engines_log_probs_must_be_allowed():
     """Uniform, with action 0 raised by ln 2: it acts by 1/2, 1/4, 1/4, which is ln 3/2 and ln 3/4 off."""
     gap = math.log(2)
     with pytest.raises(InvariantError, match="before the first step of an update"):
@@ -355,7 +355,7 @@ def test_another_engines_log_probs_are_refused_unless_allowed_and_their_distance
     assert agent.update(rollout)["policy/sampler_gap"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_training_on_another_engines_samples_reaches_the_reference_by_the_recorded_log_probs():
+def test_recorded_log_probs_correct_for_another_engine():
     """The ratio to what the engine recorded corrects for it; the same samples passed off as our own mislead."""
     best = torch.tensor([0.0, 1.0, 2.0]).softmax(0)
     reference, corrected = learnt_distribution(0.0), learnt_distribution(math.log(3))
@@ -367,7 +367,7 @@ def test_training_on_another_engines_samples_reaches_the_reference_by_the_record
     assert (corrected * score).sum() == pytest.approx((reference * score).sum().item(), abs=0.03)
 
 
-def test_a_loss_that_reaches_no_listed_parameter_is_refused():
+def test_a_loss_that_reaches_no_parameter_is_refused():
     listed, other = (nn.Parameter(torch.ones(1)) for _ in range(2))
     optimizer = Optimizer([listed], Config(learning_rate=0.1))
     with pytest.raises(ValueError, match="no parameter of the optimizer has a gradient"):

@@ -29,7 +29,7 @@ PLANE = spaces.Box(-1, 1, (3,), np.float32)
     ["CartPole-v1", "Acrobot-v1", "MountainCar-v0", "Pendulum-v1", "MountainCarContinuous-v0", "LunarLander-v3",
      "FrozenLake-v1", "Taxi-v4"],
 )  # fmt: skip
-def test_control_runs_by_name_and_so_does_the_saved_agent(env_id, tmp_path, capsys):
+def test_control_and_its_saved_agent_run_by_name(env_id, tmp_path, capsys):
     if env_id.startswith("LunarLander"):
         pytest.importorskip("Box2D")
     main(["train", env_id, "--total-steps", "1024", "--run-dir", str(tmp_path), "--num-episodes", "2", "--json",
@@ -40,14 +40,14 @@ def test_control_runs_by_name_and_so_does_the_saved_agent(env_id, tmp_path, caps
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["episodes"] == 3
 
 
-def test_a_version_that_gymnasium_no_longer_has_is_refused_with_the_one_it_has(capsys):
+def test_an_outdated_version_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["train", "Taxi-v3"])
     assert "Taxi-v4" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--num-envs", "--num-episodes"])
-def test_nothing_to_act_in_or_to_evaluate_is_refused_before_training(option, tmp_path, capsys):
+def test_no_slots_and_no_episodes_are_refused_at_once(option, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["train", "CartPole-v1", option, "0", "--total-steps", "100", "--run-dir", str(tmp_path / "run")])
     assert "expected at least 1" in capsys.readouterr().err
@@ -55,7 +55,7 @@ def test_nothing_to_act_in_or_to_evaluate_is_refused_before_training(option, tmp
 
 
 @pytest.mark.parametrize("options", [["--policy", "lstm"], ["--policy", "mlp"]])
-def test_the_command_line_chooses_policy_and_normalisation(options, tmp_path, capsys):
+def test_the_command_chooses_policy_and_normalisation(options, tmp_path, capsys):
     normalized = ["--policy-kwargs", '{"normalize_observations": true}', "--config.normalize-rewards"]
     main(["train", "CartPole-v1", "--total-steps", "300", "--run-dir", str(tmp_path), "--num-episodes", "2", "--json",
           "--config.num-steps", "16", *normalized, *options])  # fmt: skip
@@ -107,7 +107,7 @@ OBSERVATIONS = {
 
 @MODES
 @pytest.mark.parametrize("name", OBSERVATIONS)
-def test_every_observation_arrives_flat_and_final_ones_too(name, mode):
+def test_every_observation_arrives_flat(name, mode):
     env, flat = counter(OBSERVATIONS[name], mode)
     policy = make_policy(env)
     rollout = collect(env, policy, num_steps=23, seed=0)
@@ -122,7 +122,7 @@ def test_every_observation_arrives_flat_and_final_ones_too(name, mode):
 
 
 @pytest.mark.parametrize("name", OBSERVATIONS)
-def test_a_batch_is_flattened_as_gymnasium_flattens_each_observation(name):
+def test_a_batch_is_flattened_as_by_gymnasium(name):
     space = OBSERVATIONS[name]
     space.seed(0)
     samples = [space.sample() for _ in range(7)]
@@ -146,7 +146,7 @@ def test_observations_without_a_fixed_size_are_refused():
 
 @pytest.mark.parametrize("name", ["mlp", "lstm"])
 @MODES
-def test_the_action_mask_of_taxi_comes_through_in_every_mode(mode, name):
+def test_taxis_action_mask_comes_through_in_every_mode(mode, name):
     """Every action is open in the recorded mask, the masks are those of the states, and scoring obeys them."""
     make = lambda: gym.make("Taxi-v4", max_episode_steps=7)  # noqa: E731
     env = SyncVectorEnv([make] * 3, autoreset_mode=mode)
@@ -163,7 +163,7 @@ def test_the_action_mask_of_taxi_comes_through_in_every_mode(mode, name):
     assert not rollout["action_mask"].all()
 
 
-def test_an_environment_that_does_not_say_its_autoreset_mode_is_refused():
+def test_an_environment_must_say_its_autoreset_mode():
     env = gym.make_vec("CartPole-v1", num_envs=2)
     policy = make_policy(env)
     env.unwrapped.metadata = {"autoreset_mode": "sometimes"}
@@ -185,7 +185,7 @@ class FirstTwo(gym.vector.VectorWrapper):
         return observation[:, :2], *rest
 
 
-def test_a_wrapper_that_forgets_the_final_observation_is_found_out():
+def test_a_wrapper_must_keep_the_final_observation():
     env = FirstTwo(gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync",
                                 vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP}))  # fmt: skip
     policy = MLPPolicy(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
@@ -232,7 +232,7 @@ def test_samples_are_scored_as_they_were_drawn(space):
 
 
 @pytest.mark.parametrize("space", PRODUCTS, ids=str)
-def test_a_product_of_choices_sums_to_one_and_is_sampled_so(space):
+def test_a_product_of_choices_sums_to_one(space):
     distribution = action_distribution(space)
     generator = torch.Generator().manual_seed(1)
     output = torch.randn(distribution.size, generator=generator)
@@ -249,7 +249,7 @@ def test_a_product_of_choices_sums_to_one_and_is_sampled_so(space):
     torch.testing.assert_close(found, log_prob.exp(), atol=0.015, rtol=0)
 
 
-def test_action_spaces_that_no_policy_chooses_from_are_refused():
+def test_action_spaces_of_no_policy_are_refused():
     for space in (spaces.Dict({"a": spaces.Discrete(2)}), spaces.Tuple([PLANE]), spaces.Text(3)):
         with refused(ValueError, "action_space is", "Discrete, Box, MultiDiscrete or MultiBinary", "TransformAction"):
             MLPPolicy(PLANE, space)
@@ -331,7 +331,7 @@ def test_images_are_learnt_from_by_the_cnn(shape, tmp_path):
     assert torch.equal(one.action, two.action) and torch.equal(one.log_prob, two.log_prob)
 
 
-def test_the_nature_network_reads_stacked_frames_and_colour_images_alike():
+def test_the_cnn_reads_stacked_and_colour_images():
     first, last = spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Box(0, 255, (84, 84, 4), np.uint8)
     one, two = (CNNPolicy(space, spaces.Discrete(6), seed=3) for space in (first, last))
     assert [tuple(layer.weight.shape) for layer in one.trunk if hasattr(layer, "weight")] == [
@@ -345,7 +345,7 @@ def test_the_nature_network_reads_stacked_frames_and_colour_images_alike():
     torch.testing.assert_close(found[0], expected, atol=1e-5, rtol=0)
 
 
-def test_the_ratio_is_one_and_values_agree_with_the_cnn():
+def test_the_cnns_ratio_is_one_and_its_values_agree():
     """Values of the rollout's cut entries are those of the final observations; log-probabilities are as sampled."""
     env = SyncVectorEnv([lambda: Brighter((16, 16, 3))] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
     policy = make_policy(env)
@@ -399,7 +399,7 @@ class SaysSometimes(gym.Env):
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_a_slot_that_says_nothing_about_actions_leaves_all_open(mode):
+def test_a_slot_without_a_mask_leaves_all_actions_open(mode):
     env = SyncVectorEnv([lambda: SaysSometimes(says=True), lambda: SaysSometimes(says=False)], autoreset_mode=mode)
     policy = MLPPolicy(env.single_observation_space, env.single_action_space)
     rollout = collect(env, policy, num_steps=40)

@@ -21,7 +21,7 @@ def played(make, num_envs, *, episodes=EPISODES, **options):
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 7, 24, 31], ids=lambda n: f"{n}_slots")
-def test_on_a_lookup_table_an_episode_is_the_same_in_any_number_of_slots(num_envs):
+def test_an_episode_is_the_same_in_any_number_of_slots(num_envs):
     table = random_table()
     expected = played(lambda: table_model(table), 5)
     found = played(lambda: table_model(table), num_envs)
@@ -58,7 +58,7 @@ def test_an_episode_is_a_function_of_its_seed_alone():
     assert torch.equal(torch.cat([alone.next() for _ in range(len(whole))]), whole)
 
 
-def test_numbers_of_neighbouring_seeds_are_uniform_and_independent():
+def test_neighbouring_seeds_are_independent():
     streams = UniformStreams(np.arange(4000))
     numbers = torch.stack([streams.next() for _ in range(2)]).numpy()
     counts = np.histogram2d(*numbers, bins=5, range=[[0, 1], [0, 1]])[0]
@@ -66,7 +66,7 @@ def test_numbers_of_neighbouring_seeds_are_uniform_and_independent():
     assert numbers.min() >= 0 and numbers.max() < 1
 
 
-def test_without_seeds_a_policy_draws_from_its_generator():
+def test_without_seeds_the_policys_generator_draws():
     table = random_table()
     policy, env = lm_policy(lambda: table_model(table), seed=3), text_env()
     observation, _ = env.reset(seed=1)

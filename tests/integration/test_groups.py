@@ -80,7 +80,7 @@ BASELINES = [
 
 
 @pytest.mark.parametrize("baseline", BASELINES)
-def test_names_of_groups_and_the_order_of_rows_do_not_matter(baseline):
+def test_names_of_groups_and_order_do_not_matter(baseline):
     generator = torch.Generator().manual_seed(0)
     score, counts = torch.randn(24, generator=generator), torch.rand(24, generator=generator) < 0.8
     group = torch.arange(6).repeat_interleave(4)
@@ -182,21 +182,21 @@ def reinforce(policy, size):
 
 
 @pytest.mark.parametrize(("steps", "size"), [(1, 2), (1, 4), (2, 2)])
-def test_rloo_follows_the_exact_policy_gradient_on_average(steps, size):
+def test_rloo_follows_the_exact_policy_gradient(steps, size):
     found, gradient = expected_gradient(rloo, Tree(4), steps, size)
     torch.testing.assert_close(found, gradient, atol=1e-6, rtol=1e-4, check_dtype=False)
     assert gradient.abs().max() > 0.05
 
 
 @pytest.mark.parametrize(("steps", "size"), [(1, 2), (1, 4), (2, 2)])
-def test_dr_grpo_follows_it_shortened_by_n_minus_1_over_n(steps, size):
+def test_dr_grpo_follows_it_times_n_minus_1_over_n(steps, size):
     """r_i - (r_1 + .. + r_n) / n = (n-1)/n · (r_i - mean of the others), so the mean gradient shrinks as much."""
     found, gradient = expected_gradient(dr_grpo, Tree(4), steps, size)
     torch.testing.assert_close(found, gradient * (size - 1) / size, atol=1e-6, rtol=1e-4, check_dtype=False)
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_reinforce_follows_it_shortened_as_much_for_its_mean_is_the_batchs(size):
+def test_reinforce_follows_it_as_dr_grpo_does(size):
     """One step: the same baseline as above, without a group."""
     found, gradient = expected_gradient(reinforce, Tree(4), 1, size)
     torch.testing.assert_close(found, gradient * (size - 1) / size, atol=1e-6, rtol=1e-4, check_dtype=False)
@@ -226,7 +226,7 @@ def update(kind, rollout, policy, **options):
 
 @KINDS
 @pytest.mark.parametrize("reward", [0.0, 0.1, -7.3])
-def test_constant_groups_have_no_gradient_and_are_counted(kind, reward):
+def test_constant_groups_give_no_gradient_and_count(kind, reward):
     policy = lm_policy()
     rollout = grouped([reward] * 4 + [reward + 2] * 4, policy)
     metrics, found = update(kind, rollout, policy)
@@ -274,7 +274,7 @@ def test_empty_rows_move_nothing_and_are_counted(kind):
 
 
 @KINDS
-def test_answers_that_the_reward_leaves_out_count_for_nothing(kind):
+def test_answers_without_a_score_count_for_nothing(kind):
     """The reward says None of the second answer of each group: three are compared with one another."""
 
     def reward(prompts, completions, **columns):
@@ -308,7 +308,7 @@ def test_silent_rows_do_not_count_rows_without_a_step():
 
 @pytest.mark.parametrize(("episodes", "size"), [(6, 2), (6, 3), (10, 5), (2, 2), (8, 4)])
 @MODES
-def test_control_groups_begin_alike_and_hold_one_episode_a_row(mode, episodes, size):
+def test_episodes_of_a_control_group_begin_alike(mode, episodes, size):
     """4 slots: more episodes than slots, no multiple of them, groups that reach over two turns, and fewer."""
     env = cartpole(4, mode, max_episode_steps=30)
     rollout = collect(env, mlp_for(env), num_episodes=episodes, group_size=size, seed=3)
@@ -331,7 +331,7 @@ def test_control_groups_begin_alike_and_hold_one_episode_a_row(mode, episodes, s
 
 
 @MODES
-def test_ends_of_slots_that_play_on_are_no_ends_of_the_rollout(mode):
+def test_ends_of_slots_that_play_on_are_not_counted(mode):
     """The second slot has one episode to play, and meets the limit again while the first plays its second."""
     env = cartpole(2, mode, max_episode_steps=9)
     rollout = collect(env, mlp_for(env), num_episodes=3, seed=0)
@@ -359,7 +359,7 @@ def test_rows_of_a_group_explore_by_themselves():
     assert len(torch.where(rollout["mask"], rollout["action"], -1).unique(dim=0)) == 4
 
 
-def test_groups_are_reproducible_and_no_two_calls_alike():
+def test_groups_are_reproducible_but_calls_differ():
     def starts(seed, calls):
         env = cartpole(4)
         collector = Collector(env, mlp_for(env, seed=1), seed=seed)

@@ -38,7 +38,7 @@ class Noting(gym.Env):
         return np.zeros(1, dtype=np.float32), 0.0, False, False, {}
 
 
-def test_an_environment_is_given_actions_inside_its_box_and_the_rollout_keeps_those_that_were_drawn():
+def test_actions_are_clipped_only_for_the_environment():
     single = Noting()
     policy = MLPPolicy(single.observation_space, single.action_space)
     rollout = collect(SyncVectorEnv([lambda: single]), policy, num_steps=50, seed=0)
@@ -47,7 +47,7 @@ def test_an_environment_is_given_actions_inside_its_box_and_the_rollout_keeps_th
     torch.testing.assert_close(given, drawn.clamp(torch.tensor(-0.5), torch.tensor(0.25)))
 
 
-def test_an_answer_whose_reward_failed_is_not_scored_again_after_a_reset():
+def test_a_failed_reward_is_not_asked_after_a_reset():
     scored_now = []
 
     def fails_first(completions):
@@ -69,7 +69,7 @@ def test_an_answer_whose_reward_failed_is_not_scored_again_after_a_reset():
     assert [text.split() for batch in scored_now[before:] for text in batch] == [["bad"]] and reward.tolist() == [1.0]
 
 
-def test_a_stop_text_may_end_a_turn_with_its_first_token_after_the_least_number():
+def test_a_stop_text_may_end_a_turn_after_the_minimum():
     """`min_new_tokens` tokens are enough: the second of two may complete "good"."""
     env = text_env(num_envs=1, stop=["good"], min_new_tokens=2)
     env.reset(seed=0)
@@ -79,7 +79,7 @@ def test_a_stop_text_may_end_a_turn_with_its_first_token_after_the_least_number(
     assert env.step(np.array([5]))[2][0]
 
 
-def test_views_of_one_memory_are_saved_as_what_they_are():
+def test_views_of_one_memory_are_saved_alone():
     x = torch.arange(6.0)
     views = {"whole": x, "matrix": x.view(2, 3), "turned": x.view(3, 2).T, "part": x[:2], "same": x}
     tensors = {}
@@ -96,7 +96,7 @@ class Lengths:
         self.tokens = np.zeros((rows, 4), dtype=np.int64)
 
 
-def test_slots_that_are_idle_are_not_released_with_the_last_episode():
+def test_idle_slots_are_not_released_with_the_last_one():
     batch = EpisodeBatch(Lengths(2), [0, 1], num_envs=4)
     assert batch.refill()[0].tolist() == [0, 1]
     assert batch.release([1]).tolist() == [1], "slots 2 and 3 were idle before"
@@ -104,7 +104,7 @@ def test_slots_that_are_idle_are_not_released_with_the_last_episode():
 
 
 @pytest.mark.parametrize("size", [3, 4 * BLOCK + 7])
-def test_a_uniform_number_that_rounding_made_1_draws_an_action_that_can_be_drawn(size):
+def test_a_uniform_number_rounded_to_1_draws_an_action(size):
     logits = torch.zeros(1, size)
     logits[0, size // 2 :] = torch.finfo(torch.float32).min
     action, log_prob = sample(logits, uniform=torch.ones(1))
@@ -130,14 +130,14 @@ class Noted(AdaptiveCoefficient):
         super().update(kl=kl, steps=steps)
 
 
-def test_an_adaptive_coefficient_counts_episodes_that_a_limit_cut():
+def test_an_adaptive_coefficient_counts_cut_episodes():
     """2 + 4 nats in two episodes, one of which was truncated: 3 nats an episode."""
     coefficient = Noted()
     KLPenalty(None, coefficient).update(rollout_of([2.0, 1.0, 3.0], terminated=[0], truncated=[2]))
     assert coefficient.seen == [3.0]
 
 
-def test_nats_of_an_episode_under_way_are_counted_after_a_resume():
+def test_kl_of_an_open_episode_counts_after_a_resume():
     """1 nat before the checkpoint and 4 after it, in one episode; and the next one begins from 0."""
     before, after = Noted(), Noted()
     first, second = KLPenalty(None, before), KLPenalty(None, after)
@@ -148,7 +148,7 @@ def test_nats_of_an_episode_under_way_are_counted_after_a_resume():
     assert before.seen == [None] and after.seen == [5.0, 2.0]
 
 
-def test_what_is_logged_is_the_mean_over_tokens_whatever_the_loss_weighs():
+def test_logged_means_are_over_tokens():
     """A long and a short answer; by sequences the loss weighs the short one's tokens more, and the log does not."""
     env, policy = text_env(), lm_policy()
     rollout = scored(play(env, [(5, 1, 2, 3, 0), (7,)]), policy)
@@ -165,7 +165,7 @@ def longer(policy, tokens, length):
 
 
 @pytest.mark.parametrize("change", ["length", "first token", "a token in the middle"])
-def test_a_policy_notices_another_text_in_a_slot_though_nobody_said_so(change):
+def test_a_policy_notices_another_text_in_its_slot(change):
     """One token longer, with the same last token that was read; what stands before it is another text."""
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS))
     first, other = np.zeros((1, 8), dtype=np.int64), np.zeros((1, 8), dtype=np.int64)

@@ -64,7 +64,7 @@ def rows(run):
     return [{name: x for name, x in json.loads(line).items() if not name.startswith("time/")} for line in lines]
 
 
-def test_run_yaml_repeats_a_run_to_the_last_bit_from_another_folder(here, capsys, monkeypatch):
+def test_run_yaml_repeats_a_run_to_the_bit_elsewhere(here, capsys, monkeypatch):
     words = "--reward rewards.py:short=0.5 --kl-coef .05 --seed 3 --eval-every 20 --eval-num-episodes 4"
     main([*shlex.split(f"{OWN} {SHORT} {words} --temperature 1.2"), "--run-dir", str(here / "first")])
     monkeypatch.chdir(here)
@@ -82,7 +82,7 @@ def test_run_yaml_repeats_a_run_to_the_last_bit_from_another_folder(here, capsys
     assert 0 <= json.loads(capsys.readouterr().out)["mean_return"] <= 1
 
 
-def test_flags_replace_what_a_file_has_and_reward_flags_replace_all_of_its_rewards(here, capsys):
+def test_flags_replace_fields_and_rewards_of_a_file(here, capsys):
     own = {"model": "llama", "prompts": "prompts.jsonl", "reward": ["rewards.py:good", "rewards.py:short"]}
     own |= {"max-new-tokens": 3, "max_prompt_tokens": 4, "num_envs": 4, "total_steps": 8, "json": True}
     lines = [f"{name} = {json.dumps(value)}" for name, value in own.items()]
@@ -97,7 +97,7 @@ def test_flags_replace_what_a_file_has_and_reward_flags_replace_all_of_its_rewar
         assert (known["config"]["learning_rate"], known["config"]["normalize_advantage"]) == (1e-4, False)
 
 
-def test_stop_texts_end_turns_in_the_run_its_repetition_and_its_agent(here, capsys):
+def test_stop_texts_hold_in_run_repetition_and_agent(here, capsys):
     main([*f"{OWN} {SHORT} --stop good --stop c --run-dir {here / 'run'}".split()])
     assert yaml.safe_load((here / "run" / "run.yaml").read_text())["stop"] == ["good", "c"]
     assert "the text 'good', the text 'c'" in json.loads((here / "run" / "config.json").read_text())["turns_end_with"]
@@ -111,7 +111,7 @@ def test_stop_texts_end_turns_in_the_run_its_repetition_and_its_agent(here, caps
     assert json.loads(capsys.readouterr().out)["mean_return"] == 0, "no answer holds what ends it"
 
 
-def test_an_adapter_with_a_critic_of_its_own_trains_in_mixed_precision_and_resumes(here, capsys):
+def test_an_adapter_with_a_critic_resumes_in_bfloat16(here, capsys):
     pytest.importorskip("peft")
     words = "--lora r=2,targets=q_proj+v_proj --critic copy --autocast --gradient-checkpointing --max-kl 50"
     main([*shlex.split(f"{OWN} {SHORT} {words}"), "--run-dir", str(here / "run")])
@@ -124,7 +124,7 @@ def test_an_adapter_with_a_critic_of_its_own_trains_in_mixed_precision_and_resum
     assert rows(here / "run")[-1]["steps"] >= 80
 
 
-def test_a_reached_score_ends_the_training_and_the_best_agent_is_kept(here, capsys):
+def test_a_reached_score_ends_training(here, capsys):
     words = "--eval-every 20 --eval-num-episodes 4 --stop-at -100 --total-steps 100000"
     main([*shlex.split(f"{OWN} {SHORT} {words} --reward rewards.py:short"), "--run-dir", str(here / "run")])
     result = json.loads(capsys.readouterr().out)
@@ -201,7 +201,7 @@ def test_help_names_losses_and_no_function(algo, capsys):
     ("train CartPole-v1 --lora r=2 --max-kl 1", "--max-kl and --lora: only for text environments, not for CartPole-v1"),
     ("train textenv/Copy-v0 --prompts prompts.jsonl", "--prompts: only for prompts of your own"),
 ])  # fmt: skip
-def test_wrong_input_gets_a_sentence_and_status_2_and_leaves_nothing(words, said, here, capsys, monkeypatch):
+def test_wrong_input_is_refused_and_leaves_nothing(words, said, here, capsys, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     command = words.replace("OWN", OWN).split()
     with pytest.raises(SystemExit) as stop:
@@ -211,7 +211,7 @@ def test_wrong_input_gets_a_sentence_and_status_2_and_leaves_nothing(words, said
     assert not (here / "run").exists()
 
 
-def test_a_reward_that_fails_at_once_leaves_a_run_that_a_corrected_one_resumes(tmp_path, capsys, monkeypatch):
+def test_a_corrected_reward_resumes_the_failed_run(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "the film"}\n{"prompt": "a story"}\n')
     file = tmp_path / "fix.py"

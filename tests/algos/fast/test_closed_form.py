@@ -241,7 +241,8 @@ def test_other_updates_are_plain_to_the_bit(name, taken):
         ("observation", float("nan")),
     ],
 )
-def test_what_is_wrong_is_left_to_the_plain_update_with_nothing_changed(column, bad, taken):
+def test_a_faulty_update_is_left_to_the_plain_one(column, bad, taken):
+    """With nothing changed."""
     agent = agent_of(minibatch_size=16)
     rollout = agent.collect()
     add_advantages(agent, rollout)
@@ -329,7 +330,7 @@ def test_the_recorded_digests_are_those_of_the_sources():
 
 
 @pytest.mark.parametrize("name", closed_form.STANDS_FOR)
-def test_after_an_edit_of_a_function_the_update_is_by_autograd(name, monkeypatch, caplog):
+def test_after_an_edit_the_update_is_by_autograd(name, monkeypatch, caplog):
     agent = agent_of("box" if "Gaussian" in name else "native", minibatch_size=48)
     assert logged_path(agent, caplog) == (2, [])
     monkeypatch.setattr(*owner_of(name), edited(name))
@@ -340,7 +341,7 @@ def test_after_an_edit_of_a_function_the_update_is_by_autograd(name, monkeypatch
 
 
 @pytest.mark.parametrize("name", closed_form.STANDS_FOR)
-def test_a_function_that_is_wrapped_or_has_other_code_is_another(name, monkeypatch, caplog):
+def test_a_wrapped_or_recoded_function_is_another(name, monkeypatch, caplog):
     """By a decorator that passes on its name, and in place, as IPython's autoreload does."""
     agent = agent_of("box" if "Gaussian" in name else "native", minibatch_size=48)
     function = find(name)
@@ -367,7 +368,7 @@ def test_a_function_that_is_wrapped_or_has_other_code_is_another(name, monkeypat
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_a_name_that_means_something_else_where_it_is_used_counts_too(name, value, monkeypatch, caplog):
+def test_a_replaced_name_counts_where_it_is_used(name, value, monkeypatch, caplog):
     monkeypatch.setattr(name, value)
     path, lines = logged_path(agent_of(minibatch_size=48), caplog)
     assert path == 1 and len(lines) == 1
@@ -378,7 +379,7 @@ def test_another_loss_of_a_known_name_counts_too(monkeypatch, caplog):
     assert logged_path(agent_of(minibatch_size=48), caplog)[0] == 1
 
 
-def test_a_loss_of_ones_own_is_called_whatever_its_name(caplog):
+def test_an_own_loss_is_called_whatever_its_name(caplog):
     calls = []
 
     def clipped_policy_loss(*, log_ratio, advantage, mask, clip_range):
@@ -481,7 +482,7 @@ def test_a_hook_is_called_when_acting(name):
     assert len(calls) == number
 
 
-def test_a_docstring_or_a_comment_changes_no_digest_and_a_sign_does():
+def test_a_sign_changes_the_digest_but_no_docstring():
     texts = ['def f(x):\n    "One."\n    return -x  # minus', "def f(x):\n    return -x", "def f(x):\n    return +x"]
     digests = []
     for number, text in enumerate(texts):
@@ -524,7 +525,7 @@ INSIDE = {
 
 
 @pytest.mark.parametrize("kind", ["native", "box"])
-def test_every_function_of_ours_that_the_steps_call_is_covered(kind):
+def test_every_function_that_the_steps_call_is_covered(kind):
     """And what it covers is called: by this update or by the other one."""
     agent = plain(agent_of(kind, minibatch_size=48, clip_range_vf=0.2, ent_coef=0.1, target_kl=1.0))
     rollout = agent.collect()

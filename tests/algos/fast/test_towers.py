@@ -45,7 +45,7 @@ actor_and_critic = partial(fast.actor_and_critic, inspect.unwrap(towers.actor_an
 
 @pytest.mark.parametrize("rows", [3, 100], ids=["few", "many"])
 @pytest.mark.parametrize("hidden", [(), (32,), (32, 48, 16)], ids=str)
-def test_twin_towers_equal_two_towers_in_value_and_gradient(hidden, rows):
+def test_twin_towers_equal_two_in_value_and_gradient(hidden, rows):
     """Few and many rows, for tanh is computed in two ways."""
     first, second = make_towers(hidden)
     x = draws(rows, 2, 5).requires_grad_()
@@ -60,7 +60,7 @@ def test_twin_towers_equal_two_towers_in_value_and_gradient(hidden, rows):
         torch.testing.assert_close(value(x, first), expected[0], atol=1e-10, rtol=0)
 
 
-def test_twin_towers_in_the_precision_that_they_train_in():
+def test_twin_towers_agree_in_training_precision():
     first, second = make_towers((64, 64), dtype=torch.float32)
     x = draws(512, 5, dtype=torch.float32)
     inputs = [*first.parameters(), *second.parameters()]
@@ -113,7 +113,7 @@ def test_modules_of_other_kinds_and_widths_are_called():
             torch.testing.assert_close(value(x, other), other(x), atol=1e-10, rtol=0)
 
 
-def test_a_tower_that_numpy_evaluates_equals_its_modules_wherever_its_weights_are():
+def test_a_numpy_tower_follows_its_modules_weights():
     """Written in place, moved in memory, replaced, in another precision and back: the arrays are the weights."""
     tower = make_towers((48, 64), dtype=torch.float32)[0]
     other = make_towers((48, 64), dtype=torch.float32)[0]
@@ -160,7 +160,7 @@ def test_a_tower_in_another_precision_is_torchs():
         torch.testing.assert_close(act(draws(3, 5).numpy(), tower), tower(draws(3, 5)), atol=1e-12, rtol=0)
 
 
-def test_values_are_computed_where_policy_and_rollout_are():
+def test_values_are_computed_on_the_rollouts_device():
     policy = MLPPolicy(spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(3)).to("meta")
     value = policy.value(torch.zeros(3, 5, 4, device="meta"))
     assert value.shape == (3, 5) and value.is_meta
@@ -179,7 +179,7 @@ def test_observations_of_any_batch_shape_are_acted_on(shape, hidden):
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["sampled", "best"])
-def test_numpy_draws_the_same_actions_as_torch_from_the_same_noise(deterministic):
+def test_numpy_draws_torchs_actions_from_its_noise(deterministic):
     logits, masked = 3 * draws(40, 5, dtype=torch.float32), draws(40, 5) > -0.5
     masked[:, 2] = True
     plain = inspect.unwrap(distributions.draw)
@@ -193,7 +193,7 @@ def test_numpy_draws_the_same_actions_as_torch_from_the_same_noise(deterministic
         assert torch.equal(one.get_state(), other.get_state())
 
 
-def test_what_is_not_finite_is_drawn_from_without_a_warning_as_by_torch():
+def test_non_finite_logits_draw_as_torch_unwarned():
     """It is found, and named, where the rollout is checked."""
     policy = MLPPolicy(spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(3))
     for bad in (float("nan"), float("inf"), 3e38):
@@ -257,7 +257,7 @@ def test_adam_equals_torch_with_its_own_clipping():
 # Metrics
 
 
-def test_the_logged_means_of_a_minibatch_are_weighted_sums_without_gradient():
+def test_logged_means_are_sums_without_gradient():
     entries = {name: draws(4, 3, seed=seed).requires_grad_() for seed, name in enumerate("abc")}
     weight = draws(4, 3, seed=6)
     metrics = minibatch_means(TensorDict({"log_weight": weight}, batch_size=[4, 3]), entries)
@@ -267,7 +267,7 @@ def test_the_logged_means_of_a_minibatch_are_weighted_sums_without_gradient():
 
 
 @pytest.mark.parametrize("higher", [None, 0.4])
-def test_the_clipped_loss_is_the_lesser_of_both_products(higher):
+def test_the_clipped_loss_is_the_lesser_product(higher):
     log_ratio = (0.5 * draws(200)).requires_grad_()
     advantage, mask = draws(200, seed=2), draws(200, seed=3) > -1
     found = clipped_policy_loss(log_ratio=log_ratio, advantage=advantage, mask=mask, clip_range=0.2, clip_higher=higher)
@@ -311,7 +311,7 @@ def episodes_one_by_one(rollouts):
     return ended
 
 
-def test_the_episode_meter_equals_counting_entry_by_entry():
+def test_the_episode_meter_equals_counting_entries():
     generator = torch.Generator().manual_seed(0)
     for rows, steps in [(1, 1), (3, 12), (4, 5), (2, 1)]:
         rollouts = [random_rollout(generator, rows, steps) for _ in range(5)]
@@ -363,14 +363,14 @@ def test_gae_equals_the_recursion_entry_by_entry():
 # The benchmark's table
 
 
-def test_a_ratio_above_one_always_says_that_ours_is_better():
+def test_a_ratio_above_one_means_that_ours_is_better():
     assert ratio([20.0, 30.0, 60.0], [10.0, 10.0, 10.0], more_is_better=True) == 3
     assert ratio([2.0, 2.0, 4.0], [4.0, 10.0, 4.0], more_is_better=False) == 2
     inf = float("inf")
     assert ratio([2.0], [inf], more_is_better=False) == inf and ratio([inf], [inf], more_is_better=False) == 1
 
 
-def test_rows_hold_medians_of_the_pairs_and_say_what_failed():
+def test_rows_hold_medians_of_pairs_and_failures():
     def runs(*speeds):
         return [{"error": "not installed: python is missing"} if x is None else {"sps": x, "rss_mb": 100.0}
                 for x in speeds]  # fmt: skip

@@ -71,7 +71,7 @@ def test_expected_calibration_error_by_hand():
         expected_calibration_error(probability=torch.zeros(2), outcome=torch.zeros(2, 1))
 
 
-def test_a_sampler_of_its_own_probabilities_is_calibrated():
+def test_a_sampler_of_its_probabilities_is_calibrated():
     generator = torch.Generator().manual_seed(0)
     said = torch.rand(20_000, generator=generator)
     came = torch.rand(20_000, generator=generator) < said
@@ -117,7 +117,7 @@ def test_the_figures_of_scores_and_pairs_by_hand():
         ("bert", 8, PAIRS),
     ],
 )
-def test_it_learns_which_answers_are_good_and_then_pays_for_them(name, pad, data):
+def test_it_learns_good_answers_and_then_pays_for_them(name, pad, data):
     model = make_model(name, pad=pad, initializer_range=0.1)
     rate = RewardModel(model, make_tokenizer(WORDS, pad=WORDS[pad]), batch_size=8)
     report = train_reward_model(rate, data, RewardModelConfig(**FAST))
@@ -182,7 +182,7 @@ def test_a_margin_asks_for_more():
     assert more.item() == pytest.approx(math.log1p(math.exp(2 - difference)), abs=1e-5)
 
 
-def test_no_prompt_is_on_both_sides_whatever_its_spacing():
+def test_no_prompt_is_on_both_sides_of_the_split():
     rows = [row | {"prompt": f"{row['prompt']}{' ' * n}"} for row in SCORED for n in range(2)]
     rate = judge()
     sides = _split(read_reward_rows(rows, rate), None, RewardModelConfig(held_out_fraction=0.5))
@@ -193,12 +193,12 @@ def test_no_prompt_is_on_both_sides_whatever_its_spacing():
         train_reward_model(rate, SCORED[2:4], held_out=[SCORED[2] | {"completion": "d"}])
 
 
-def test_without_prompts_it_is_the_answers_that_are_told_apart():
+def test_without_prompts_answers_are_kept_apart():
     rows = [{"prompt": "", "completion": text, "score": 1} for text in LONG for _ in range(2)]
     assert len({row.key for row in read_reward_rows(rows, judge()).rows}) == len(LONG)
 
 
-def test_the_lines_of_a_feedback_file_will_do_and_what_was_skipped_is_counted(tmp_path):
+def test_a_feedback_file_is_read_and_skips_are_counted(tmp_path):
     thumbs, pairs = FeedbackFile(tmp_path / "thumbs.jsonl"), FeedbackFile(tmp_path / "pairs.jsonl")
     for i, text in enumerate(LONG[:20]):
         question = Question(prompt=text, responses=(" good",), scale="thumbs")
@@ -262,7 +262,7 @@ def test_an_answer_that_the_prompt_begins_is_continued():
     assert read.ids == expected
 
 
-def test_texts_without_a_prompt_or_with_it_repeated_are_read_once(caplog):
+def test_a_repeated_or_absent_prompt_is_read_once(caplog):
     rate = judge()
     expected = read_reward_rows(PAIRS, rate).rows
     joined = [{name: pair["prompt"] + pair[name] for name in ("chosen", "rejected")} for pair in PAIRS]
@@ -277,7 +277,7 @@ def test_texts_without_a_prompt_or_with_it_repeated_are_read_once(caplog):
     assert len(mixed[0].ids[0]) > len(expected[0].ids[0]) and mixed[1:] == expected[1:]
 
 
-def test_equal_questions_of_whole_chats_are_on_one_side():
+def test_chats_of_equal_questions_stay_on_one_side():
     rate = chat_judge()
     rows = [
         {"chosen": [*ASKED, {"role": "assistant", "content": word}], "rejected": ASKED + BAD} for word in ("a", "good")
@@ -294,7 +294,7 @@ def test_a_table_of_rows_is_its_rows():
     )
 
 
-def test_dropout_follows_the_models_config_and_the_seed():
+def test_dropout_follows_config_and_seed():
     def first_loss(p, seed):
         rate = judge("bert", hidden_dropout_prob=p)
         config = RewardModelConfig(learning_rate=1e-12, seed=seed)
@@ -342,7 +342,8 @@ def test_wrong_rows_are_refused(data, said):
         train_reward_model(judge(), data)
 
 
-def test_a_classifier_of_several_labels_and_kinds_that_differ_are_refused():
+def test_a_model_of_several_labels_is_refused():
+    """And rows of kinds that differ."""
     with pytest.raises(ValueError, match="the model has 2 outputs, expected one"):
         train_reward_model(judge("bert", labels=2), SCORED)
     with pytest.raises(ValueError, match="data holds scores, but held_out holds pairs"):

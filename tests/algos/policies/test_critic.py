@@ -37,7 +37,7 @@ def random_ids(rows, length, seed=0):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_the_value_of_a_whole_text_is_the_reward_models_score_of_it(name):
+def test_the_value_of_a_text_is_its_reward_model_score(name):
     judge = reward_model(name)
     critic, ids = Critic.from_reward_model(judge), random_ids(4, 11)
     values = critic.values(ids)
@@ -49,7 +49,7 @@ def test_the_value_of_a_whole_text_is_the_reward_models_score_of_it(name):
         torch.testing.assert_close(values[:, stop - 1], score, atol=1e-5, rtol=0)
 
 
-def test_after_the_last_action_the_policy_says_the_score_that_the_reward_model_pays():
+def test_the_last_value_is_the_score_that_is_paid():
     judge = reward_model()
     policy, rollout = with_critic(critic=Critic.from_reward_model(judge)), play(text_env(), ANSWERS)
     last = (rollout["terminated"] | rollout["truncated"]).float().argmax(1)
@@ -60,7 +60,7 @@ def test_after_the_last_action_the_policy_says_the_score_that_the_reward_model_p
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_a_copy_of_the_language_model_says_0_and_its_trunk_is_the_models_own(name):
+def test_a_copied_critic_says_0_with_the_models_trunk(name):
     lm = LanguageModel(MODELS[name](), make_tokenizer(WORDS))
     critic, ids = Critic.from_language_model(lm), random_ids(2, 7)
     assert (critic.values(ids) == 0).all() and critic.values(ids).dtype == torch.float32
@@ -94,14 +94,15 @@ def test_a_classifier_is_refused():
         Critic.from_reward_model(reward_model(labels=2))
 
 
-def test_a_model_that_reads_ahead_is_refused_although_it_has_a_score():
+def test_a_model_that_reads_ahead_is_refused():
     judge = reward_model("bert")
     judge.model.score = judge.model.classifier
     with pytest.raises(ValueError, match="not causal"):
         Critic.from_reward_model(judge)
 
 
-def test_a_critic_of_another_tokenizer_is_refused_and_one_that_knows_more_is_not():
+def test_a_critic_of_another_tokenizer_is_refused():
+    """One that knows more tokens isn't."""
     shuffled = make_tokenizer([*WORDS[1:-2], WORDS[0], "<eos>", "<pad>"])
     with pytest.raises(ValueError, match="7 tokens of the policy are missing"):
         with_critic(critic=Critic.from_reward_model(reward_model(tokenizer=shuffled)))
@@ -118,7 +119,7 @@ def test_detach_value_is_refused_beside_a_critic():
 
 
 @pytest.mark.parametrize("model", [None, adapted], ids=["full", "lora"])
-def test_no_gradient_of_the_value_reaches_the_policy_and_none_of_the_policy_the_critic(model):
+def test_policy_and_critic_share_no_gradient(model):
     policy, rollout = with_critic(model=None if model is None else model()), play(text_env(), ANSWERS)
     log_prob, entropy, value = policy.evaluate(rollout)
     value.sum().backward()
@@ -130,7 +131,7 @@ def test_no_gradient_of_the_value_reaches_the_policy_and_none_of_the_policy_the_
     assert found and all(name.startswith("lm.") for name in found)
 
 
-def test_there_is_no_value_head_beside_a_critic_and_every_parameter_is_trained():
+def test_a_critic_replaces_the_value_head():
     policy = with_critic()
     assert not hasattr(policy, "value_head")
     before = copy.deepcopy(policy.state_dict())
@@ -144,7 +145,7 @@ def test_there_is_no_value_head_beside_a_critic_and_every_parameter_is_trained()
     assert any(name.startswith("critic.trunk") for name in moved)
 
 
-def test_of_an_adapted_model_the_adapter_is_worked_into_the_critic_and_stays_in_the_policy():
+def test_an_adapter_is_merged_into_the_critic_alone():
     model = adapted()
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -161,7 +162,7 @@ def test_of_an_adapted_model_the_adapter_is_worked_into_the_critic_and_stays_in_
     assert any("lora" in name for name, p in lm.named_parameters() if p.requires_grad)
 
 
-def test_the_reference_and_the_divergence_know_nothing_of_the_critic():
+def test_reference_and_divergence_ignore_the_critic():
     policy, plain = with_critic(), LMPolicy(make_gpt2(), make_tokenizer(WORDS))
     rollout = play(text_env(), ANSWERS)
     reference = policy.reference()
@@ -175,7 +176,7 @@ def test_the_reference_and_the_divergence_know_nothing_of_the_critic():
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
-def test_a_critic_of_the_policys_trunk_learns_the_value_that_a_state_has():
+def test_a_critic_learns_the_value_of_a_state():
     """Reward 1 for an answer that begins with "good", whatever follows: by regression, not by the policy's features."""
     policy, env = with_critic(), text_env()
     env.task.scores = lambda turns: [float(turn.completion_ids[0] == 5) for turn in turns]
@@ -226,7 +227,7 @@ def test_the_value_head_computes_in_fp32_under_bf16():
 
 
 @pytest.mark.parametrize("model", [None, adapted], ids=["full", "lora"])
-def test_a_saved_policy_comes_back_with_its_critic_bit_for_bit(tmp_path, model):
+def test_a_saved_critic_comes_back_to_the_bit(tmp_path, model):
     policy, env = with_critic(model=None if model is None else model(), temperature=0.7), text_env()
     agent = agent_of(env, policy, learning_rate=1e-3)
     agent.learn(1)
@@ -244,7 +245,7 @@ def test_a_saved_policy_comes_back_with_its_critic_bit_for_bit(tmp_path, model):
     assert all(torch.equal(weight, plain[name]) for name, weight in policy.critic.trunk.state_dict().items())
 
 
-def test_saving_over_another_kind_of_policy_leaves_nothing_of_it(tmp_path):
+def test_saving_over_another_policy_leaves_none_of_it(tmp_path):
     shared, own = lm_policy(), with_critic()
     for policy in (own, shared, own):
         policy.save(tmp_path)
@@ -266,7 +267,7 @@ def test_a_critic_from_a_reward_model_comes_back_too(tmp_path):
     assert LMPolicy.load(folder).critic is None and LMPolicy.load(folder).temperature == 0.6
 
 
-def test_load_makes_a_critic_of_a_copy_or_of_a_reward_model_and_keeps_the_saved_options(tmp_path):
+def test_load_makes_a_critic_and_keeps_saved_options(tmp_path):
     LMPolicy(make_gpt2(), make_tokenizer(WORDS), temperature=0.6).save(tmp_path)
     copied = LMPolicy.load(tmp_path, critic="copy")
     assert (copied.critic.values(random_ids(1, 4)) == 0).all() and copied.temperature == 0.6
@@ -278,7 +279,7 @@ def test_load_makes_a_critic_of_a_copy_or_of_a_reward_model_and_keeps_the_saved_
     torch.testing.assert_close(policy.critic.values(ids)[:, -1], score, atol=1e-5, rtol=0)
 
 
-def test_a_bfloat16_reward_model_becomes_a_critic_of_float32_weights():
+def test_a_bfloat16_reward_model_is_a_float32_critic():
     judge = RewardModel(make_reward_model("llama").bfloat16(), make_tokenizer(WORDS))
     critic, ids = Critic.from_reward_model(judge), random_ids(2, 5)
     assert {p.dtype for p in critic.parameters()} == {torch.float32}
@@ -311,7 +312,8 @@ def explained(value, target, mask):
     return 1 - (target - value)[mask].square().mean() / target[mask].var()
 
 
-def test_one_fit_explains_returns_of_rows_it_has_not_seen_and_gradient_steps_do_not():
+def test_one_fit_explains_returns_of_unseen_rows():
+    """Gradient steps don't."""
     hidden, target, mask = returns_of_features()
     head, slow = fresh_head(12, torch.device("cpu")), fresh_head(12, torch.device("cpu"))
     value = fit(hidden, target, mask, head=head)
@@ -325,7 +327,7 @@ def test_one_fit_explains_returns_of_rows_it_has_not_seen_and_gradient_steps_do_
     assert explained(slow(hidden)[:, :-1, 0], target, mask) < 0.2
 
 
-def test_the_values_of_a_fold_are_a_ridge_regression_on_the_other_folds():
+def test_a_folds_values_are_ridge_regression_on_others():
     """Compared with numpy's least squares, in which further rows stand for the penalty."""
     hidden, target, mask = returns_of_features()
     value = fit(hidden, target, mask)
@@ -358,7 +360,7 @@ def test_no_value_depends_on_the_return_of_its_own_row(rows, known):
         assert rows == 1 or not torch.allclose(found[0], found[1], atol=0.1), "others' values do"
 
 
-def test_earlier_rollouts_help_where_features_are_many_and_are_left_out_once_they_have_misled():
+def test_earlier_rollouts_help_until_they_mislead():
     hidden, target, mask = returns_of_features(rows=16)
     for change, better in ((0.0, True), (50.0, False)):
         earlier = {}
@@ -372,7 +374,7 @@ def test_earlier_rollouts_help_where_features_are_many_and_are_left_out_once_the
         assert errors[0] < (errors[1] if better else 1.5 * errors[1])
 
 
-def test_kinds_of_features_count_alike_whatever_their_size():
+def test_features_count_alike_whatever_their_size():
     hidden, target, mask = returns_of_features()
     first, second = hidden.split([5, 7], dim=-1)
     values = []
@@ -416,7 +418,7 @@ def fitted():
     return agent, policy
 
 
-def test_a_fitted_value_reads_the_last_state_and_the_sum_of_the_answers_embeddings():
+def test_fitted_features_are_last_state_and_answer_sum():
     _, policy = fitted()
     rollout = play(text_env(), ANSWERS)
     tokens, start = sequences(rollout), rollout["mask"].int().argmax(1) + 1
@@ -431,7 +433,7 @@ def test_a_fitted_value_reads_the_last_state_and_the_sum_of_the_answers_embeddin
     torch.testing.assert_close(policy.evaluate(rollout).value[rollout["mask"]].detach(), values[rollout["mask"]])
 
 
-def test_a_fitted_head_is_saved_and_one_of_version_0_4_is_read(tmp_path):
+def test_a_fitted_head_is_saved_and_0_4_is_read(tmp_path):
     agent, policy = fitted()
     agent.save(tmp_path)
     loaded = algos.load(tmp_path)

@@ -32,7 +32,7 @@ def test_the_divergence_of_gaussians_is_that_of_torch():
     assert policy.log_std.grad is not None and all(p.grad is None for p in other.parameters())
 
 
-def test_the_divergence_of_many_choices_is_the_sum_over_them():
+def test_the_divergence_of_many_choices_is_their_sum():
     space = spaces.MultiDiscrete([2, 4])
     policy, other = (MLPPolicy(spaces.Box(-1, 1, (3,)), space, seed=seed) for seed in (0, 1))
     policy.actor[-1].bias.data = torch.tensor([1.0, 0.0, 0.5, 0.0, -1.0, 0.2])
@@ -42,7 +42,7 @@ def test_the_divergence_of_many_choices_is_the_sum_over_them():
     torch.testing.assert_close(policy.divergence(rollout, other), expected)
 
 
-def test_the_divergence_of_masked_actions_is_over_the_open_ones_alone():
+def test_the_divergence_is_over_open_actions_alone():
     policy, other = (MLPPolicy(spaces.Box(-1, 1, (3,)), spaces.Discrete(4), seed=seed) for seed in (0, 1))
     policy.actor[-1].bias.data = torch.tensor([1.0, -1.0, 0.5, 9.0])
     open_ = torch.tensor([True, True, True, False])
@@ -55,7 +55,7 @@ def test_the_divergence_of_masked_actions_is_over_the_open_ones_alone():
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_the_divergence_of_language_models_is_that_of_the_full_logits_at_true_entries(temperature):
+def test_language_models_diverge_as_their_full_logits(temperature):
     env, policy = text_env(forbidden=[0, 4], min_new_tokens=2), lm_policy(temperature=temperature)
     reference = perturbed(policy)
     rollout = collect(env, policy, num_episodes=8)
@@ -72,7 +72,7 @@ def test_the_divergence_of_language_models_is_that_of_the_full_logits_at_true_en
     torch.testing.assert_close(policy.divergence(rollout, policy), torch.zeros_like(kl))
 
 
-def test_the_divergence_never_builds_a_tensor_of_batch_times_time_times_vocabulary(monkeypatch):
+def test_the_divergence_never_holds_all_logits_at_once(monkeypatch):
     policy = lm_policy()
     reference = perturbed(policy)
     rollout = collect(text_env(), policy, num_episodes=8)
@@ -99,7 +99,7 @@ def test_the_divergence_never_builds_a_tensor_of_batch_times_time_times_vocabula
         torch.testing.assert_close(cut_gradient[key], gradient[key], atol=1e-5, rtol=1e-3)
 
 
-def test_an_exact_kl_needs_a_reference_of_the_same_kind_and_a_policy_that_can():
+def test_an_exact_kl_needs_two_policies_of_one_kind():
     env, policy, count = control_case()
     _, recurrent, _ = recurrent_case()
     rollout = collect(env, recurrent, **count)

@@ -18,7 +18,7 @@ from textenv import TextVectorEnv
 
 
 @pytest.mark.parametrize("action_space", [spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)])
-def test_a_loaded_control_policy_acts_like_the_saved_one(tmp_path, action_space):
+def test_a_loaded_policy_acts_like_the_saved_one(tmp_path, action_space):
     env = gymnasium.make_vec("CartPole-v1", num_envs=2)
     env.single_action_space = action_space
     policy = MLPPolicy(env.single_observation_space, action_space, hidden=(8,), seed=3)
@@ -31,7 +31,7 @@ def test_a_loaded_control_policy_acts_like_the_saved_one(tmp_path, action_space)
 
 
 @pytest.mark.parametrize("make_model", [make_gpt2, make_llama])
-def test_a_trained_lm_is_a_plain_transformers_folder_with_its_value_head(tmp_path, make_model):
+def test_a_saved_lm_is_a_transformers_folder(tmp_path, make_model):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     policy = LMPolicy(make_model(), make_tokenizer(WORDS), temperature=0.7)
@@ -51,14 +51,14 @@ def test_a_trained_lm_is_a_plain_transformers_folder_with_its_value_head(tmp_pat
     assert AutoTokenizer.from_pretrained(tmp_path / "policy").get_vocab() == policy.lm.tokenizer.get_vocab()
 
 
-def test_a_bfloat16_checkpoint_is_trained_in_float32_unless_told_otherwise(tmp_path):
+def test_a_bfloat16_checkpoint_is_trained_in_float32(tmp_path):
     make_gpt2().to(torch.bfloat16).save_pretrained(tmp_path)
     make_tokenizer(WORDS).save_pretrained(tmp_path)
     assert LMPolicy.load(tmp_path).lm.model.dtype is torch.float32
     assert LMPolicy.load(tmp_path, dtype=torch.bfloat16).lm.model.dtype is torch.bfloat16
 
 
-def test_evaluating_in_mid_training_changes_nothing_that_is_trained():
+def test_evaluating_in_mid_training_changes_nothing():
     def train(look):
         env = gymnasium.make_vec("CartPole-v1", num_envs=2)
         policy = MLPPolicy(env.single_observation_space, env.single_action_space)
@@ -79,7 +79,7 @@ def test_training_ends_where_the_callback_says_true():
     assert len(agent.learn(1000, on_iteration=lambda metrics: metrics["iteration"] >= 2)) == 2
 
 
-def test_an_environment_that_someone_else_stepped_is_reset_before_it_is_gone_on_with():
+def test_an_environment_stepped_by_others_is_reset():
     env = gymnasium.make_vec("CartPole-v1", num_envs=2)
     policy = MLPPolicy(env.single_observation_space, env.single_action_space)
     collector = algos.Collector(env, policy, seed=1)
@@ -91,7 +91,7 @@ def test_an_environment_that_someone_else_stepped_is_reset_before_it_is_gone_on_
     assert step < 0.5  # CartPole moves by .4 a step at the most here
 
 
-def test_train_and_evaluate_on_the_command_line_print_onejson_object_last(tmp_path, capsys):
+def test_commands_print_one_json_object_last(tmp_path, capsys):
     run_dir = str(tmp_path / "run")
     main(["train", "CartPole-v1", "--seed", "1", "--total-steps", "2048", "--run-dir", run_dir, "--json"])
     trained = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -119,7 +119,7 @@ def test_train_on_text_from_a_local_folder(tmp_path, capsys):
     assert {"mean_return", "steps", "seconds", "score", "kl"} <= evaluated.keys()
 
 
-def test_wrong_input_on_the_command_line_exits_with_2_and_a_sentence(tmp_path, capsys):
+def test_wrong_input_exits_with_2_and_a_sentence(tmp_path, capsys):
     for arguments in (["train", "NoSuchEnv-v0"], ["evaluate", str(tmp_path)]):
         with pytest.raises(SystemExit) as stop:
             main(arguments)
@@ -127,7 +127,7 @@ def test_wrong_input_on_the_command_line_exits_with_2_and_a_sentence(tmp_path, c
         assert capsys.readouterr().err.startswith("algos: ")
 
 
-def test_an_option_without_a_value_may_stand_before_the_environment(tmp_path, capsys):
+def test_a_bare_option_may_precede_the_environment(tmp_path, capsys):
     """Its preset is taken all the same, and the run resumes by its folder alone."""
     main(["train", "--overwrite", "--json", "CartPole-v1", "--total-steps", "256", "--run-dir", str(tmp_path)])
     config = json.loads((tmp_path / "config.json").read_text())
@@ -137,7 +137,7 @@ def test_an_option_without_a_value_may_stand_before_the_environment(tmp_path, ca
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["steps"] >= 512
 
 
-def test_python_m_algos_is_the_program_and_explains_every_field():
+def test_python_m_algos_explains_every_field():
     result = subprocess.run(
         [sys.executable, "-m", "algos", "train", "CartPole-v1", "--help"], capture_output=True, text=True, check=True
     )
