@@ -29,8 +29,8 @@ rounding: .venv/ready
 # The import, and what touches transformers most, with the oldest transformers that pyproject.toml allows: a minute.
 oldest: .venv-oldest/ready
 	.venv-oldest/bin/python -c 'import algos, textenv, transformers as t; print("transformers", t.__version__)'
-	.venv-oldest/bin/pytest -q -rs tests/textenv/lm/test_lm_runtime.py tests/algos/training/test_save.py tests/textenv/rewards/test_reward_model.py \
-		tests/textenv/envs/test_conversation.py tests/test_security.py -k 'runtime or folder or bfloat16 or template or leaves'
+	.venv-oldest/bin/pytest -q -rs tests/textenv/lm/test_decoding.py tests/algos/training/test_save.py tests/textenv/rewards/test_reward_model.py \
+		tests/integration/test_conversation.py tests/integration/test_security.py -k 'decoding or folder or bfloat16 or template or leaves'
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -57,7 +57,7 @@ learning: .venv/ready
 
 # Every family of decoders in `transformers`, tiny, against a plain pass of its own: 2 minutes. `make test` has a dozen.
 architectures: .venv/ready
-	$(BIN)/pytest -n 2 -q -m "slow or not slow" tests/textenv/lm/test_architectures.py
+	$(BIN)/pytest -n 2 -q -m "slow or not slow" tests/textenv/lm/test_model_architectures.py
 
 # 100,000 inputs for each reader of outside data, with what became of them. `make test` gives them a few hundred.
 fuzz: .venv/ready

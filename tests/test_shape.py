@@ -350,6 +350,17 @@ def test_an_unfolded_file_has_one_idea_a_line(path):
     assert list(folded(ROOT / path)) == []
 
 
+MIRRORED = ("textenv",)
+"""Packages whose tests stand as its modules do: `tests/X/test_m.py` or `test_m_<aspect>.py` tests `X/m.py`."""
+
+
+@pytest.mark.parametrize("package", MIRRORED)
+def test_a_test_file_is_named_after_a_module(package):
+    for path in ROOT.glob(f"tests/{package}/**/test_*.py"):
+        modules = [module.stem for module in (ROOT / path.parent.relative_to(ROOT / "tests")).glob("*.py")]
+        assert any(path.stem == f"test_{name}" or path.stem.startswith(f"test_{name}_") for name in modules), path
+
+
 def test_tests_take_what_they_share_from_helpers_and_not_from_each_other():
     for path in [*ROOT.glob("tests/**/*.py"), *ROOT.glob("examples/**/*.py")]:
         assert not re.findall(r"(?:from|import) tests\.[\w.]*\btest_\w*", path.read_text()), path
@@ -391,11 +402,6 @@ assert not heavy, heavy
 def test_importing_textenv_registers_and_loads_nothing_heavy():
     program = "import gymnasium, textenv, sys; gymnasium.spec('textenv/Reviews-v0'); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
-
-
-def test_the_readme_fits_on_a_few_screens():
-    lines = (ROOT / "README.md").read_text().splitlines()
-    assert len(lines) <= 180 and max(map(len, lines)) <= 140
 
 
 def test_the_packages_are_those_of_the_checkout_and_not_the_folders_of_the_tests():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("textarena")
-sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 from textarena_game import Bracketed, TextArena, make_game  # noqa: E402
 

@@ -24,7 +24,7 @@ def run(kind, *names):
     """Runs of `tests.helpers.device_runs` in a process of their own."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.helpers.device_runs", kind, *names]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-4000:]
     assert done.stdout.count("passed") >= max(len(names), 1), done.stdout

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from textenv import FeedbackFile, FeedbackStopped, HumanReward, Question, TerminalAnnotator
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 class Scripted:

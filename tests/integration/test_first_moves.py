@@ -41,7 +41,7 @@ from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from textenv import TextEnv
 from textenv.registration import NAMES
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 RAW = ["FrozenLake-v1", "Blackjack-v1", "Taxi-v4", "CartPole-v1"]
 
 
