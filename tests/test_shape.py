@@ -350,7 +350,7 @@ def test_an_unfolded_file_has_one_idea_a_line(path):
     assert list(folded(ROOT / path)) == []
 
 
-MIRRORED = ("textenv",)
+MIRRORED = ("textenv", "algos")
 """Packages whose tests stand as its modules do: `tests/X/test_m.py` or `test_m_<aspect>.py` tests `X/m.py`."""
 
 

@@ -1,6 +1,7 @@
 """What a vector environment and a policy hand to the collector: flags, rewards, action masks, steps."""
 
 import gymnasium
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -236,3 +237,67 @@ def test_a_wrong_step_is_found_at_act(name):
         collect(env, Own(step), num_steps=3)
     with refused(error, *words):
         evaluate(env, Own(step), num_episodes=2)
+
+
+class Noting(gym.Env):
+    """Notes every action that it is given."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (1,), np.float32), spaces.Box(-0.5, 0.25, (2,), np.float32)
+
+    def __init__(self):
+        self.given = []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, dtype=np.float32), {}
+
+    def step(self, action):
+        self.given.append(np.array(action))
+        return np.zeros(1, dtype=np.float32), 0.0, False, False, {}
+
+
+def test_actions_are_clipped_only_for_the_environment():
+    single = Noting()
+    policy = MLPPolicy(single.observation_space, single.action_space)
+    rollout = collect(SyncVectorEnv([lambda: single]), policy, num_steps=50, seed=0)
+    drawn, given = rollout["action"][0], torch.from_numpy(np.stack(single.given))
+    assert (drawn.abs() > 0.5).any()
+    torch.testing.assert_close(given, drawn.clamp(torch.tensor(-0.5), torch.tensor(0.25)))
+
+
+class SaysSometimes(gym.Env):
+    """Three actions; a slot may say at every second step that only the last is open, or never say anything."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(3)
+
+    def __init__(self, *, says, size=3):
+        self.says, self.size = says, size
+
+    def info(self):
+        return {"action_mask": [0] * (self.size - 1) + [1]} if self.says and self.steps % 2 == 0 else {}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), self.info()
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(1, np.float32), 0.0, False, self.steps == 5, self.info()
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_a_slot_without_a_mask_leaves_all_actions_open(mode):
+    env = SyncVectorEnv([lambda: SaysSometimes(says=True), lambda: SaysSometimes(says=False)], autoreset_mode=mode)
+    policy = MLPPolicy(env.single_observation_space, env.single_action_space)
+    rollout = collect(env, policy, num_steps=40)
+    closed = ~rollout["action_mask"].all(-1)
+    assert closed[0].any() and not closed[0].all() and not closed[1].any()
+    assert (rollout["action"][0][closed[0] & rollout["mask"][0]] == 2).all()
+    assert set(rollout["action"][1].tolist()) == {0, 1, 2}
+
+
+def test_a_mask_of_another_size_is_refused():
+    env = SyncVectorEnv([lambda: SaysSometimes(says=True, size=4)], autoreset_mode=AutoresetMode.SAME_STEP)
+    with pytest.raises(ValueError, match=r"shape \(4,\) in a slot"):
+        collect(env, MLPPolicy(env.single_observation_space, env.single_action_space), num_steps=2)

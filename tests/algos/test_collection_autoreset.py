@@ -6,10 +6,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from algos import Collector, MLPPolicy, collect, evaluate
+from algos import PPO, Collector, MLPPolicy, collect, evaluate
+from algos.make import make_policy
 from tests.helpers.control_envs import ExactCritic, Gate, Lean, chain, replayed
+from tests.helpers.errors import refused
 from tests.helpers.small_agents import agent_of, cartpole, mlp_for
 
 MODES = pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
@@ -183,3 +186,52 @@ def test_a_rollout_does_not_alias_a_buffer(mode):
         mine = rollout[slot][rollout["mask"][slot]]
         expected = by_hand(7 + slot, len(mine), max_episode_steps=4)
         assert all(torch.equal(mine[name].double(), expected[name].double()) for name in COLUMNS)
+
+
+@pytest.mark.parametrize("name", ["mlp", "lstm"])
+@MODES
+def test_taxis_action_mask_comes_through_in_every_mode(mode, name):
+    """Every action is open in the recorded mask, the masks are those of the states, and scoring obeys them."""
+    make = lambda: gym.make("Taxi-v4", max_episode_steps=7)  # noqa: E731
+    env = SyncVectorEnv([make] * 3, autoreset_mode=mode)
+    policy = make_policy(env, policy=name)
+    rollout = collect(env, policy, num_steps=40, seed=3)
+    gap = policy.evaluate(rollout).log_prob - rollout["log_prob"]
+    assert gap[rollout["mask"]].abs().max() < 1e-5
+    rollout = rollout[rollout["mask"]]
+    taxi = gym.make("Taxi-v4").unwrapped
+    for entry in rollout:
+        expected = taxi.action_mask(int(entry["observation"].argmax()))
+        np.testing.assert_array_equal(entry["action_mask"], expected.astype(bool))
+        assert entry["action_mask"][entry["action"]]
+    assert not rollout["action_mask"].all()
+
+
+def test_an_environment_must_say_its_autoreset_mode():
+    env = gym.make_vec("CartPole-v1", num_envs=2)
+    policy = make_policy(env)
+    env.unwrapped.metadata = {"autoreset_mode": "sometimes"}
+    with refused(ValueError, "autoreset_mode", "sometimes", "AutoresetMode"):
+        PPO(env, policy)
+    with refused(ValueError, "autoreset_mode", "sometimes", "AutoresetMode"):
+        collect(env, policy, num_steps=3)
+
+
+class FirstTwo(gym.vector.VectorWrapper):
+    """A wrapper that forgets the final observations."""
+
+    def reset(self, **options):
+        observation, info = self.env.reset(**options)
+        return observation[:, :2], info
+
+    def step(self, actions):
+        observation, *rest = self.env.step(actions)
+        return observation[:, :2], *rest
+
+
+def test_a_wrapper_must_keep_the_final_observation():
+    env = FirstTwo(gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync",
+                                vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP}))  # fmt: skip
+    policy = MLPPolicy(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
+    with refused(ValueError, "final_obs", "\\(2,\\)", "\\(4,\\)", "NEXT_STEP"):
+        collect(env, policy, num_steps=100)

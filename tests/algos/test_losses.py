@@ -1,5 +1,6 @@
 """Losses against numbers worked out by hand, value and gradient, and against torchrl's."""
 
+import inspect
 from typing import get_args
 
 import pytest
@@ -8,6 +9,7 @@ from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 
+from algos.advantages import discounted_returns, gae
 from algos.config import AggregationName, PolicyLossName
 from algos.losses import (
     NAMED,
@@ -15,6 +17,7 @@ from algos.losses import (
     dual_clipped_policy_loss,
     fixed_length_mean,
     gspo_policy_loss,
+    log_ratio,
     policy_gradient_loss,
     sequence_mean,
     thresholded_policy_loss,
@@ -319,3 +322,105 @@ def test_the_clipped_loss_agrees_with_torchrls_grpo(aggregation, high):
     (ours,), (other,) = gradient_of(found, actor), gradient_of(expected, actor)
     torch.testing.assert_close(ours, other, atol=1e-6, rtol=0)
     assert other.abs().max() > 1e-2
+
+
+FUNCTIONS = [gae, discounted_returns, log_ratio, clipped_policy_loss, value_loss]
+
+
+def arguments(function, shape=(4, 1)):
+    """Valid arguments of a loss or estimator, by their names."""
+    no, yes = torch.zeros(shape, dtype=torch.bool), torch.ones(shape, dtype=torch.bool)
+    columns = {"terminated": no, "truncated": no, "mask": yes, "gamma": 0.9, "gae_lambda": 0.9, "clip_range": 0.2}
+    columns["clip_higher"] = None
+    return {name: columns.get(name, torch.ones(shape)) for name in inspect.signature(function).parameters}
+
+
+def test_losses_and_gradients_ignore_junk_off_the_mask():
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.rand(4, 9, generator=generator) < 0.5
+    names = ("log_prob", "old_log_prob", "advantage", "value", "value_target", "old_value")
+    clean = {name: torch.randn(4, 9, generator=generator) * mask for name in names}
+    outside = torch.where(mask, 0.0, junk(mask.shape))
+    found = []
+    for columns in (clean, {name: x + outside.roll(i, 0) * ~mask for i, (name, x) in enumerate(clean.items())}):
+        dirty = {name: torch.where(mask, clean[name], x).requires_grad_() for name, x in columns.items()}
+        ratios = log_ratio(log_prob=dirty["log_prob"], old_log_prob=dirty["old_log_prob"], mask=mask)
+        loss = clipped_policy_loss(log_ratio=ratios, advantage=dirty["advantage"], mask=mask, clip_range=0.2)
+        error = value_loss(**{name: dirty[name] for name in names[3:]}, mask=mask, clip_range=0.3)
+        (loss + error).sum().backward()
+        found.append([loss, error, dirty["log_prob"].grad, dirty["value"].grad])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other) and (one[~mask] == 0).all() and (one != 0).any()
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8])
+def test_a_mask_that_is_not_bool_raises(function, dtype):
+    right = arguments(function)
+    function(**right)
+    with pytest.raises(TypeError, match="expected torch.bool"):
+        function(**(right | {"mask": right["mask"].to(dtype)}))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_unequal_shapes_raise_and_both_are_printed(function):
+    right = arguments(function)
+    tensors = [name for name, x in right.items() if isinstance(x, torch.Tensor)]
+    for name in tensors:
+        # [B] against [B, 1] would broadcast to [B, B] without a word.
+        with pytest.raises(ValueError, match=r"(?s)(?=.*\(4,\))(?=.*\(4, 1\))"):
+            function(**(right | {name: right[name][:, 0]}))
+
+
+def test_clipped_value_loss_without_old_value_raises():
+    right = arguments(value_loss)
+    with pytest.raises(ValueError, match="old_value"):
+        value_loss(**(right | {"old_value": None}))
+
+
+def torchrl_losses(data, *, clip_value):
+    """Policy and value loss by torchrl, of a softmax policy and values that are its networks' very outputs."""
+    from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+    from torch import nn
+    from torchrl.objectives import ClipPPOLoss
+
+    actor = ProbabilisticTensorDictSequential(
+        TensorDictModule(nn.Identity(), in_keys=["logits_in"], out_keys=["logits"]),
+        ProbabilisticTensorDictModule(
+            in_keys=["logits"],
+            out_keys=["action"],
+            distribution_class=torch.distributions.Categorical,
+            return_log_prob=True,
+        ),
+    )
+    critic = TensorDictModule(nn.Identity(), in_keys=["value_in"], out_keys=["state_value"])
+    loss = ClipPPOLoss(
+        actor, critic, clip_epsilon=0.2, entropy_bonus=False, critic_coeff=0.5, loss_critic_type="l2",
+        normalize_advantage=False, clip_value=clip_value, reduction="none",
+    )  # fmt: skip
+    found = loss(data)
+    return found["loss_objective"], found["loss_critic"]
+
+
+@pytest.mark.parametrize("clip_value", [None, 0.3])
+def test_losses_agree_with_torchrl(clip_value):
+    generator = torch.Generator().manual_seed(0)
+    n, mask = 400, torch.ones(400, dtype=torch.bool)
+    logits, old, value, target = (torch.randn(n, k, generator=generator) for k in (5, 1, 1, 1))
+    action = torch.randint(5, (n,), generator=generator)
+    log_prob = logits.log_softmax(-1).gather(1, action[:, None])[:, 0]
+    old_log_prob = log_prob + 0.4 * torch.randn(n, generator=generator)
+    advantage = torch.randn(n, generator=generator)
+    data = TensorDict(
+        {"logits_in": logits, "value_in": value, "state_value": old, "action": action, "action_log_prob": old_log_prob,
+         "advantage": advantage[:, None], "value_target": target}, batch_size=[n],
+    )  # fmt: skip
+    objective, critic = torchrl_losses(data, clip_value=clip_value)
+    ratios = log_ratio(log_prob=log_prob, old_log_prob=old_log_prob, mask=mask)
+    ours = clipped_policy_loss(log_ratio=ratios, advantage=advantage, mask=mask, clip_range=0.2)
+    assert ((ratios.exp() - 1).abs() > 0.2).sum() > 50
+    torch.testing.assert_close(ours, objective.reshape(n), atol=1e-5, rtol=0)
+    found = value_loss(
+        value=value[:, 0], value_target=target[:, 0], mask=mask, old_value=old[:, 0], clip_range=clip_value
+    )
+    torch.testing.assert_close(found, critic.reshape(n), atol=1e-5, rtol=0)

@@ -14,6 +14,7 @@ from torch import nn
 
 from algos import PPO, MLPPolicy, PPOConfig, collect
 from algos.config import Config
+from algos.losses import sequence_mean
 from algos.optimizer import Optimizer
 from algos.training.metrics import EpisodeMeter, reference_metrics
 from tests.helpers.models import make_gpt2, make_llama
@@ -373,3 +374,15 @@ def test_a_loss_that_reaches_no_parameter_is_refused():
     with pytest.raises(ValueError, match="no parameter of the optimizer has a gradient"):
         optimizer.step(lambda part: (other.square().sum(), {}), TensorDict({}, batch_size=[1]))
     assert listed.item() == 1
+
+
+def test_logged_means_are_over_tokens():
+    """A long and a short answer; by sequences the loss weighs the short one's tokens more, and the log does not."""
+    env, policy = text_env(), lm_policy()
+    rollout = scored(play(env, [(5, 1, 2, 3, 0), (7,)]), policy)
+    with torch.no_grad():
+        entropy = policy.evaluate(rollout).entropy[rollout["mask"]]
+        by_row = [policy.evaluate(rollout).entropy[row][rollout["mask"][row]].mean() for row in range(2)]
+    assert abs(sum(by_row) / 2 - entropy.mean()) > 1e-3, "the two means differ, or the test guards nothing"
+    metrics = agent_of(env, policy, aggregation=sequence_mean, num_episodes=2).update(rollout)
+    assert metrics["policy/entropy"] == pytest.approx(entropy.mean().item(), abs=1e-5)

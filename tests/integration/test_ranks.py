@@ -131,9 +131,18 @@ def test_an_error_on_one_rank_ends_all(tmp_path):
 
 
 def alone_but_told_otherwise(monkeypatch, rank=0, count=2):
-    monkeypatch.setattr(collectives.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(collectives.distributed, "get_rank", lambda: rank)
-    monkeypatch.setattr(collectives.distributed, "get_world_size", lambda: count)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: count)
+
+
+def receive(monkeypatch, values_of):
+    """Let torch gather what ``values_of`` makes of the value of this process."""
+
+    def all_gather_object(values, own):
+        values[:] = values_of(own)
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", all_gather_object)
 
 
 @pytest.mark.parametrize("name", ["trpo", "dqn"])
@@ -166,13 +175,11 @@ def test_rows_of_ranks_keep_groups_and_allowed_tokens(monkeypatch):
 
     one, other = torch.tensor([[1, 1, 1], [1, 0, 0]]).bool(), torch.tensor([[1, 1, 1], [0, 1, 0], [0, 0, 1]]).bool()
     alone_but_told_otherwise(monkeypatch)
-    monkeypatch.setattr(collectives, "gather", lambda own: [own, rollout(4, other, 0)])
+    receive(monkeypatch, lambda own: [own, rollout(4, other, 0)])
     found = collectives.gather_rows(rollout(3, one, 5))
     assert found.shape == (4, 4) and found["mask"].sum(1).tolist() == [3, 3, 4, 4]
     assert found["group"][:, 0].tolist() == [5, 5, 6, 6]
     allowed = found.get_non_tensor("allowed_sets")[found["allowed"][:, 0]]
     assert allowed.tolist() == [one[1].tolist()] * 2 + [other[1].tolist()] * 2
-    monkeypatch.setattr(
-        collectives, "gather", lambda own: [{"reward/failed": 3, "kl": 1.0}, {"reward/failed": 1, "kl": 2.0}]
-    )
+    receive(monkeypatch, lambda own: [{"reward/failed": 3, "kl": 1.0}, {"reward/failed": 1, "kl": 2.0}])
     assert collectives.mean({}) == {"reward/failed": 4, "kl": 1.5}

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tests.helpers.chunks import limit_logits
 from tests.helpers.lora import lora
 from tests.helpers.models import make_gpt2, make_llama
 from tests.helpers.small_agents import lm_policy
 from tests.helpers.text_envs import play, text_env
-from textenv.lm import model as model_module
 
 ANSWERS = [(5, 1, 7), (7,), (3, 3, 3, 3, 3)]
 POLICIES = {
@@ -40,7 +40,7 @@ def flat_gradient(policy, rollout, reference, **options):
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_hessian_products_are_changes_of_the_gradient(name, elements, options, monkeypatch):
     """Central differences; in chunks the logits are computed again in both backward passes."""
-    monkeypatch.setattr(model_module, "CHUNK_ELEMENTS", elements)
+    limit_logits(monkeypatch, elements)
     policy, rollout = POLICIES[name](**options), play(text_env(), ANSWERS)
     reference = nearby(policy)
     with sdpa_kernel(SDPBackend.MATH):

@@ -53,12 +53,14 @@ def test_a_chat_remembers_what_was_said(tmp_path, capsys, monkeypatch):
     policy = LMPolicy.load("embedded")
     policy.lm.tokenizer.chat_template = "{% for m in messages %}{{ m['role'][0] }} {{ m['content'] }} {% endfor %}"
     PPO(make_vector_env("Copy"), policy, num_steps=None, num_episodes=2).save(tmp_path)
-    said = []
-    monkeypatch.setattr(LMPolicy, "generate", lambda self, prompts, **options: said.append(prompts[0]) or ["yes"])
     monkeypatch.setattr("sys.stdin", io.StringIO("hello\nagain\n"))
-    main(["sample", str(tmp_path), "--system-prompt", "be kind", "--json"])
-    assert [message["content"] for message in said[1]] == ["be kind", "hello", "yes", "again"]
-    assert [message["role"] for message in said[1]] == ["system", "user", "assistant", "user"]
+    main(["sample", str(tmp_path), "--system-prompt", "be kind", "--json", "--max-new-tokens", "8"])
+    first, second = (row[str(tmp_path)] for row in json.loads(capsys.readouterr().out)["samples"])
+    chat = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]
+    assert policy.generate([chat], max_new_tokens=8, seed=0) == [first]
+    chat += [{"role": "assistant", "content": first}, {"role": "user", "content": "again"}]
+    assert policy.generate([chat], max_new_tokens=8, seed=1) == [second]
+    assert policy.generate([chat[-1:]], max_new_tokens=8, seed=1) != [second], "the chat before it matters"
 
 
 @pytest.mark.parametrize(

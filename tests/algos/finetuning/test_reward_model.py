@@ -10,15 +10,7 @@ import torch
 
 from algos import RewardModelConfig, train_reward_model
 from algos.finetuning.reward_data import read_reward_rows
-from algos.finetuning.reward_model import (
-    _losses,
-    _pair_metrics,
-    _score_metrics,
-    _split,
-    bradley_terry_loss,
-    expected_calibration_error,
-    spearman,
-)
+from algos.finetuning.reward_model import bradley_terry_loss, expected_calibration_error, spearman
 from tests.helpers.conversations import CHAT_WORDS, CHATML
 from tests.helpers.lora import peft
 from tests.helpers.models import WORDS, load_example, make_tokenizer
@@ -88,20 +80,39 @@ def test_spearman_by_hand_and_with_ties():
     assert spearman(predicted=torch.ones(3), actual=torch.arange(3.0)) == 0
 
 
-def test_the_figures_of_scores_and_pairs_by_hand():
-    found = _score_metrics(torch.tensor([1.4, 0.25, 0.75]), torch.tensor([1.0, 1.0, 0.0]))
-    assert found["accuracy"] == pytest.approx(1 / 3)
-    assert found["mean_squared_error"] == pytest.approx((0.16 + 0.5625 + 0.5625) / 3, abs=1e-6)
-    assert found["log_likelihood"] == pytest.approx((math.log(0.99) + 2 * math.log(0.25)) / 3, abs=1e-6)
-    assert found["calibration_error"] == pytest.approx((0 + 0.75 + 0.75) / 3, abs=1e-6)
-    marks = _score_metrics(torch.tensor([0.1, 0.5, 0.9]), torch.tensor([0.2, 0.4, 1.0]))
-    assert marks.keys() == {"mean_squared_error", "spearman"}
-    assert marks["spearman"] == pytest.approx(1)
-    log3 = math.log(3)
-    pairs = _pair_metrics(torch.tensor([log3, log3, -log3, 0.0]))
-    assert pairs["accuracy"] == 0.5 and not {"spearman", "mean_squared_error"} & pairs.keys()
-    assert pairs["log_likelihood"] == pytest.approx((2 * math.log(3 / 4) + math.log(1 / 4) + math.log(1 / 2)) / 4)
-    assert pairs["calibration_error"] == pytest.approx((3 * (0.75 - 2 / 3) + 0.5) / 4, abs=1e-6)
+class Says(RewardModel):
+    """A reward model that says a number for the word of an answer, whatever it learns."""
+
+    def __init__(self, **numbers):
+        super().__init__(make_model("gpt2"), make_tokenizer(WORDS))
+        self.numbers = numbers
+
+    def logits(self, rows):
+        weights = sum(weight.sum() for weight in self.model.parameters())
+        return torch.tensor([[self.numbers[WORDS[ids[-2]]]] for ids in rows]) + 0 * weights
+
+
+def test_figures_of_scores_by_hand():
+    rows = [{"prompt": "a .", "completion": f" {word}", "score": s} for word, s in (("a", 1.0), ("b", 1.0), ("c", 0.0))]
+    report = train_reward_model(Says(a=1.4, b=0.25, c=0.75, good=1.0, bad=0.0), SCORED, held_out=rows)
+    assert report.accuracy == pytest.approx(1 / 3)
+    assert report.mean_squared_error == pytest.approx((0.16 + 0.5625 + 0.5625) / 3, abs=1e-6)
+    assert report.log_likelihood == pytest.approx((math.log(0.99) + 2 * math.log(0.25)) / 3, abs=1e-6)
+    assert report.calibration_error == pytest.approx((0 + 0.75 + 0.75) / 3, abs=1e-6)
+    marks = [row | {"score": score} for row, score in zip(rows, (0.2, 0.4, 1.0), strict=True)]
+    report = train_reward_model(Says(a=0.1, b=0.5, c=0.9, good=1.0, bad=0.0), SCORED, held_out=marks)
+    assert report.accuracy is report.log_likelihood is report.calibration_error is None
+    assert report.spearman == pytest.approx(1)
+
+
+def test_figures_of_pairs_by_hand():
+    words = ("a", "d"), ("a", "c"), ("d", "a"), ("d", "c")
+    rows = [{"prompt": "a .", "chosen": f" {chosen}", "rejected": f" {rejected}"} for chosen, rejected in words]
+    judge = Says(a=math.log(3), c=0.0, d=0.0, good=1.0, bad=0.0)
+    report = train_reward_model(judge, PAIRS, held_out=rows)
+    assert report.accuracy == 0.5 and report.spearman is report.mean_squared_error is None
+    assert report.log_likelihood == pytest.approx((2 * math.log(3 / 4) + math.log(1 / 4) + math.log(1 / 2)) / 4)
+    assert report.calibration_error == pytest.approx((3 * (0.75 - 2 / 3) + 0.5) / 4, abs=1e-6)
 
 
 # --- training --------------------------------------------------------------------------------------------------------
@@ -143,10 +154,10 @@ def test_training_scores_a_text_as_paying_does():
     rewards = [paid(rows, name) for name in ("chosen", "rejected")]
     expected = -torch.nn.functional.logsigmoid(torch.tensor(rewards[0]) - torch.tensor(rewards[1])).mean()
     assert report.history[0]["reward/loss"] == pytest.approx(expected.item(), abs=1e-5)
-    read = read_reward_rows(SCORED, rate).rows
-    for row, source in list(zip(read, SCORED, strict=True))[:20]:
-        found = paid([source], "completion")[0]
-        assert _losses(rate, [row], "scores").item() == pytest.approx((found - source["score"]) ** 2, abs=1e-5)
+    report = train_reward_model(rate, SCORED[:20], config, held_out=SCORED[20:22])
+    errors = [reward - row["score"] for reward, row in zip(paid(SCORED[:20], "completion"), SCORED[:20], strict=True)]
+    expected = sum(error**2 for error in errors) / 20
+    assert report.history[0]["reward/loss"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_one_epoch_is_what_torch_does_by_hand():
@@ -174,23 +185,26 @@ def test_one_epoch_is_what_torch_does_by_hand():
 
 
 def test_a_margin_asks_for_more():
-    rate = judge()
-    row = read_reward_rows([PAIRS[0]], rate).rows
-    wide = read_reward_rows([PAIRS[0] | {"margin": 2.0}], rate).rows
-    (plain,), (more,) = _losses(rate, row, "pairs"), _losses(rate, wide, "pairs")
-    difference = -math.log(math.expm1(plain.item()))
-    assert more.item() == pytest.approx(math.log1p(math.exp(2 - difference)), abs=1e-5)
+    """Of a reward model that says a difference of 1."""
+
+    def loss(**margin):
+        history = train_reward_model(Says(good=1.0, bad=0.0), [PAIRS[0] | margin], held_out=PAIRS[1:2]).history
+        return history[0]["reward/loss"]
+
+    assert loss() == pytest.approx(math.log1p(math.exp(-1)), abs=1e-5)
+    assert loss(margin=2.0) == pytest.approx(math.log1p(math.exp(1)), abs=1e-5)
 
 
 def test_no_prompt_is_on_both_sides_of_the_split():
+    """Whatever its spacing: it is the hash of the prompt that chooses the side."""
     rows = [row | {"prompt": f"{row['prompt']}{' ' * n}"} for row in SCORED for n in range(2)]
-    rate = judge()
-    sides = _split(read_reward_rows(rows, rate), None, RewardModelConfig(held_out_fraction=0.5))
-    train, held_out = ({tuple(row.ids[0][:3]) for row in side} for side in sides)
-    assert not train & held_out and len(train) + len(held_out) == len(LONG)
-    assert sum(map(len, sides)) == len(rows) and 0.25 < len(sides[1]) / len(rows) < 0.75
+    judge = Says(good=1.0, bad=0.0)
+    assert len({row.key for row in read_reward_rows(rows, judge).rows}) == len(LONG)
+    report = train_reward_model(judge, rows, RewardModelConfig(held_out_fraction=0.5))
+    assert report.rows + report.held_out_rows == len(rows) and 0.25 < report.held_out_rows / len(rows) < 0.75
+    assert report.held_out_rows % 4 == 0, "two answers in two spellings of each prompt"
     with pytest.raises(ValueError, match="1 prompts are in both data and held_out"):
-        train_reward_model(rate, SCORED[2:4], held_out=[SCORED[2] | {"completion": "d"}])
+        train_reward_model(judge, SCORED[2:4], held_out=[SCORED[2] | {"completion": "d"}])
 
 
 def test_without_prompts_answers_are_kept_apart():

@@ -12,7 +12,7 @@ from transformers import AutoModel
 
 import algos
 from algos import PPO, Critic, LMPolicy, collect, presets
-from algos.policies.critic import FOLDS, RIDGES, _ridge, fit_head, fresh_head
+from algos.policies.critic import FOLDS, RIDGES, fit_head, fresh_head
 from tests.helpers.lora import adapted
 from tests.helpers.models import MODELS, WORDS, make_gpt2, make_tokenizer
 from tests.helpers.reward_models import make_model as make_reward_model
@@ -398,10 +398,13 @@ def test_a_rollout_that_says_nothing_changes_nothing(case):
 
 
 def test_equations_without_a_solution_give_the_mean():
-    """As after a collapse, when every answer is the same: next to 1e8, float32 loses the ridge on any processor."""
-    sums = torch.tensor([[1e8, 1e8, 3e8], [1e8, 1e8, 3e8]])
-    assert torch.linalg.solve_ex(sums[:, :2], sums[:, 2])[1] == 2  # the second pivot is 0
-    assert _ridge(sums, 1e-3).tolist() == [0, 3]
+    """As after a collapse, when every answer is the same: next to 2^26, float32 loses the ridge on any processor."""
+    mask, earlier = torch.ones(64, 4, dtype=torch.bool), {}
+    apart = torch.tensor([1.0, -1.0]).repeat(32)[:, None, None].expand(64, 5, 1)
+    fit(apart, torch.zeros(64, 4), mask, earlier=earlier)
+    alike = torch.full((64, 5, 1), 2.0**13)
+    value = fit(alike, torch.full((64, 4), 3.0), mask, earlier=earlier)
+    torch.testing.assert_close(value, torch.full((64, 5), 3.0))
 
 
 @pytest.mark.parametrize("critic", [None, "copy"])

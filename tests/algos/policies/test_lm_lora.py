@@ -11,13 +11,13 @@ import algos
 from algos import LMPolicy, SFTConfig, collect, sft
 from algos.cli import main
 from algos.training.run import Run
+from tests.helpers.chunks import limit_logits
 from tests.helpers.lora import MAKERS, adapted, lora_policy, peft
 from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
 from tests.helpers.small_agents import agent_of, gradients
 from tests.helpers.text_envs import play, text_env
 from textenv import KLPenalty, KLReward, LanguageModel, PromptList, TextEnv
 from textenv.errors import InvariantError
-from textenv.lm import model as model_module
 from textenv.lm.decoding import Decoder
 from textenv.lm.loading import load_causal_lm
 from textenv.lm.model import FrozenLanguageModel
@@ -190,7 +190,7 @@ def test_a_shared_reference_has_the_gradient_of_a_copy(options, monkeypatch):
     rollout = play(text_env(), [(5, 1, 7), (1, 2, 3, 4, 7), (7,)])
     found = []
     for other, elements in ((whole, 2**24), (reference, 2**24), (reference, 2 * len(WORDS))):
-        monkeypatch.setattr(model_module, "CHUNK_ELEMENTS", elements)
+        limit_logits(monkeypatch, elements)
         policy.zero_grad()
         kl = policy.divergence(rollout, other)
         kl.sum().backward()

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch import nn
 
 from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, collect
 from algos.losses import clipped_policy_loss
+from tests.helpers.chunks import limit_logits
 from tests.helpers.models import ALL_MODELS, MODELS, WORDS, make_gpt2, make_tokenizer
 from tests.helpers.small_agents import agent_of, cartpole, control_rollout, gradients, lm_policy, mlp_for
 from tests.helpers.text_envs import Script, play, text_env
 from textenv import KLPenalty, LanguageModel, TextVectorEnv
 from textenv.errors import InvariantError
-from textenv.lm import model as model_module
 from textenv.lm.decoding import Decoder
 
 NINE = len(WORDS)
@@ -49,7 +50,7 @@ def parts(units, minibatch, micro):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_ratio_is_one_for_language_models(name, minibatch, micro, chunk, gaps, monkeypatch):
     if chunk is not None:
-        monkeypatch.setattr(model_module, "CHUNK_ELEMENTS", chunk)
+        limit_logits(monkeypatch, chunk)
     env, policy = text_env(), lm_policy(MODELS[name], seed=3)
     cut = dict(minibatch_size=minibatch, micro_batch_size=micro, normalize_advantage=minibatch > 1)
     agent = agent_of(env, policy, num_epochs=2, policy_loss=gaps, **cut)
@@ -359,3 +360,25 @@ def test_top_k_and_top_p_are_refused_in_training():
     for wrong in ({"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}):
         with pytest.raises(ValueError, match="top_"):
             LMPolicy(make_gpt2(), make_tokenizer(WORDS), **wrong)
+
+
+def longer(policy, tokens, length):
+    return policy.act({"tokens": tokens, "length": np.array([[length]])}, deterministic=True).log_prob.item()
+
+
+@pytest.mark.parametrize("change", ["length", "first token", "a token in the middle"])
+def test_a_policy_notices_another_text_in_its_slot(change):
+    """One token longer, with the same last token that was read; what stands before it is another text."""
+    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS))
+    first, other = np.zeros((1, 8), dtype=np.int64), np.zeros((1, 8), dtype=np.int64)
+    first[0, :4], other[0, :5] = [1, 2, 3, 4], [1, 2, 3, 4, 5]
+    if change == "length":
+        other[0, :6], length = [1, 2, 3, 4, 5, 6], 6
+    else:
+        length = 5
+        other[0, 0 if change == "first token" else 1] = 0
+    longer(policy, first, 4)
+    found = longer(policy, other, length)
+    policy.reset()
+    assert found == pytest.approx(longer(policy, other, length), abs=1e-5)
+    assert isinstance(policy, nn.Module)

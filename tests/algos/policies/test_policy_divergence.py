@@ -4,16 +4,17 @@ import pytest
 import torch
 from gymnasium import spaces
 from tensordict import NonTensorData
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from algos import MLPPolicy, collect
 from algos.policies.policy import Policy
+from tests.helpers.chunks import limit_logits
 from tests.helpers.kl_cases import Kl, control_case, perturbed, recurrent_case
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.small_agents import gradients, lm_policy
 from tests.helpers.text_envs import text_env
 from textenv import KLPenalty, LanguageModel
-from textenv.lm import model as model_module
-from textenv.rollout import Allowed
 
 
 def normal(policy, rollout):
@@ -72,6 +73,19 @@ def test_language_models_diverge_as_their_full_logits(temperature):
     torch.testing.assert_close(policy.divergence(rollout, policy), torch.zeros_like(kl))
 
 
+class Shapes(TorchDispatchMode):
+    """Notes the shape of every tensor that an operation gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.of_results = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        self.of_results |= {tuple(x.shape) for x in tree_leaves(results) if isinstance(x, torch.Tensor)}
+        return results
+
+
 def test_the_divergence_never_holds_all_logits_at_once(monkeypatch):
     policy = lm_policy()
     reference = perturbed(policy)
@@ -85,15 +99,18 @@ def test_the_divergence_never_holds_all_logits_at_once(monkeypatch):
         kl.square().sum().backward()
         return kl.detach(), gradients(policy)
 
-    whole, gradient = value_and_gradient()
-    monkeypatch.setattr(model_module, "CHUNK_ELEMENTS", 4 * len(WORDS))
-    seen, asked = [], []
+    count = int(rollout["mask"].sum())
+    with Shapes() as shapes:
+        whole, gradient = value_and_gradient()
+    assert (count, len(WORDS)) in shapes.of_results
+    limit_logits(monkeypatch, 4 * len(WORDS))
+    rows = []
     for lm in (policy.lm, reference):
-        lm.model.get_output_embeddings().register_forward_hook(lambda m, args, out: seen.append(out.shape[0]))
-    monkeypatch.setattr(Allowed, "rows", lambda self, a, b: asked.append(b - a) or self.sets[self.chosen[a:b]])
-    cut, cut_gradient = value_and_gradient()
-    assert max(seen) <= 4 and max(asked) <= 4
-    assert sum(seen) == 4 * int(rollout["mask"].sum()), "both models, forward and again for the gradient"
+        lm.model.get_output_embeddings().register_forward_hook(lambda m, args, out: rows.append(out.shape[0]))
+    with Shapes() as shapes:
+        cut, cut_gradient = value_and_gradient()
+    assert (count, len(WORDS)) not in shapes.of_results, "neither logits nor allowed tokens of all steps"
+    assert max(rows) <= 4 and sum(rows) == 4 * count, "both models, forward and again for the gradient"
     torch.testing.assert_close(cut, whole, atol=1e-6, rtol=1e-5)
     for key in gradient:
         torch.testing.assert_close(cut_gradient[key], gradient[key], atol=1e-5, rtol=1e-3)

@@ -34,7 +34,7 @@ from algos.cli import main
 from algos.config import Config
 from algos.losses import clipped_policy_loss
 from algos.optimizer import Optimizer
-from algos.training.invariants import InvariantError, NonFiniteError, check_whitened
+from algos.training.invariants import InvariantError, NonFiniteError, check_advantages, check_whitened
 from tests.helpers.lora import lora_policy
 from tests.helpers.models import make_gpt2
 from tests.helpers.small_agents import cartpole, lm_policy, mlp_for
@@ -303,16 +303,15 @@ def test_a_penalty_off_the_mask_is_caught(tmp_path):
     assert not batch["mask"].all() and not any(batch["mask"][row, column] for row, column in error.rows)
 
 
-@pytest.mark.parametrize("kind", BY_VALUE)
-def test_advantages_outside_the_mask_are_caught(kind, tmp_path, monkeypatch):
-    import algos.advantages
-
-    gae = algos.advantages.gae
-    monkeypatch.setattr(
-        algos.advantages, "gae", lambda **columns: tuple(x + 0.5 * (~columns["mask"]) for x in gae(**columns))
-    )
-    error, batch, _ = caught(control(kind=kind), tmp_path, "advantage")
-    assert not any(batch["mask"][row, column] for row, column in error.rows)
+@pytest.mark.parametrize("name", ["advantage", "value_target"])
+def test_advantages_outside_the_mask_are_caught(name):
+    mask = torch.tensor([[True, False, True], [True, True, False]])
+    rollout = TensorDict({"mask": mask, "advantage": 1.0 * mask, "value_target": 1.0 * mask}, batch_size=[2, 3])
+    check_advantages(rollout)
+    rollout[name][1, 2] = 0.5
+    with pytest.raises(InvariantError) as raised:
+        check_advantages(rollout)
+    assert raised.value.tensor == name and raised.value.rows == [[1, 2]]
 
 
 def test_an_aggregation_off_the_mask_is_caught(tmp_path):
@@ -333,15 +332,39 @@ BROKEN_WHITENING = {
 
 
 @pytest.mark.parametrize("how", sorted(BROKEN_WHITENING))
+def test_whitening_that_does_not_whiten_is_caught(how):
+    raw = 5 + 2 * torch.randn(6, 7, generator=torch.Generator().manual_seed(0))
+    mask = torch.rand(6, 7, generator=torch.Generator().manual_seed(1)) < 0.7
+    white = torch.where(mask, BROKEN_WHITENING[how](raw, mask), 0.0)
+    with pytest.raises(InvariantError, match="mean is .* standard deviation") as raised:
+        check_whitened(TensorDict({"mask": mask, "advantage": white}, batch_size=[6, 7]), raw=raw)
+    assert raised.value.tensor == "advantage"
+
+
+class Rich(gym.Wrapper):
+    """Pays so much that the squares of advantages, or the advantages themselves, overflow."""
+
+    def __init__(self, env, scale):
+        super().__init__(env)
+        self.scale = scale
+
+    def step(self, action):
+        observation, reward, *flags_and_info = self.env.step(action)
+        return observation, self.scale * reward, *flags_and_info
+
+
 @pytest.mark.parametrize("kind", ["ppo", "reinforce", "trpo"])
-def test_whitening_that_does_not_whiten_is_caught(how, kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "algos.minibatches.whiten", lambda x, *, mask: torch.where(mask, BROKEN_WHITENING[how](x, mask), 0.0)
-    )
-    error, batch, _ = caught(control(kind=kind), tmp_path, "advantage")
-    assert "mean is" in str(error) and "standard deviation" in str(error)
-    again = whiten(batch["advantage_before"], mask=batch["mask"])
-    assert not torch.allclose(again, batch["advantage"], atol=1e-2)
+def test_advantages_that_overflow_when_whitened_are_caught(kind, tmp_path):
+    env = SyncVectorEnv([lambda: Rich(gym.make("CartPole-v1"), 1e25)] * 4)
+    error, batch, _ = caught(control(env=env, kind=kind), tmp_path, "advantage")
+    assert "overflow when they are squared: scale the rewards down" in str(error)
+    assert batch["advantage_before"][batch["mask"]].abs().max() > 1e24
+
+
+@pytest.mark.parametrize("kind", BY_VALUE)
+def test_advantages_that_overflow_are_caught(kind, tmp_path):
+    env = SyncVectorEnv([lambda: Rich(gym.make("CartPole-v1"), 3e38)] * 4)
+    caught(control(env=env, kind=kind), tmp_path, "advantage", kind=NonFiniteError)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 7.3, 1e6])
