@@ -7,9 +7,9 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from tests.helpers.chunks import limit_logits
 from tests.helpers.models import ALL_MODELS, WORDS, make_gpt2, make_tokenizer
 from textenv import LanguageModel
+from textenv.lm import model as model_module
 from textenv.lm.decoding import Decoder
 from textenv.lm.sampling import restrict, sample
 from textenv.rollout import Allowed
@@ -132,7 +132,7 @@ def test_chunks_change_neither_values_nor_gradients(monkeypatch):
         return log_prob.detach(), [p.grad.clone() for p in lm.parameters()]
 
     whole, whole_grad = evaluate_and_grad()
-    limit_logits(monkeypatch, 2 * len(WORDS))
+    monkeypatch.setattr(model_module, "CHUNK_ELEMENTS", 2 * len(WORDS))
     cut, cut_grad = evaluate_and_grad()
     torch.testing.assert_close(cut, whole, atol=1e-6, rtol=1e-6)
     for one, other in zip(cut_grad, whole_grad, strict=True):
@@ -141,7 +141,7 @@ def test_chunks_change_neither_values_nor_gradients(monkeypatch):
 
 def test_no_tensor_of_batch_times_time_times_vocabulary_is_built(monkeypatch):
     """The output layer sees a chunk at a time, of True entries only."""
-    limit_logits(monkeypatch, 4 * len(WORDS))
+    monkeypatch.setattr(model_module, "CHUNK_ELEMENTS", 4 * len(WORDS))
     lm, rollout, seen = LanguageModel(make_gpt2(), make_tokenizer(WORDS)), make_rollout(), []
     lm.model.get_output_embeddings().register_forward_hook(lambda m, args, out: seen.append(out.shape[0]))
     rollout["allowed"] = rollout["mask"].long()
