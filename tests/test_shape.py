@@ -445,8 +445,9 @@ def patches(tree):
             first = ast.unparse(node.args[0]).strip("'\"*").split(".")[0].split("(")[0]
             if node.func.attr in ("setattr", "delattr", "setitem") and first in ours | LAYERS.keys():
                 yield node.lineno
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ours:
-            if isinstance(node.ctx, ast.Store) or re.match("_[^_]", node.attr):
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            uses_private = isinstance(node.ctx, ast.Store) or re.match("_[^_]", node.attr)
+            if node.value.id in ours and uses_private:
                 yield node.lineno
 
 
