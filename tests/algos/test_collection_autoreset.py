@@ -11,46 +11,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from algos import PPO, Collector, MLPPolicy, collect, evaluate
 from algos.make import make_policy
-from tests.helpers.control_envs import ExactCritic, Gate, Lean, chain, replayed
+from tests.helpers.control_envs import Gate, Lean, replayed
 from tests.helpers.errors import refused
 from tests.helpers.small_agents import agent_of, cartpole, mlp_for
 
 MODES = pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
 COLUMNS = ("observation", "next_observation", "action", "reward", "terminated", "truncated")
-
-
-def advantages_of_the_exact_critic(mode, limit, steps, **options):
-    """Advantages and both flags at the True entries of several rollouts, each going on where the last stopped."""
-    env = chain(mode, limit)
-    policy = mlp_for(env)
-    policy.critic = ExactCritic(gamma=0.9)
-    agent = agent_of(env, policy, gamma=0.9, gae_lambda=0.8, **options)
-    collector = Collector(env, policy, seed=0)
-    rollouts = []
-    for _ in range(60 // steps):
-        rollouts.append(collector.collect(num_steps=steps))
-        agent.update(rollouts[-1])
-    rollout = torch.cat(rollouts, dim=1)
-    assert rollout["mask"].all() == (mode is not AutoresetMode.NEXT_STEP)
-    rollout = rollout[rollout["mask"]]
-    return rollout["advantage"], rollout["terminated"], rollout["truncated"]
-
-
-@pytest.mark.parametrize("steps", [20, 4])
-@pytest.mark.parametrize("limit", [None, 4])
-@MODES
-def test_every_advantage_of_the_exact_critic_is_zero(mode, limit, steps):
-    """The limit of 4 cuts some episodes short, and meets others exactly at their end."""
-    advantage, terminated, truncated = advantages_of_the_exact_critic(mode, limit, steps)
-    assert terminated.sum() > 10 and (truncated & ~terminated).sum() >= (20 if limit else 0)
-    assert advantage.abs().max() < 1e-5
-
-
-@MODES
-def test_the_exact_critic_notices_a_missing_bootstrap(mode):
-    """What makes the test above able to fail: the same chain with truncation taken for termination."""
-    advantage, terminated, truncated = advantages_of_the_exact_critic(mode, 4, 20, bootstrap_truncated=False)
-    assert advantage[truncated & ~terminated].abs().min() > 1
 
 
 def episodes_of(rollout, slot):

@@ -35,7 +35,7 @@ from algos.trpo import TRPO, TRPOConfig
 from tests.helpers.control_envs import ExactCritic, chain, signals
 from tests.helpers.models import make_gpt2
 from tests.helpers.oracle import name_of
-from tests.helpers.rollouts import ANSWERS, other_weights, padded, spoil, spoil_policy
+from tests.helpers.rollouts import ANSWERS, other_weights, padded, spoil, spoil_policy, with_empty_rows
 from tests.helpers.small_agents import cartpole, gradients, lm_policy, mlp_for, scored
 from tests.helpers.text_envs import GOOD, Script, play, text_env
 from textenv import KLPenalty
@@ -47,6 +47,7 @@ CONFIGS = {
     "a2c": A2CConfig(**STEPS),
     "grpo": GRPOConfig(num_episodes=8, group_size=4, **PASSES),
     "grpo, fixed length": GRPOConfig(num_episodes=8, group_size=4, aggregation=FIXED, scale_by_std=False, **PASSES),
+    "ppo": PPOConfig(**STEPS, **PASSES, clip_range_vf=0.1),
     "ppo, dual clip": PPOConfig(**STEPS, **PASSES, policy_loss=partial(dual_clipped_policy_loss, limit=1.1)),
     "ppo, sequence mean": PPOConfig(**STEPS, **PASSES, aggregation=sequence_mean),
     "ppo, threshold": PPOConfig(**STEPS, **PASSES, policy_loss=partial(thresholded_policy_loss, threshold=1.1)),
@@ -136,6 +137,18 @@ def test_ten_pad_columns_change_no_figure_or_weight(kind):
     # Fifteen conjugate gradients make more of rounding.
     near = dict(rel=2e-3, abs=1e-4) if kind == "trpo" else dict(rel=1e-4, abs=1e-5)
     assert len(metrics) >= 6 and found == pytest.approx(metrics, **near)
+    for name, x in others.items():
+        torch.testing.assert_close(x, weights[name], atol=near["abs"] * 10, rtol=0, msg=name)
+
+
+@KINDS
+def test_empty_rows_move_nothing_and_are_counted(kind):
+    """In which the policy chose nothing, though the environment paid; in TRPO they shift rounding."""
+    (metrics, weights), (env, policy, rollout) = updated(kind, *text()), text()
+    found, others = updated(kind, env, policy, with_empty_rows(rollout, 2))
+    assert (metrics.pop("rollout/empty_rows"), found.pop("rollout/empty_rows")) == (0, 2)
+    near = dict(rel=2e-3, abs=1e-4) if kind == "trpo" else dict(rel=1e-4, abs=1e-5)
+    assert found == pytest.approx(metrics, **near)
     for name, x in others.items():
         torch.testing.assert_close(x, weights[name], atol=near["abs"] * 10, rtol=0, msg=name)
 
@@ -231,7 +244,7 @@ class TrainableExactCritic(ExactCritic):
         return super().forward(observation) + 0 * self.weight
 
 
-@pytest.mark.parametrize(("kind", "config"), [("a2c", A2CConfig), ("trpo", TRPOConfig)])
+@pytest.mark.parametrize(("kind", "config"), [("a2c", A2CConfig), ("ppo", PPOConfig), ("trpo", TRPOConfig)])
 @pytest.mark.parametrize("limit", [None, 4])
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
 def test_every_advantage_of_the_exact_critic_is_zero(kind, config, mode, limit):

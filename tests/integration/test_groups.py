@@ -17,7 +17,7 @@ from algos.reinforce import REINFORCE, REINFORCEConfig
 from algos.rloo import RLOO, RLOOConfig
 from algos.training.metrics import group_metrics
 from tests.helpers.control_envs import Lean, replayed
-from tests.helpers.rollouts import ANSWERS, with_empty_rows
+from tests.helpers.rollouts import ANSWERS
 from tests.helpers.small_agents import cartpole, gradients, lm_policy, mlp_for, scored
 from tests.helpers.text_envs import EOS, GOOD, Script, play, text_env
 from textenv.envs.task import FunctionTask
@@ -258,19 +258,6 @@ def test_a_row_that_earned_just_the_mean_is_not_silent(kind):
     policy = lm_policy()
     metrics, _ = update(kind, grouped([0.0, 1.0, 2.0, 1.0] + [3.0] * 4, policy), policy)
     assert metrics["rollout/silent_rows"] == 4
-
-
-@KINDS
-def test_empty_rows_move_nothing_and_are_counted(kind):
-    scores, policy = [1.0, 0.0, 3.0, 0.0, 1.0, 4.0, 0.0, 0.0], lm_policy()
-    metrics, expected = update(kind, grouped(scores, policy), policy)
-    rollout = with_empty_rows(grouped(scores, policy), 2)
-    more, found = update(kind, rollout, policy)
-    assert (metrics["rollout/empty_rows"], more.pop("rollout/empty_rows")) == (0, 2)
-    assert (rollout["advantage"][:2] == 0).all()
-    assert more == pytest.approx({name: metrics[name] for name in more}, abs=1e-6)
-    for name, x in expected.items():
-        torch.testing.assert_close(found[name], x, atol=1e-6, rtol=1e-4, msg=name)
 
 
 @KINDS

@@ -31,7 +31,6 @@ from algos.storage.env_state import env_state, set_env_state
 from algos.storage.run_folder import lock_run_folder
 from algos.storage.serialization import from_json, to_json
 from algos.training.run import History
-from algos.training.signals import Interrupted
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.resumable_agents import (
     AGENTS,
@@ -428,22 +427,6 @@ def test_checkpoints_need_an_interval_and_a_folder(options, tmp_path):
 
 
 # --- signals and kills -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_ends_the_iteration_with_a_checkpoint(name, tmp_path):
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-
-    def ask(metrics):
-        if metrics["iteration"] == 2:
-            os.kill(os.getpid(), getattr(signal, name))
-
-    with pytest.raises(Interrupted, match=f"stopped by {name} after 128 steps") as caught:
-        short_run(tmp_path, on_iteration=ask)
-    assert caught.value.status == 128 + getattr(signal, name)
-    assert len(logged(tmp_path)) == 2 and read_checkpoint(tmp_path)["steps"] == 128
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-    assert len(short_run(tmp_path, resume=tmp_path)) == 6
 
 
 TRAIN = ["train", "CartPole-v1", "--config.num-steps", "16", "--num-envs", "4", "--checkpoint-every", "128",
