@@ -4,9 +4,10 @@ import inspect
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from algos import advantages, losses
-from algos.advantages import gae, whiten
+from algos.advantages import discounted_returns, gae, leave_one_out, standardize_in_group, subtract_mean, whiten
 from tests.helpers.rollouts import junk, random_rollout
 from textenv.rollout import following, masked_mean
 
@@ -219,3 +220,87 @@ def test_gae_equals_the_recursion_entry_by_entry():
         advantage, target = gae(**columns, value=junk, next_value=next_value, gamma=0.9, gae_lambda=0.8)
         torch.testing.assert_close(advantage, expected, atol=1e-5, rtol=0)
         torch.testing.assert_close(target, torch.where(rollout["mask"], expected + value, 0.0), atol=1e-5, rtol=0)
+
+
+ALL = {"counts": torch.ones(6, dtype=torch.bool)}
+
+
+def test_returns_and_the_mean_of_a_batch_by_hand():
+    """γ = .5, rewards 1 2 4 to a limit and 8 to an end: 1 + .5 (2 + .5·4) = 3, 4, 4; 8; their mean is 19/4."""
+    terminated = torch.tensor([[False, False, False], [True, False, False]])
+    truncated = torch.tensor([[False, False, True], [False, False, False]])
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    reward = torch.tensor([[1.0, 2.0, 4.0], [8.0, torch.nan, 9.0]])
+    found = discounted_returns(reward=reward, terminated=terminated, truncated=truncated, mask=mask, gamma=0.5)
+    assert found.tolist() == [[3.0, 4.0, 4.0], [8.0, 0.0, 0.0]]
+    junk = torch.where(mask, found, torch.nan)
+    assert subtract_mean(junk, mask=mask).tolist() == [[-1.75, -0.75, -0.75], [3.25, 0.0, 0.0]]
+
+
+def test_baselines_by_hand():
+    """Group 7: 1, 2, 6; group -1: 4, 8; row 3 is alone in its group.
+
+    The others' means are 4, 3.5, 1.5 and 8, 4. The mean of 3 is 3, the sum of squares 4 + 1 + 9 = 14, over n - 1 = 2.
+    """
+    score, group = torch.tensor([1.0, 4.0, 2.0, 5.0, 6.0, 8.0]), torch.tensor([7, -1, 7, 0, 7, -1])
+    found = leave_one_out(score=score, group=group, **ALL)
+    torch.testing.assert_close(found, torch.tensor([-3.0, -4.0, -1.5, 0.0, 4.5, 4.0]))
+    found = standardize_in_group(score=score, group=group, scale=False, **ALL)
+    torch.testing.assert_close(found, torch.tensor([-2.0, -2.0, -1.0, 0.0, 3.0, 2.0]))
+    three, two = 7**0.5 + 1e-4, 8**0.5 + 1e-4
+    expected = torch.tensor([-2 / three, -2 / two, -1 / three, 0.0, 3 / three, 2 / two])
+    torch.testing.assert_close(standardize_in_group(score=score, group=group, **ALL), expected)
+
+
+def test_standardised_groups_agree_with_torchrl():
+    """Up to TRL's 1e-4 beside the deviation, which torchrl has not."""
+    from torchrl.objectives.llm import MCAdvantage
+
+    score = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    transform = MCAdvantage(grpo_size=8)
+    for row in score:
+        trajectories = [TensorDict({("next", "reward"): x.reshape(1, 1)}, batch_size=[1]) for x in row]
+        expected = transform._trajectory_advantage(trajectories)["advantage"].reshape(-1)
+        found = standardize_in_group(score=row, group=torch.zeros(8).long(), counts=torch.ones(8).bool())
+        torch.testing.assert_close(found, expected, atol=0, rtol=1e-3)
+
+
+BASELINES = [
+    leave_one_out,
+    standardize_in_group,
+    lambda **columns: standardize_in_group(**columns, scale=False),
+]
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_names_of_groups_and_order_do_not_matter(baseline):
+    generator = torch.Generator().manual_seed(0)
+    score, counts = torch.randn(24, generator=generator), torch.rand(24, generator=generator) < 0.8
+    group = torch.arange(6).repeat_interleave(4)
+    expected = baseline(score=score, group=group, counts=counts)
+    order = torch.randperm(24, generator=generator)
+    found = baseline(score=score[order], group=(10 - 7 * group)[order], counts=counts[order])
+    torch.testing.assert_close(found, expected[order])
+    assert expected.count_nonzero() == counts.sum()
+
+
+@pytest.mark.parametrize("junk", [torch.nan, torch.inf, -torch.inf, 1e30])
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_rows_that_do_not_count_move_no_baseline(baseline, junk):
+    counts = torch.tensor([True, False, True, True, False, True])
+    score, group = torch.tensor([1.0, junk, 2.0, 4.0, junk, 8.0]), torch.tensor([0, 0, 0, 1, 1, 1])
+    found = baseline(score=score, group=group, counts=counts)
+    assert (found[~counts] == 0).all()
+    expected = baseline(score=score[counts], group=group[counts], counts=counts[counts])
+    assert torch.equal(found[counts], expected) and (expected != 0).all()
+
+
+@pytest.mark.parametrize("size", [2, 3, 7, 64])
+@pytest.mark.parametrize("reward", [0.0, 0.1, -7.3, 1 / 3, 1e6 + 0.1])
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_equal_scores_give_exactly_nothing(baseline, reward, size):
+    """The rounding of their mean is no signal, though a deviation of 0 would make one of it."""
+    score, group = torch.full((size + 2,), reward), torch.zeros(size + 2).long()
+    score[-1], group[-2:] = reward + 1, 1
+    found = baseline(score=score, group=group, counts=torch.ones(size + 2).bool())
+    assert (found[:-2] == 0).all() and (found[-2:] != 0).all()

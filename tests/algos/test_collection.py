@@ -301,3 +301,15 @@ def test_a_mask_of_another_size_is_refused():
     env = SyncVectorEnv([lambda: SaysSometimes(says=True, size=4)], autoreset_mode=AutoresetMode.SAME_STEP)
     with pytest.raises(ValueError, match=r"shape \(4,\) in a slot"):
         collect(env, MLPPolicy(env.single_observation_space, env.single_action_space), num_steps=2)
+
+
+def test_an_environment_stepped_by_others_is_reset():
+    env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    policy = MLPPolicy(env.single_observation_space, env.single_action_space)
+    collector = algos.Collector(env, policy, seed=1)
+    collector.collect(num_steps=20)
+    algos.evaluate(env, policy, num_episodes=2)
+    rollout = collector.collect(num_steps=5)
+    assert rollout["is_init"][:, 0].all() and rollout["mask"][:, 0].all()
+    step = (rollout["next_observation"] - rollout["observation"])[:, 0].abs().max()
+    assert step < 0.5  # CartPole moves by .4 a step at the most here

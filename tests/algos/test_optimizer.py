@@ -63,3 +63,11 @@ def test_the_step_size_warms_up_and_falls_to_its_end(options, expected):
     for progress, rate in expected.items():
         descent.schedule(progress)
         assert descent.adam.param_groups[0]["lr"] == pytest.approx(rate)
+
+
+def test_a_loss_that_reaches_no_parameter_is_refused():
+    listed, other = (nn.Parameter(torch.ones(1)) for _ in range(2))
+    optimizer = Optimizer([listed], Config(learning_rate=0.1))
+    with pytest.raises(ValueError, match="no parameter of the optimizer has a gradient"):
+        optimizer.step(lambda part: (other.square().sum(), {}), TensorDict({}, batch_size=[1]))
+    assert listed.item() == 1

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from algos import Collector, collect
-from algos.policies.random_streams import NUMBERS_AT_ONCE, UniformStreams
 from tests.helpers.models import make_gpt2, make_llama
 from tests.helpers.small_agents import CONTROL, agent_of, cartpole, lm_policy, mlp_for, random_table, table_model
 from tests.helpers.text_envs import Script, text_env
@@ -44,26 +43,6 @@ def test_episodes_of_a_rollout_and_rollouts_differ():
     collector = Collector(env, policy, seed=1)
     texts = [tuple(row) for _ in range(2) for row in collector.collect(num_episodes=16)["action"].tolist()]
     assert len(set(texts)) > 16
-
-
-def test_an_episode_is_a_function_of_its_seed_alone():
-    streams = UniformStreams(np.array([5, 6, 7]))
-    first = torch.stack([streams.next() for _ in range(NUMBERS_AT_ONCE + 3)])
-    streams.begin(np.array([True, False, False]), np.array([7, 0, 0]))
-    again = torch.stack([streams.next() for _ in range(NUMBERS_AT_ONCE + 3)])
-    assert torch.equal(again[:, 0], first[:, 2])
-    assert not torch.equal(again[:, 1], first[:, 1]), "the others go on"
-    alone = UniformStreams(np.array([6]))
-    whole = torch.cat([first[:, 1], again[:, 1]])
-    assert torch.equal(torch.cat([alone.next() for _ in range(len(whole))]), whole)
-
-
-def test_neighbouring_seeds_are_independent():
-    streams = UniformStreams(np.arange(4000))
-    numbers = torch.stack([streams.next() for _ in range(2)]).numpy()
-    counts = np.histogram2d(*numbers, bins=5, range=[[0, 1], [0, 1]])[0]
-    assert ((counts - 160) ** 2 / 160).sum() < 52  # chi-square, 24 degrees of freedom: once in a thousand
-    assert numbers.min() >= 0 and numbers.max() < 1
 
 
 def test_without_seeds_the_policys_generator_draws():

@@ -24,13 +24,8 @@ from algos import (
     PPOConfig,
 )
 from algos.cli import main
-from algos.make import make_vector_environment
 from algos.storage import run_folder
-from algos.storage.checkpoint import checkpoints, read_checkpoint, write_checkpoint
-from algos.storage.env_state import env_state, set_env_state
-from algos.storage.run_folder import lock_run_folder
-from algos.storage.serialization import from_json, to_json
-from algos.training.run import History
+from algos.storage.checkpoint import checkpoints, read_checkpoint
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.resumable_agents import (
     AGENTS,
@@ -75,23 +70,6 @@ def test_twice_k_steps_are_k_a_new_process_and_k(name, interrupted, tmp_path):
     assert len(expected) == 2 * ITERATIONS and found == expected
     one, other = (torch.load(folder / "weights.pt") for folder in (interrupted / name, tmp_path))
     assert all(torch.equal(one[key], other[key]) for key in one)
-
-
-@pytest.mark.parametrize("env_id", ["FrozenLake-v1", "Taxi-v4", "Blackjack-v1", "MountainCar-v0", "Pendulum-v1"])
-def test_an_environment_goes_on_from_its_state(env_id):
-    """Two environments, one put into the state of the other in mid-episode, give the same ever after."""
-    one, other = (make_vector_environment(env_id, 2, seed_each=True) for _ in range(2))
-    one.reset(seed=3)
-    one.action_space.seed(0)
-    actions = [one.action_space.sample() for _ in range(60)]
-    for action in actions[:7]:
-        one.step(action)
-    tensors = {}
-    saved = json.loads(json.dumps(to_json(env_state(one), tensors)))
-    set_env_state(other, from_json(saved, tensors))
-    for action in actions[7:]:
-        for x, y in zip(one.step(action)[:4], other.step(action)[:4], strict=True):
-            assert np.array_equal(x, y)
 
 
 # --- what is damaged, missing or full --------------------------------------------------------------------------------
@@ -197,40 +175,6 @@ def test_a_folder_locked_in_mid_run_is_said(tmp_path):
     assert "could not be written" in caught.value.__notes__[0]
     assert "the agent in its present state is saved" in caught.value.__notes__[1]
     assert algos.load(tmp_path).hidden == (8, 8)
-
-
-def test_a_checkpoint_is_synced_before_it_has_its_name(tmp_path, monkeypatch):
-    """`os.fsync` of each file, of their folder, and after the renaming of the folder of checkpoints."""
-    forced, fsync = [], os.fsync
-
-    def noted(handle):
-        forced.append(os.readlink(f"/proc/self/fd/{handle}"))
-        fsync(handle)
-
-    monkeypatch.setattr(os, "fsync", noted)
-    folder = write_checkpoint(tmp_path, {"a": torch.ones(3)}, steps=10)
-    draft = Path(forced[0]).parent
-    assert draft.name.startswith(".draft-") and str(os.getpid()) in draft.name
-    names = ["state.json", "state.safetensors", "manifest.json"]
-    assert forced == [*[str(draft / name) for name in names], str(draft), str(folder.parent)]
-
-
-@pytest.mark.parametrize("name", ["state.json", "state.safetensors"])
-def test_what_the_disk_corrupts_becomes_no_checkpoint(name, tmp_path, monkeypatch):
-    """A disk that loses a bit when it is asked to keep one: the checkpoint is read back before it has its name."""
-    good, fsync = write_checkpoint(tmp_path, {"a": torch.ones(3)}, steps=10), os.fsync
-
-    def spoils(handle):
-        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
-        fsync(handle)
-        if path.name == name:
-            flip(path)
-
-    monkeypatch.setattr(os, "fsync", spoils)
-    with pytest.raises(ValueError, match=f"the checksum of {name} differs") as caught:
-        write_checkpoint(tmp_path, {"a": torch.ones(3)}, steps=20)
-    assert f"the last good one is {good}" in caught.value.__notes__[0]
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [good.name]
 
 
 def test_an_impossible_run_folder_is_refused_at_once(tmp_path):
@@ -344,16 +288,6 @@ def test_lost_metrics_come_back_from_the_checkpoint(damage, tmp_path, caplog):
     after = (tmp_path / "metrics.jsonl").read_text()
     assert after.startswith(before) and len(after.splitlines()) == len(history) == 8
     assert "of 6 iterations: the rest are taken from the checkpoint" in caplog.text
-
-
-def test_a_history_is_the_same_after_it_was_saved():
-    rows = [{"steps": 1, "a": 0.5}, {"steps": 2, "a": float("nan"), "b": 3.0}, {"steps": 3, "a": -1e300}, {"steps": 4}]
-    tensors = {}
-    saved = json.loads(json.dumps(to_json(History(rows).state(), tensors)))
-    again = History.from_state(from_json(saved, tensors))
-    again.append({"steps": 5, "a": 1.0})
-    assert str(list(again)) == str([*rows, {"steps": 5, "a": 1.0}])
-    assert list(History.from_state(History([]).state())) == []
 
 
 @pytest.mark.parametrize(("answer", "stops"), [
@@ -567,12 +501,3 @@ def test_a_run_remembers_its_last_accepted_arguments(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["train", "--resume", str(other)])
     assert stop.value.code == 2 and "arguments.json is of an older version" in capsys.readouterr().err
-
-
-def test_an_unwritable_folder_hides_no_error(tmp_path):
-    with pytest.raises(RuntimeError, match="the real one"), lock_run_folder(tmp_path):
-        (tmp_path / ".holder.json").unlink()
-        (tmp_path / ".holder.json").mkdir()  # which unlink refuses, as it does in a folder that is read-only
-        raise RuntimeError("the real one")
-    with lock_run_folder(tmp_path / "again"), lock_run_folder(tmp_path / "beside"):
-        pass

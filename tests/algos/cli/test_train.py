@@ -1,12 +1,14 @@
-"""``algos train`` for one's own work: prompts, rewards and models from files, and configurations that repeat a run."""
+"""``algos train``: one's own prompts, rewards and models, configurations that repeat a run, and what it prints."""
 
 import json
 import shlex
+import subprocess
+import sys
 
 import pytest
 import yaml
 
-from algos import load
+from algos import PPOConfig, load, presets
 from algos.cli import main
 from algos.config import CONFIGS
 from tests.helpers.models import WORDS, make_llama, make_tokenizer
@@ -249,3 +251,43 @@ def test_an_empty_value_is_not_the_present_folder(tmp_path, capsys, monkeypatch)
             main(["train", "CartPole-v1", "--total-steps", "64", *words])
         assert "is empty, expected a value" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_commands_print_one_json_object_last(tmp_path, capsys):
+    run_dir = str(tmp_path / "run")
+    main(["train", "CartPole-v1", "--seed", "1", "--total-steps", "2048", "--run-dir", run_dir, "--json"])
+    trained = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert trained["steps"] >= 2048 and trained["mean_return"] > 0 and trained["seconds"] > 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    expected = {"steps", "policy/approx_kl", "policy/clip_frac", "policy/entropy", "value/explained_variance"}
+    assert expected | {"time/steps_per_second", "policy/loss", "value/loss"} <= lines[-1].keys()
+    assert any("episode/return" in line for line in lines)
+    main(["evaluate", run_dir, "--num-episodes", "3", "--deterministic", "--json"])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["episodes"] == 3
+
+
+def test_wrong_input_exits_with_2_and_a_sentence(tmp_path, capsys):
+    for arguments in (["train", "NoSuchEnv-v0"], ["evaluate", str(tmp_path)]):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 2
+        assert capsys.readouterr().err.startswith("algos: ")
+
+
+def test_a_bare_option_may_precede_the_environment(tmp_path, capsys):
+    """Its preset is taken all the same, and the run resumes by its folder alone."""
+    main(["train", "--overwrite", "--json", "CartPole-v1", "--total-steps", "256", "--run-dir", str(tmp_path)])
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["environment"]["id"] == "CartPole-v1"
+    assert config["config"]["learning_rate"] == presets.CARTPOLE.learning_rate != PPOConfig().learning_rate
+    main(["train", "--json", "--resume", str(tmp_path), "--total-steps", "512"])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["steps"] >= 512
+
+
+def test_python_m_algos_explains_every_field():
+    result = subprocess.run(
+        [sys.executable, "-m", "algos", "train", "CartPole-v1", "--help"], capture_output=True, text=True, check=True
+    )
+    for field in PPOConfig.__dataclass_fields__:
+        assert ("--seed " if field == "seed" else "--config." + field.replace("_", "-")) in result.stdout
+    assert "0.98" in result.stdout, "the defaults are those of the environment's preset"

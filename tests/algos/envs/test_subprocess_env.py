@@ -23,7 +23,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from algos import PPO, Collector, MLPPolicy, PPOConfig, collect, evaluate
 from algos.advantages import gae
 from algos.cli import main
-from algos.envs.env_worker import Worker, check_observation, check_paid_reward
+from algos.envs.env_worker import Worker
 from algos.envs.subprocess_env import EnvironmentFailure, SubprocessVectorEnv
 from algos.make import make_vector_environment
 from algos.policies.policy import Policy, Step, step_values
@@ -376,24 +376,6 @@ def test_an_interrupted_answer_is_not_read_later():
         env.processes[0].ask("step", 0)  # Ctrl-C: nobody reads this answer
         assert env.reset(seed=0)[0].tolist() == [[0.0]]
         assert steps(env, 2)[1][0].tolist() == [[2.0]]
-
-
-def test_what_an_observation_is():
-    spaces = gymnasium.spaces
-    both = spaces.Dict(a=spaces.Discrete(3), b=spaces.Tuple([spaces.Box(0, 1, (2,), np.uint8)]))
-    check_observation(both, {"a": 2, "b": (np.zeros(2, dtype=np.uint8),)})
-    check_observation(spaces.Box(0, 1, (2,), np.float32), np.array([1.5, 0]))  # overstepped, of another precision
-    for wrong, words in [
-        ({"a": 2}, "expected a dictionary of a, b"),
-        ({"a": 3, "b": (np.zeros(2, dtype=np.uint8),)}, "expected one of Discrete"),
-        ({"a": 2, "b": (np.zeros(2),)}, "has dtype float64, expected uint8"),
-        ({"a": 2, "b": ()}, "expected a tuple of 1"),
-    ]:
-        with pytest.raises(ValueError, match=words):
-            check_observation(both, wrong)
-    check_paid_reward(np.float32(1))
-    with pytest.raises(ValueError, match="expected a finite number"):
-        check_paid_reward(np.ones(1))
 
 
 # What is learnt from.

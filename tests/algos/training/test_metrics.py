@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from algos.training.metrics import EpisodeMeter, minibatch_means
+from algos.training.metrics import EpisodeMeter, group_metrics, minibatch_means
 from tests.helpers.rollouts import draws, random_rollout
 
 
@@ -47,3 +47,11 @@ def test_the_episode_meter_equals_counting_entries():
             returns, lengths = meter.finished(rollout)
             assert lengths == [length for _, length in expected]
             np.testing.assert_allclose(returns, [total for total, _ in expected], atol=1e-9)
+
+
+def test_silent_rows_do_not_count_rows_without_a_step():
+    rollout = TensorDict(
+        {"mask": torch.tensor([[True], [True], [False]]), "advantage": torch.zeros(3, 1), "group": torch.zeros(3, 1)},
+        batch_size=[3, 1],
+    )
+    assert group_metrics(rollout) == {"rollout/silent_rows": 2}

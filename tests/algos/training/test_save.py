@@ -1,15 +1,12 @@
-"""Saving, loading and the command line."""
+"""Saving and loading of language models."""
 
 import json
-import subprocess
-import sys
 
-import gymnasium
 import pytest
 import torch
 
 import algos
-from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, presets
+from algos import PPO, LMPolicy, PPOConfig
 from algos.cli import main
 from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
 from textenv import TextVectorEnv
@@ -43,31 +40,6 @@ def test_a_bfloat16_checkpoint_is_trained_in_float32(tmp_path):
     assert LMPolicy.load(tmp_path, dtype=torch.bfloat16).lm.model.dtype is torch.bfloat16
 
 
-def test_an_environment_stepped_by_others_is_reset():
-    env = gymnasium.make_vec("CartPole-v1", num_envs=2)
-    policy = MLPPolicy(env.single_observation_space, env.single_action_space)
-    collector = algos.Collector(env, policy, seed=1)
-    collector.collect(num_steps=20)
-    algos.evaluate(env, policy, num_episodes=2)
-    rollout = collector.collect(num_steps=5)
-    assert rollout["is_init"][:, 0].all() and rollout["mask"][:, 0].all()
-    step = (rollout["next_observation"] - rollout["observation"])[:, 0].abs().max()
-    assert step < 0.5  # CartPole moves by .4 a step at the most here
-
-
-def test_commands_print_one_json_object_last(tmp_path, capsys):
-    run_dir = str(tmp_path / "run")
-    main(["train", "CartPole-v1", "--seed", "1", "--total-steps", "2048", "--run-dir", run_dir, "--json"])
-    trained = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert trained["steps"] >= 2048 and trained["mean_return"] > 0 and trained["seconds"] > 0
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    expected = {"steps", "policy/approx_kl", "policy/clip_frac", "policy/entropy", "value/explained_variance"}
-    assert expected | {"time/steps_per_second", "policy/loss", "value/loss"} <= lines[-1].keys()
-    assert any("episode/return" in line for line in lines)
-    main(["evaluate", run_dir, "--num-episodes", "3", "--deterministic", "--json"])
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["episodes"] == 3
-
-
 def test_train_on_text_from_a_local_folder(tmp_path, capsys):
     """An unknown model of the user's own: folder in, folder out, KL and score in the JSON."""
     model = tmp_path / "model"
@@ -81,33 +53,6 @@ def test_train_on_text_from_a_local_folder(tmp_path, capsys):
     main(["evaluate", str(tmp_path / "run"), "--num-episodes", "8", "--json"])
     evaluated = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {"mean_return", "steps", "seconds", "score", "kl"} <= evaluated.keys()
-
-
-def test_wrong_input_exits_with_2_and_a_sentence(tmp_path, capsys):
-    for arguments in (["train", "NoSuchEnv-v0"], ["evaluate", str(tmp_path)]):
-        with pytest.raises(SystemExit) as stop:
-            main(arguments)
-        assert stop.value.code == 2
-        assert capsys.readouterr().err.startswith("algos: ")
-
-
-def test_a_bare_option_may_precede_the_environment(tmp_path, capsys):
-    """Its preset is taken all the same, and the run resumes by its folder alone."""
-    main(["train", "--overwrite", "--json", "CartPole-v1", "--total-steps", "256", "--run-dir", str(tmp_path)])
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config["environment"]["id"] == "CartPole-v1"
-    assert config["config"]["learning_rate"] == presets.CARTPOLE.learning_rate != PPOConfig().learning_rate
-    main(["train", "--json", "--resume", str(tmp_path), "--total-steps", "512"])
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["steps"] >= 512
-
-
-def test_python_m_algos_explains_every_field():
-    result = subprocess.run(
-        [sys.executable, "-m", "algos", "train", "CartPole-v1", "--help"], capture_output=True, text=True, check=True
-    )
-    for field in PPOConfig.__dataclass_fields__:
-        assert ("--seed " if field == "seed" else "--config." + field.replace("_", "-")) in result.stdout
-    assert "0.98" in result.stdout, "the defaults are those of the environment's preset"
 
 
 @pytest.mark.parametrize(
