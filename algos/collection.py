@@ -157,7 +157,7 @@ class Collector:
         """
         self._last_collector[self.env] = self
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return the state from which the next rollout starts; the environment's own state is saved separately."""
         return {
             "seed": self.seed,
@@ -444,11 +444,11 @@ def _environment_advice() -> Iterator[None]:
         raise
 
 
-def add_log_probs(rollout: TensorDict, *, policy: Policy, log_probs: Sequence[Any] | None = None) -> None:
+def add_log_probs(rollout: TensorDict, *, policy: Policy, log_probs: Sequence[object] | None = None) -> None:
     """Write the column ``log_prob`` into a text rollout.
 
     Args:
-        rollout: is changed.
+        rollout: is changed; on the policy's device.
         policy: scores the rollout if there are no ``log_probs``.
         log_probs: for each row a list, one number for each token that was chosen, nats.
 
@@ -458,13 +458,13 @@ def add_log_probs(rollout: TensorDict, *, policy: Policy, log_probs: Sequence[An
     mask = rollout["mask"]
     if log_probs is None:
         with torch.no_grad():
-            column = policy.evaluate(rollout.to(policy.device)).log_prob.cpu()
+            column = policy.evaluate(rollout).log_prob
     else:
-        column = _log_prob_column(log_probs, mask)
+        column = _log_prob_column(log_probs, mask.cpu()).to(mask.device)
     rollout["log_prob"] = torch.where(mask, column, 0.0)
 
 
-def _log_prob_column(log_probs: Sequence[Any], mask: torch.Tensor) -> torch.Tensor:
+def _log_prob_column(log_probs: Sequence[object], mask: torch.Tensor) -> torch.Tensor:
     """Check lists of log-probabilities and put them where the mask ``[B, T]`` is True: float32 ``[B, T]``."""
     if not isinstance(log_probs, Sized):
         raise ValueError(
@@ -476,7 +476,7 @@ def _log_prob_column(log_probs: Sequence[Any], mask: torch.Tensor) -> torch.Tens
         )
 
     # Row by row, as their lengths differ
-    column = torch.zeros(mask.shape)
+    column = torch.zeros(mask.shape, device="cpu")
     for row, numbers in enumerate(log_probs):
         count = int(mask[row].sum())
         row_log_probs = torch.empty(0, device="cpu")
@@ -584,7 +584,7 @@ def autoreset_mode(env: VectorEnv) -> AutoresetMode:
     return mode
 
 
-def _final_observation(env: VectorEnv, final: Any, shape: tuple[int, ...]) -> Any:
+def _final_observation(env: VectorEnv, final: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Return an episode's last observation in SAME_STEP mode, or raise if a wrapper did not transform it."""
     if np.shape(final) != shape:
         raise ValueError(
@@ -595,7 +595,7 @@ def _final_observation(env: VectorEnv, final: Any, shape: tuple[int, ...]) -> An
     return final
 
 
-def _by_slot(name: str, values: Any, env: VectorEnv, *, slots: int, dtype: type | None = None) -> np.ndarray:
+def _by_slot(name: str, values: object, env: VectorEnv, *, slots: int, dtype: type | None = None) -> np.ndarray:
     """Copy a value per slot that a step returned: ``[N]``, of ``dtype``, or of the same dtype if that is None.
 
     Raises:
@@ -612,7 +612,7 @@ def _by_slot(name: str, values: Any, env: VectorEnv, *, slots: int, dtype: type 
     return array.astype(dtype)
 
 
-def _action_mask(info: dict[str, Any], env: VectorEnv, *, ended: np.ndarray | None = None) -> torch.Tensor | None:
+def _action_mask(info: Mapping[str, Any], env: VectorEnv, *, ended: np.ndarray | None = None) -> torch.Tensor | None:
     """Read the mask of available actions from an info dictionary; None if it has none.
 
     Args:

@@ -254,8 +254,7 @@ class Recipe:
         if callable(self.policy):
             policy = self.policy(vector_env, seed)
         else:
-            name: Any = self.policy
-            policy = make_policy(vector_env, policy=name, model=self.model, seed=seed, **self.policy_kwargs)
+            policy = make_policy(vector_env, policy=self.policy, model=self.model, seed=seed, **self.policy_kwargs)
             if self._made_penalty():
                 # The agent makes it again, in the policy's dtype and with its frozen weights (LoRA).
                 vector_env.penalty = None
@@ -403,12 +402,11 @@ def _recipe_of_class(env_id: str, algorithm: type[Agent[Any]], model: str) -> Re
         if config_type is known_type:
             return replace(recipe(env_id, name, model), algorithm=algorithm)
     num_envs = 64 if is_text(env_id.rpartition(":")[2]) else 8
-    policy: Any = algorithm.policy_name
     return Recipe(
         env=env_id,
         algorithm=algorithm,
         model=model,
         config=config_type(),
-        policy=policy,
+        policy=algorithm.policy_name,
         num_envs=num_envs,
     )

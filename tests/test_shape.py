@@ -32,7 +32,7 @@ LAYERS = {
         rewards kl
         lm
         prompts embedded games
-        rollout errors rendering progress acceleration device names foreign plain json_files loopback optional
+        rollout errors rendering progress acceleration device names foreign plain json_files loopback optional cache
         importing processes state
     """,
     "algos": """
@@ -180,7 +180,8 @@ UNFOLDED = """
     textenv/games/dialogue.py
     textenv/games/guess_number.py
     textenv/games/twenty_questions.py
-    textenv/embedded/cache.py
+    textenv/cache.py
+    textenv/embedded/folder.py
     textenv/embedded/gguf.py
     textenv/embedded/grammar.py
     textenv/embedded/training.py
@@ -205,6 +206,7 @@ UNFOLDED = """
     algos/policies/lstm.py
     algos/policies/lm.py
     algos/policies/critic.py
+    algos/policies/fitted_value.py
     algos/policies/mlp.py
     algos/policies/towers.py
     algos/policies/cnn.py

@@ -14,6 +14,7 @@ from textenv.prompts.prompts import Prompt, by_position, content_hash
 from textenv.prompts.tokenize import warn_of_spelling
 from textenv.rewards.reward_model import RewardModel
 
+Content = str | list[Message]
 Kind = Literal["scores", "pairs"]
 ANSWERS: dict[Kind, tuple[str, ...]] = {"scores": ("completion",), "pairs": ("chosen", "rejected")}
 """Columns of the answers."""
@@ -44,7 +45,7 @@ class RewardRows:
     """Number of rows without a judgement: questions that a person skipped, and ties."""
 
 
-def read_reward_rows(data: Sequence[Mapping[str, Any]], model: RewardModel) -> RewardRows:
+def read_reward_rows(data: Sequence[Mapping[str, object]], model: RewardModel) -> RewardRows:
     """Read rows and encode their texts with the model's own tokenization (`RewardModel.encode`).
 
     Args:
@@ -75,7 +76,7 @@ def read_reward_rows(data: Sequence[Mapping[str, Any]], model: RewardModel) -> R
     return RewardRows(kind=kinds[0], rows=rows, skipped=len(data) - len(rows))
 
 
-def _kind(index: int, row: Any) -> Kind:
+def _kind(index: int, row: object) -> Kind:
     columns = set(row) if isinstance(row, Mapping) else set()
     if {"completion", "score"} <= columns:
         return "scores"
@@ -87,7 +88,7 @@ def _kind(index: int, row: Any) -> Kind:
     )
 
 
-def _is_judged(row: Mapping[str, Any], kind: Kind) -> bool:
+def _is_judged(row: Mapping[str, object], kind: Kind) -> bool:
     """Return False for a question that a person skipped, and for a tie."""
     return all(row[name] is not None for name in JUDGEMENTS[kind])
 
@@ -102,7 +103,7 @@ def _repeats_text(row: Mapping[str, Any], names: Sequence[str]) -> bool:
 
 def _prompt_and_answers(
     index: int, row: Mapping[str, Any], names: Sequence[str], *, repeated: bool
-) -> tuple[Any, list[Any]]:
+) -> tuple[Content, Sequence[Content]]:
     """Return a row's prompt and its answers without it: texts, or lists of messages.
 
     Args:
@@ -141,7 +142,7 @@ def _prompt_and_answers(
     return asked, rest
 
 
-def _mixed(index: int, prompt: Any, answer: Any) -> ValueError:
+def _mixed(index: int, prompt: object, answer: object) -> ValueError:
     return ValueError(
         f"row {index} has the prompt {prompt!r:.100} and the answer {answer!r:.100}, expected both as text, or both as "
         "chat messages"
@@ -168,7 +169,7 @@ def _split_texts(texts: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _reward_row(
-    index: int, row: Mapping[str, Any], kind: Kind, prompt: Any, answers: Sequence[Any], model: RewardModel
+    index: int, row: Mapping[str, object], kind: Kind, prompt: Content, answers: Sequence[Content], model: RewardModel
 ) -> RewardRow:
     """Encode a row, of which prompt and answers are texts or lists of messages."""
     ids = tuple(_encode(prompt, answer, model, ended=bool(row.get("terminated", True))) for answer in answers)
@@ -184,7 +185,7 @@ def _reward_row(
     return RewardRow(ids=ids, target=float(target), key=key)
 
 
-def _encode(prompt: Any, answer: Any, model: RewardModel, *, ended: bool) -> list[int]:
+def _encode(prompt: Content, answer: Content, model: RewardModel, *, ended: bool) -> list[int]:
     if isinstance(answer, str):
         warn_of_spelling(answer, model.tokenizer)
     return model.encode(prompt, answer, ended=ended)

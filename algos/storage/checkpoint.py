@@ -18,8 +18,8 @@ from algos.storage.run_folder import (
     run_folder_of,
     was_broken_off,
 )
-from algos.storage.serialization import from_json, to_json
-from textenv.embedded.cache import sha256
+from algos.storage.serialization import from_json, to_json, write_tensors
+from textenv.cache import sha256
 from textenv.json_files import read_json
 
 CHECKPOINT_FORMAT = 3
@@ -35,7 +35,7 @@ MANIFEST = "manifest.json"
 
 
 def write_checkpoint(
-    run_dir: str | Path, state: Mapping[str, Any], *, steps: int, save: Callable[[Path], Any] | None = None
+    run_dir: str | Path, state: Mapping[str, object], *, steps: int, save: Callable[[Path], object] | None = None
 ) -> Path:
     """Write a checkpoint beside the existing ones, verify it, and only then remove those that it replaces.
 
@@ -88,13 +88,11 @@ def write_checkpoint(
     return folder
 
 
-def _write_files(folder: Path, state: Mapping[str, Any], *, steps: int) -> None:
+def _write_files(folder: Path, state: Mapping[str, object], *, steps: int) -> None:
     """Write state, tensors and manifest of a checkpoint."""
-    from safetensors.torch import save_file
-
     tensors: dict[str, Tensor] = {}
     (folder / STATE).write_text(json.dumps(to_json(state, tensors)), encoding="utf-8")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / TENSORS)
+    write_tensors(folder / TENSORS, tensors)
     checksums = {name: sha256(folder / name) for name in (STATE, TENSORS)}
     manifest = {"format": CHECKPOINT_FORMAT, "steps": steps, "files": checksums}
     (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")

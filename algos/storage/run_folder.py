@@ -14,7 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from textenv.embedded.cache import cache_root
+from textenv.cache import cache_root
 from textenv.json_files import json_lines, read_bytes, read_json
 
 logger = logging.getLogger(__name__)

@@ -4,12 +4,12 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from algos.policies.policy import Policy
 from algos.training.invariants import CAUSES, NonFiniteError, first_not_finite, not_finite
 from textenv.errors import NAMED, PLACE, InvariantError
 
@@ -37,7 +37,7 @@ def explain_step(
     parts: Sequence[TensorDict],
     *,
     parameters: Sequence[nn.Parameter],
-    policy: Any,
+    policy: Policy | None,
     quantities: dict[str, Tensor],
     step: str,
 ) -> NonFiniteError:
@@ -116,7 +116,7 @@ def _nonfinite_parameters(loss_of: LossOf, part: TensorDict, parameters: Sequenc
 
 
 def _first_nonfinite_tensor(
-    loss_of: LossOf, units: TensorDict, parameters: Sequence[nn.Parameter], policy: Any
+    loss_of: LossOf, units: TensorDict, parameters: Sequence[nn.Parameter], policy: Policy | None
 ) -> tuple[str, Tensor, str]:
     """Find the first tensor in some units that is not finite, in the order of computation.
 
@@ -175,7 +175,7 @@ def _first_nonfinite_term(quantities: dict[str, Tensor]) -> str | None:
     return None
 
 
-def write_violation(error: InvariantError, folder: str | Path, **when: Any) -> Path:
+def write_violation(error: InvariantError, folder: str | Path, **when: int) -> Path:
     """Write the batch of an error to ``violation.safetensors``, which `safetensors.torch.load_file` reads.
 
     ``violation.json`` gets the error message, ``when``, and the columns that are not tensors.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from textenv.plain import plain
 if TYPE_CHECKING:
     import torch
 
+    from algos.config import Config
     from algos.policies.policy import Policy
     from algos.training.learner import Learner
 
@@ -34,7 +36,7 @@ VECTOR_ONLY = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
 """Arguments of a vector environment's spec that the environment itself does not have."""
 
 
-def save(agent: Learner, folder: str | Path) -> Path:
+def save(agent: Learner[Config], folder: str | Path) -> Path:
     """Write an agent's policy and config; a language model goes to ``policy/`` as a `transformers` folder.
 
     States of rewards and of other objects of the environment go to ``objects.safetensors``, which
@@ -63,7 +65,7 @@ def save(agent: Learner, folder: str | Path) -> Path:
     return folder
 
 
-def _write_policy_and_describe(agent: Learner, policy_folder: Path) -> dict[str, Any]:
+def _write_policy_and_describe(agent: Learner[Config], policy_folder: Path) -> dict[str, Any]:
     """Write the policy into a folder; return the content of ``config.json``."""
     from textenv.envs.vector_env import TextVectorEnv
 
@@ -165,7 +167,7 @@ def _policy_class(saved_name: str, folder: Path) -> Any:
     )
 
 
-def _check_class(policy_class: Any, saved_name: str, folder: Path) -> None:
+def _check_class(policy_class: object, saved_name: str, folder: Path) -> None:
     """Raise an error unless a class can load policies and has the name of the saved class."""
     if not isinstance(policy_class, type) or not callable(getattr(policy_class, "load", None)):
         raise TypeError(
@@ -270,7 +272,7 @@ def _rename_old_arguments(record: AgentRecord) -> None:
         environment["kwargs"] = renamed
 
 
-def describe(function: Any) -> str | dict[str, Any]:
+def describe(function: Callable[..., object]) -> str | dict[str, object]:
     """Describe a function in a config, such as a loss: its module and name; for `functools.partial` also arguments."""
     if isinstance(function, partial):
         return {"function": describe(function.func), "arguments": function.keywords}
@@ -282,7 +284,7 @@ def spec_of(env: Any) -> EnvSpec | None:
     return env.spec if isinstance(env.spec, EnvSpec) else None
 
 
-def _describe_environment(spec: EnvSpec | None) -> dict[str, Any] | None:
+def _describe_environment(spec: EnvSpec | None) -> dict[str, object] | None:
     """Describe an environment for ``config.json``.
 
     Returns:
@@ -293,7 +295,7 @@ def _describe_environment(spec: EnvSpec | None) -> dict[str, Any] | None:
         return None
 
     # Arguments as plain data
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     for name, value in spec.kwargs.items():
         if name in VECTOR_ONLY:
             continue

@@ -24,7 +24,7 @@ from algos.losses import (
     token_mean,
     value_loss,
 )
-from algos.training.metrics import minibatch_means
+from algos.training.metrics import minibatch_means, ratio_metrics
 from tests.helpers.models import WORDS
 from tests.helpers.rollouts import junk
 
@@ -58,6 +58,15 @@ def test_the_policy_gradient_is_minus_the_advantage():
     """-A log π: .5 · 3 = 1.5 and so on; the gradient is -A whatever log π is."""
     found = slopes(policy_gradient_loss, [-0.5, -2.0, 0.0], [3.0, -1.0, 7.0])
     check(found, [1.5, -2.0, 0.0], [-3.0, 1.0, -7.0])
+
+
+@pytest.mark.parametrize(("higher", "outside"), [(None, 3), (0.3, 2), (0.05, 4)])
+def test_clip_frac_counts_ratios_beyond_either_bound(higher, outside):
+    """Below .8 is .7; above 1.2 are 1.25 and 1.4, above 1.3 only 1.4, and above 1.05 also 1.1."""
+    batch = TensorDict({"log_weight": torch.full((5,), 0.2)}, batch_size=[5])
+    log_ratio = torch.tensor([0.7, 0.85, 1.1, 1.25, 1.4]).log()
+    metrics = ratio_metrics(batch, log_ratio, clip_range=0.2, clip_higher=higher)
+    assert metrics["policy/clip_frac"].item() == pytest.approx(outside / 5)
 
 
 def test_clip_higher_widens_only_the_upper_side():
@@ -197,14 +206,6 @@ def test_no_policy_loss_looks_outside_the_mask(loss, options):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize(("loss", "options"), POLICY_LOSSES, ids=lambda x: getattr(x, "__name__", ""))
-def test_policy_losses_refuse_to_broadcast(loss, options):
-    right = dict(log_ratio=torch.zeros(4, 1), advantage=torch.ones(4, 1), mask=TRUE.expand(4, 1)) | options
-    for name in ("log_ratio", "advantage"):
-        with pytest.raises(ValueError, match=r"(?s)(?=.*\(4,\))(?=.*\(4, 1\))"):
-            loss(**(right | {name: right[name][:, 0]}))
-
-
 # --- torchrl ---------------------------------------------------------------------------------------------------------
 
 
@@ -324,14 +325,14 @@ def test_the_clipped_loss_agrees_with_torchrls_grpo(aggregation, high):
     assert other.abs().max() > 1e-2
 
 
-FUNCTIONS = [gae, discounted_returns, log_ratio, clipped_policy_loss, value_loss]
+FUNCTIONS = [gae, discounted_returns, log_ratio, value_loss, *(loss for loss, _ in POLICY_LOSSES)]
 
 
 def arguments(function, shape=(4, 1)):
     """Valid arguments of a loss or estimator, by their names."""
     no, yes = torch.zeros(shape, dtype=torch.bool), torch.ones(shape, dtype=torch.bool)
     columns = {"terminated": no, "truncated": no, "mask": yes, "gamma": 0.9, "gae_lambda": 0.9, "clip_range": 0.2}
-    columns["clip_higher"] = None
+    columns |= {"clip_higher": None, "limit": 3.0, "threshold": 10.0}
     return {name: columns.get(name, torch.ones(shape)) for name in inspect.signature(function).parameters}
 
 

@@ -12,7 +12,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from algos import PPO, MLPPolicy, PPOConfig, collect
 from algos.losses import sequence_mean
-from algos.training.metrics import EpisodeMeter, reference_metrics
+from algos.training.metrics import EpisodeMeter, reference_metrics, rollout_metrics
 from tests.helpers.models import make_gpt2, make_llama
 from tests.helpers.rollouts import (
     ANSWERS,
@@ -77,7 +77,7 @@ def test_logged_figures_equal_those_of_transformers():
     penalty = KLPenalty(other, 0.5)
     penalty(rollout, policy)
     agent = agent_of(env, policy, penalty=penalty)
-    metrics = reference_metrics(rollout, coefficient=0.5) | agent.update(rollout)
+    metrics = reference_metrics(rollout, coefficient=0.5) | agent.update(rollout) | rollout_metrics(rollout)
     rows = [unpadded(policy, rollout, row) for row in range(len(ANSWERS))]
     entropy, value = (torch.cat([row[k] for row in rows]).detach() for k in ("entropy", "value"))
     kl = torch.cat([row["log_prob"].detach() for row in rows]) - torch.cat(
@@ -154,9 +154,9 @@ def test_a_rollout_without_any_step_moves_nothing():
     env, policy, rollout, options = make_lm()
     before = copy.deepcopy(policy.state_dict())
     rollout["mask"] = torch.zeros_like(rollout["mask"])
-    metrics = agent_of(env, policy, **options).update(rollout)
+    agent_of(env, policy, **options).update(rollout)
     assert all(torch.equal(x, before[name]) for name, x in policy.state_dict().items())
-    assert metrics["rollout/empty_rows"] == len(ANSWERS)
+    assert rollout_metrics(rollout)["rollout/empty_rows"] == len(ANSWERS)
 
 
 @pytest.mark.parametrize("reward", [0.0, 0.1, -7.3])
@@ -164,9 +164,9 @@ def test_a_constant_reward_gives_no_policy_gradient(reward):
     """γ = λ = 1 and a fresh head: every advantage is the same number, so none is better than another."""
     env, policy = text_env(Script(scores=[reward] * len(ANSWERS))), lm_policy(head=False)
     rollout = scored(play(env, ANSWERS), policy)
-    metrics = agent_of(env, policy, gamma=1.0, gae_lambda=1.0, vf_coef=0.0).update(rollout)
+    agent_of(env, policy, gamma=1.0, gae_lambda=1.0, vf_coef=0.0).update(rollout)
     assert all(g.abs().max() == 0 for g in gradients(policy).values())
-    assert metrics["advantage/mean"] == pytest.approx(reward)
+    assert rollout_metrics(rollout)["advantage/mean"] == pytest.approx(reward)
 
 
 # --- permutations -----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from algos.grpo import GRPO, GRPOConfig
 from algos.policies.policy import Policy
 from algos.reinforce import REINFORCE, REINFORCEConfig
 from algos.rloo import RLOO, RLOOConfig
+from algos.training.metrics import group_metrics, rollout_metrics
 from tests.helpers.rollouts import ANSWERS
 from tests.helpers.small_agents import cartpole, gradients, lm_policy, scored
 from tests.helpers.text_envs import EOS, GOOD, Script, play, text_env
@@ -125,9 +126,8 @@ def grouped(scores, policy):
 
 def update(kind, rollout, policy, **options):
     agent, config, defaults = ROWS[kind]
-    metrics = agent(text_env(), policy, config(num_episodes=8, group_size=4, **(defaults | STILL | options))).update(
-        rollout
-    )
+    made = agent(text_env(), policy, config(num_episodes=8, group_size=4, **(defaults | STILL | options)))
+    metrics = made.update(rollout) | rollout_metrics(rollout) | group_metrics(rollout)
     return metrics, gradients(policy)
 
 

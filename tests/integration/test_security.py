@@ -693,6 +693,7 @@ def test_a_run_of_ones_own_goes_on_by_its_folder_alone_until_it_is_changed(tmp_p
     ({"tokenizer_name_or_path": "theirs"}, "sets tokenizer_name_or_path"),
     ({"loftq_config": {"loftq_bits": 4}}, "sets loftq_config"),
     ({"auto_mapping": {"parent_library": "theirs", "base_model_class": "Model"}}, "of the library 'theirs'"),
+    ({"auto_mapping": "theirs"}, "the auto_mapping 'theirs'"),
     ({"peft_type": "theirs"}, "the peft_type 'theirs'"),
     ({"base_model_name_or_path": ["theirs"]}, r"the base model \['theirs'\]"),
 ])  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -66,7 +66,7 @@ def check_at_least(name: str, value: int, least: int) -> None:
         raise ValueError(f"{name} is {value!r}, expected an integer of at least {least}")
 
 
-def check_tokenizer(tokenizer: Any) -> None:
+def check_tokenizer(tokenizer: object) -> None:
     """Raise a TypeError unless this is a tokenizer of `transformers`."""
     from transformers import PreTrainedTokenizerBase
 

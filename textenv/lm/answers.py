@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from textenv.lm.ends import closing_ids, template_end
@@ -93,7 +93,7 @@ def learnt_chats(
     *,
     first: int = 0,
     begun: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> list[LearntChat]:
     """Tokenize a chat as its template renders it, and mark what the assistant writes in it.
 
@@ -143,7 +143,7 @@ def learnt_chats(
 
 
 def written_answer(
-    prompt: Prompt, text: str, tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]
+    prompt: Prompt, text: str, tokenizer: PreTrainedTokenizerBase, options: Mapping[str, object]
 ) -> LearntChat:
     """Tokenize a chat prompt and a text, which is what the model writes after the start of its answer.
 
@@ -163,9 +163,8 @@ def written_answer(
     text = without_turn_end(text, tokenizer)
 
     # Where the template's start ends with a tag, the text goes on after it
-    messages = [message for message in prompt.content if isinstance(message, dict)]
-    if beginning(messages) is None:
-        start = render(messages, tokenizer, add_generation_prompt=True, **options)
+    if beginning(prompt.messages) is None:
+        start = render(prompt.messages, tokenizer, add_generation_prompt=True, **options)
         tag = re.search(r"(<[^<>\s]+>|\[[^\[\]\s]+\])(\s*)\Z", start)
         if tag is not None and text.startswith(tag[1]):
             text = text.removeprefix(tag[1]).removeprefix(tag[2])
@@ -179,14 +178,22 @@ class _Chat:
     """Messages, and the renderings of their beginnings, each made once."""
 
     def __init__(
-        self, messages: Sequence[Message], tokenizer: Any, options: dict[str, Any], *, begun: tuple[int, str] | None
+        self,
+        messages: Sequence[Message],
+        tokenizer: PreTrainedTokenizerBase,
+        options: dict[str, object],
+        *,
+        begun: tuple[int, str] | None,
     ) -> None:
         self.tokenizer = tokenizer
         self._options = options
         self._renderings: dict[tuple[int, bool], str] = {}
 
         # Marks go into the beginning of an answer together with the answer, so that both have the same
-        begun_message = [] if begun is None else [messages[begun[0]] | {"content": begun[1]}]
+        begun_message: list[Message] = []
+        if begun is not None:
+            index, text = begun
+            begun_message = [messages[index] | {"content": text}]
         protected, self.marked = protect([*messages, *begun_message], tokenizer)
         self.messages = protected[: len(messages)]
         if begun is not None:
@@ -205,7 +212,7 @@ class _Chat:
         """Text of the messages before this index, the last of which is an answer, and of another speaker's after it."""
         role = "tool" if self.messages[stop - 1].get("tool_calls") else "user"
         try:
-            messages = [*self.messages[:stop], {"role": role, "content": "."}]
+            messages: list[Message] = [*self.messages[:stop], {"role": role, "content": "."}]
             return render(messages, self.tokenizer, add_generation_prompt=False, **self._options)
         except ValueError:  # a template that refuses such a message
             return ""
@@ -269,7 +276,8 @@ def _read_answer(index: int, chat: _Chat) -> _Answer:
 def _check_complete(index: int, message: Message, before: str, body: str) -> None:
     """Raise a ValueError if the template leaves out what the assistant says, thinks or calls."""
     calls = [call.get("function", call) for call in message.get("tool_calls", [])]
-    texts = {name: message[name] for name in ("content", *THOUGHTS) if name in message}
+    fields: Mapping[str, object] = message
+    texts = {name: str(fields[name]) for name in ("content", *THOUGHTS) if name in fields}
     texts |= {f"tool_calls ({call.get('name')})": str(call.get("name", "")) for call in calls}
     for name, text in texts.items():
         # The start of the answer may have written the text's beginning already, such as <think>
@@ -325,10 +333,10 @@ def _count_tokens(text: str, position: int, ids: list[int], chat: _Chat) -> int:
     return len(before)
 
 
-def _any_of(tokens: set[Any]) -> str:
+def _any_of(tokens: set[str]) -> str:
     """Pattern that matches one of these tokens, the longest first; if there are none, nothing."""
-    named = sorted((str(token) for token in tokens if token), key=len, reverse=True)
-    return "|".join(re.escape(token) for token in named) or r"(?!)"
+    longest_first = sorted(filter(None, tokens), key=len, reverse=True)
+    return "|".join(re.escape(token) for token in longest_first) or r"(?!)"
 
 
 def _without_space(text: str) -> str:

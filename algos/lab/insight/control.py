@@ -32,7 +32,9 @@ OBSERVED = {
 Policies = Mapping[str, ControlPolicy]
 
 
-def control_run(folder: str | Path, *, num_episodes: int = 8, **env: Any) -> tuple[Any, Any, TensorDict, Sequence[str]]:
+def control_run(
+    folder: str | Path, *, num_episodes: int = 8, **env: Any
+) -> tuple[ControlPolicy, ControlPolicy, TensorDict, Sequence[str]]:
     """Return the arguments of `interpret_control` for a run, whose trained policy plays some episodes.
 
     The policy before the training is made with the seed of the config, as by ``algos train``. If yours was made with
@@ -203,7 +205,7 @@ def _units(policies: Policies, part: TensorDict) -> Finding:
     """Mean activations of hidden units and their change; the features only of a sequential policy."""
     outputs_before = activations(policies["before"], part)
     outputs_after = activations(policies["after"], part)
-    panels: dict[str, Any] = {}
+    panels: dict[str, dict[str, list[float]]] = {}
     rows: list[tuple[Any, ...]] = []
     for name, before in outputs_before.items():
         if name == FEATURES and not policies["after"].sequential:

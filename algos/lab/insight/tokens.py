@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict
@@ -10,8 +10,15 @@ from tensordict import TensorDict
 from algos.advantages import gae
 from algos.evaluation import evaluate
 from algos.lab.comparison.page import render, samples_data
+from algos.policies.policy import Policy
+from textenv.envs.vector_env import TextVectorEnv
 from textenv.kl.penalty import KLPenalty
 from textenv.rendering import answer_tokens, render_rollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from algos.policies.lm import LMPolicy
 
 COLUMNS = {
     "log_ratio": "log-ratio to the reference, nats",
@@ -24,7 +31,9 @@ COLUMNS = {
 """Columns of `measured`, and their names on the page; the first two need a reference."""
 
 
-def show_tokens(env: Any, policy: Any, where: str, *, config: Mapping[str, Any], **options: Any) -> None:
+def show_tokens(
+    env: TextVectorEnv, policy: "LMPolicy", where: str, *, config: Mapping[str, object], **options: Any
+) -> None:
     """Play episodes of text (`algos.evaluation.evaluate`), and write a page, or print them shaded by a quantity.
 
     Args:
@@ -51,7 +60,9 @@ def show_tokens(env: Any, policy: Any, where: str, *, config: Mapping[str, Any],
 
 
 @torch.no_grad()
-def measured(rollout: TensorDict, policy: Any, *, penalty: KLPenalty | None, config: Mapping[str, Any]) -> TensorDict:
+def measured(
+    rollout: TensorDict, policy: Policy, *, penalty: KLPenalty | None, config: Mapping[str, Any]
+) -> TensorDict:
     """Return a copy of a text rollout with `COLUMNS`, on the CPU.
 
     Advantages count the penalty; the column ``reward`` does not. Fields that ``config`` lacks are 1 (``gamma``,
@@ -85,11 +96,11 @@ def measured(rollout: TensorDict, policy: Any, *, penalty: KLPenalty | None, con
     return rollout.cpu().update({"reward": reward})
 
 
-def page(rollout: TensorDict, tokenizer: Any, samples: list[dict[str, Any]]) -> str:
+def page(rollout: TensorDict, tokenizer: "PreTrainedTokenizerBase", samples: list[dict[str, object]]) -> str:
     """Return the HTML of a text rollout with some of `COLUMNS`; ``samples`` are those of its environment."""
     rows = []
     for i, sample in enumerate(samples):
-        row: dict[str, Any] = {"score": sample.get("score"), "parts": sample.get("parts", {}), "episode": i + 1}
+        row: dict[str, object] = {"score": sample.get("score"), "parts": sample.get("parts", {}), "episode": i + 1}
         if "kl" in rollout.keys():
             row["kl"] = rollout["kl"][i][rollout["mask"][i]].sum().item()
         row["prompt"] = sample.get("prompt", "")

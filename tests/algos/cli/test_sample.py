@@ -8,6 +8,7 @@ import pytest
 
 from algos import PPO, LMPolicy
 from algos.cli import main
+from algos.cli.sample import check_model_name
 from algos.storage.run_folder import checkpoints, lock_run_folder
 from tests.helpers.resumable_agents import ppo_cartpole
 from textenv.registration import make_vector_env
@@ -69,7 +70,9 @@ def test_a_chat_remembers_what_was_said(tmp_path, capsys, monkeypatch):
         (["nowhere", "--prompt", "x"], "nowhere holds no saved agent"),
         (["RUN", "--prompt", ""], "prompt 0 is empty"),
         (["RUN", "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens is 0, expected at least 1"),
-        (["RUN", "--prompt", "x", "--compare-to", "missing"], "neither a folder nor a hub name"),
+        (["RUN", "--prompt", "x", "--compare-to", "missing"], "there is no folder missing: give"),
+        (["RUN", "--prompt", "x", "--compare-to", "tests/missing"], "there is no folder tests/missing: give"),
+        (["RUN", "--prompt", "x", "--compare-to", "a/b/c"], "there is no folder a/b/c: give"),
         (["RUN", "--prompt", "x", "--compare-to", "SmolM2"], "did you mean 'smollm2'?"),
         (["RUN", "--prompt", "x", "--chat"], "has no chat template"),
     ],
@@ -78,6 +81,15 @@ def test_wrong_input_ends_with_one_sentence(run, words, says, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["sample", *(str(run) if word == "RUN" else word for word in words)])
     assert ended.value.code == 2 and says in capsys.readouterr().err
+
+
+def test_the_hub_is_announced_before_it_is_asked(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    check_model_name("nobody/nothing")
+    assert "no folder nobody/nothing, so the hub is asked" in capsys.readouterr().err
+    (tmp_path / "nobody").mkdir()
+    with pytest.raises(FileNotFoundError, match="no folder nobody/nothing: give"):
+        check_model_name("nobody/nothing")
 
 
 def test_a_run_of_control_writes_no_texts(tmp_path, capsys):

@@ -325,15 +325,17 @@ def test_the_command_prints_its_address_and_key():
             process.terminate()
 
 
-def test_a_server_needs_a_model_a_key_and_a_length(tmp_path, capsys):
+def test_a_server_needs_a_model_a_key_and_a_length(server, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["serve", str(ppo_cartpole().save(tmp_path / "run"))])
     assert "only a language model" in capsys.readouterr().err
-    with PolicyServer(None, "m", token="k") as first:
-        for port in (first.server_address[1], 70_000):
-            with pytest.raises(OSError, match=f"cannot listen on port {port} .*choose another --port"):
-                PolicyServer(None, "m", token="k", port=port)
+    with pytest.raises(SystemExit):
+        main(["serve", "missing"])
+    assert "there is no folder missing" in capsys.readouterr().err
+    for port in (server.server_address[1], 70_000):
+        with pytest.raises(OSError, match=f"cannot listen on port {port} .*choose another --port"):
+            PolicyServer(server.policy, "m", token="k", port=port)
     with pytest.raises(ValueError, match="--token is ''"):
-        PolicyServer(None, "m", token="")
+        PolicyServer(server.policy, "m", token="")
     with pytest.raises(ValueError, match="--max-new-tokens 0"):
-        PolicyServer(None, "m", token="k", limit=0)
+        PolicyServer(server.policy, "m", token="k", limit=0)

@@ -113,12 +113,15 @@ def test_unflatten_refuses_another_size():
         spaces.Box(0, 1, (2,), np.dtype(">f4")),
         spaces.Discrete(2, dtype=np.dtype(">i4")),
         spaces.Tuple([]),
+        spaces.Box(0, 1, (0,)),
+        spaces.Box(0, 255, (0, 8, 8), np.uint8),
+        spaces.Dict(a=spaces.Box(0, 1, (2, 0))),
     ],
     ids=str,
 )
 def test_a_policy_refuses_unreadable_observations(space):
     for kind in (MLPPolicy, LSTMPolicy, QPolicy):
-        with pytest.raises(ValueError, match="observation_space|layer sizes"):
+        with pytest.raises(ValueError, match="observation_space is"):
             kind(space, TWO)
 
 
@@ -129,12 +132,20 @@ def test_a_policy_refuses_unreadable_observations(space):
         spaces.MultiDiscrete([2, 2], start=[0, 2**63], dtype=np.uint64),
         spaces.Box(0, 1, (2,), np.longdouble),
         spaces.Discrete(2, dtype=np.dtype(">i4")),
+        spaces.Box(0, 1, (0,)),
+        spaces.MultiDiscrete(np.array([], dtype=np.int64)),
     ],
     ids=str,
 )
 def test_a_policy_refuses_actions_torch_cannot_hold(space):
     with refused(ValueError, "action_space is", "expected"):
         MLPPolicy(VECTOR, space)
+
+
+def test_a_part_without_numbers_is_read_beside_others():
+    space = spaces.Dict(a=spaces.Box(0, 1, (0,)), b=VECTOR)
+    action, _ = MLPPolicy(space, TWO).predict(space.sample())
+    assert action in TWO
 
 
 def test_the_full_range_of_uint64_is_saved():

@@ -150,11 +150,21 @@ CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "good
             {"messages": CHAT, "chat_template_kwargs": {"chat_template": "x"}},
             r"chat_template_kwargs \['chat_template'\]",
         ),
+        ({"prompt": "a", "completion": "b", "weight": 0.5}, "example 3 has the weight 0.5, expected 1"),
+        ({"messages": [CHAT[0], CHAT[1] | {"weight": 0}]}, "example 3 has the weight 0, expected 1"),
+        ({"prompt": [CHAT[0]], "completion": [CHAT[1] | {"weight": [0, 1]}]}, r"example 3 has the weight \[0, 1\]"),
     ],
 )
 def test_an_example_of_another_kind_is_refused(example, said):
     with pytest.raises(ValueError, match=said):
         read_example(3, example, chat_tokenizer())
+
+
+@pytest.mark.parametrize("weight", [1, 1.0, None, float("nan"), np.float32(1)])
+def test_a_weight_of_1_or_none_changes_nothing(weight):
+    row = {"messages": [CHAT[0], CHAT[1] | {"weight": weight}], "weight": weight}
+    tokenizer = chat_tokenizer()
+    assert read_example(0, row, tokenizer) == read_example(0, {"messages": CHAT}, tokenizer)
 
 
 THOUGHTFUL = [

@@ -242,6 +242,10 @@ def test_a_policy_of_ones_own_predicts_too():
         (spaces.Dict(a=VECTOR, b=TWO), np.zeros(4), ["expected a dictionary with the parts a, b"]),
         (spaces.Dict(a=VECTOR, b=TWO), {"a": np.zeros((2, 4)), "b": 1}, ["different numbers", "'b'.: one"]),
         (spaces.Tuple([VECTOR, TWO]), (np.zeros(4),), ["expected a tuple of 2 parts"]),
+        (VECTOR, [0, np.nan, 0, 0], ["observation has NaN"]),
+        (VECTOR, torch.full((2, 4), torch.nan), ["observation has NaN"]),
+        (spaces.Dict(a=VECTOR, b=TWO), {"a": np.full(4, np.nan), "b": 1}, [r"observation\['a'\] has NaN"]),
+        (TWO, np.float32([0, np.nan]), ["observation has NaN"]),
     ],
 )
 def test_observations_that_do_not_fit_are_refused(space, observation, words):

@@ -354,7 +354,7 @@ class Rich(gym.Wrapper):
 
 
 @pytest.mark.parametrize("kind", ["ppo", "reinforce", "trpo"])
-def test_advantages_that_overflow_when_whitened_are_caught(kind, tmp_path):
+def test_whitening_that_overflows_is_caught(kind, tmp_path):
     env = SyncVectorEnv([lambda: Rich(gym.make("CartPole-v1"), 1e25)] * 4)
     error, batch, _ = caught(control(env=env, kind=kind), tmp_path, "advantage")
     assert "overflow when they are squared: scale the rewards down" in str(error)

@@ -11,7 +11,7 @@ from algos.advantages import add_advantages
 from algos.config import ActorCriticConfig
 from algos.losses import policy_gradient_loss
 from algos.minibatches import minibatches
-from algos.training.metrics import MetricMeans, minibatch_means, rollout_metrics
+from algos.training.metrics import MetricMeans, minibatch_means
 from tests.helpers.resumable_agents import control, mlp, text
 
 CONFIG = ActorCriticConfig(num_steps=16)
@@ -28,7 +28,7 @@ class Own(Agent[ActorCriticConfig]):
         means = MetricMeans()
         for batch in minibatches(rollout, sequential=self.policy.sequential, generator=self.generator):
             means.add(self.optimizer.step(self.loss, batch))
-        return means.result() | rollout_metrics(rollout)
+        return means.result()
 
     def loss(self, batch):
         log_prob = self.policy.evaluate(batch).log_prob

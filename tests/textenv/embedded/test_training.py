@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from textenv.cache import cache_root, cached, fingerprint
 from textenv.embedded import accepts, embedded_folder, label_of, openings, sample_review
-from textenv.embedded.cache import cache_root, cached, fingerprint
 from textenv.embedded.grammar import expansions
 from textenv.embedded.phrases import PREDICATES, SENTENCES
 
@@ -231,15 +231,15 @@ class Builder:
 
 def test_a_cached_folder_is_built_once_and_says_so(tmp_path, capsys):
     build, folder = Builder(), tmp_path / "new" / "embedded-0"
-    assert cached(folder, build) == cached(folder, build) == folder
+    assert cached(folder, build, what="a model") == cached(folder, build, what="nothing much") == folder
     assert build.calls == 1 and (folder / "lm" / "weights").read_text() == "1 2 3"
-    assert capsys.readouterr().err == f"textenv: building the embedded model (about 40 s) in {folder}, once\n"
+    assert capsys.readouterr().err == f"textenv: building a model in {folder}, once\n"
 
 
 @pytest.mark.parametrize("damage", ["changed", "shortened", "file gone", "manifest gone", "manifest cut", "emptied"])
 def test_a_damaged_folder_is_built_again(tmp_path, damage):
     build, folder = Builder(), tmp_path / "embedded-0"
-    cached(folder, build)
+    cached(folder, build, what="a model")
     weights, manifest = folder / "lm" / "weights", folder / "manifest.json"
     {
         "changed": lambda: weights.write_text("1 2 4"),
@@ -249,7 +249,7 @@ def test_a_damaged_folder_is_built_again(tmp_path, damage):
         "manifest cut": lambda: manifest.write_text(manifest.read_text()[:20]),
         "emptied": lambda: manifest.write_text("{}"),
     }[damage]()
-    assert cached(folder, build) == folder
+    assert cached(folder, build, what="a model") == folder
     assert build.calls == 2 and weights.read_text() == "1 2 3"
 
 
@@ -262,17 +262,17 @@ def test_a_build_that_dies_leaves_nothing_to_be_found(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cached(folder, die)
+        cached(folder, die, what="a model")
     assert not folder.exists()
     (tmp_path / "embedded-0.unfinished").mkdir()  # what a killed process leaves
     (tmp_path / "embedded-0.unfinished" / "config").write_text("half")
-    assert (cached(folder, Builder()) / "config").read_text() == "{}"
+    assert (cached(folder, Builder(), what="a model") / "config").read_text() == "{}"
 
 
 def test_of_two_at_once_one_builds_and_the_other_waits(tmp_path):
     build = Builder()
     with ThreadPoolExecutor(4) as pool:
-        folders = set(pool.map(lambda _: cached(tmp_path / "embedded-0", build), range(4)))
+        folders = set(pool.map(lambda _: cached(tmp_path / "embedded-0", build, what="a model"), range(4)))
     assert build.calls == 1 and folders == {tmp_path / "embedded-0"}
 
 
@@ -298,6 +298,6 @@ def test_the_name_changes_with_the_data_and_the_versions_alone(monkeypatch):
     names = [fingerprint(("1", {"the": ("a",)}), ["torch"]), fingerprint(("1", {"the": ("a",)}), ["numpy"])]
     names.append(fingerprint(("1", {"the": ("b",)}), ["torch"]))
     assert fingerprint(("1", {"the": ("a",)}), ["torch"]) == names[0]
-    monkeypatch.setattr("textenv.embedded.cache.version", lambda package: "99")
+    monkeypatch.setattr("textenv.cache.version", lambda package: "99")
     names.append(fingerprint(("1", {"the": ("a",)}), ["torch"]))
     assert len(set(names)) == 4

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from algos import PPO, LMPolicy, PPOConfig, collect
+from algos.training.metrics import rollout_metrics
 from algos.training.reward_hacking import RewardHackingMonitor
 from tests.helpers.conversations import Parrot
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
@@ -91,7 +92,7 @@ def test_left_out_answers_do_not_move_the_policy_or_the_log():
         rollout = rewarded(picky, REWARDED)[rows]
         with torch.no_grad():
             rollout["log_prob"] = policy.evaluate(rollout).log_prob
-        metrics = agent.update(rollout)
+        metrics = agent.update(rollout) | rollout_metrics(rollout)
         results.append((metrics["policy/loss"], metrics["update/grad_norm"], metrics["value/mean"]))
     assert results[0] == pytest.approx(results[1], rel=METRIC, abs=METRIC_NEAR_0)
 

@@ -1,4 +1,4 @@
-"""Folders that are built once and cached on disk, such as that of the embedded tokenizer and models."""
+"""Folders on disk that are built once, such as those of the embedded models and of models from GGUF files."""
 
 import hashlib
 import json
@@ -11,13 +11,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from textenv.embedded import phrases
 from textenv.json_files import read_json
 
-VERSION = 1
-"""Version of the built files: raise it when tokenizer, models or training change (not when the grammar's tables do)."""
-PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
-"""Packages whose version affects the built files."""
 MANIFEST = "manifest.json"
 """File that lists every other file of a cached folder with its SHA-256; written last."""
 
@@ -28,40 +23,13 @@ def cache_root() -> Path:
     return Path(root).expanduser().absolute() / "textenv"
 
 
-def embedded_folder() -> Path:
-    """Return the folder with ``lm/`` and ``classifier/``, each written by `save_pretrained`, tokenizer included.
-
-    The first call builds the folder (about 40 s on one thread); later ones find it in the cache. The cache key is
-    `VERSION`, the grammar's tables and the versions of `PACKAGES`.
-
-    Raises:
-        OSError: if the cache cannot be written.
-    """
-    tables = {name: table for name, table in vars(phrases).items() if name.isupper()}
-    key = fingerprint((VERSION, tables), PACKAGES)
-    return cached(cache_root() / f"embedded-{key}", build)
-
-
-def build(folder: Path) -> None:
-    """Train the models and write them into an existing folder."""
-    # Imported here, so that a call with a cached folder does not import torch and transformers
-    from textenv.embedded.training import train_classifier, train_language_model, train_tokenizer
-    from textenv.progress import no_progress_bars
-
-    tokenizer = train_tokenizer()
-    with no_progress_bars():
-        for name, train in (("lm", train_language_model), ("classifier", train_classifier)):
-            train(tokenizer).save_pretrained(folder / name)
-            tokenizer.save_pretrained(folder / name)
-
-
 def fingerprint(data: object, packages: Iterable[str]) -> str:
     """Hash plain data (numbers, texts, tuples, dictionaries) and the versions of packages to 12 hexadecimal digits."""
     versions = [(package, version(package)) for package in packages]
     return hashlib.sha256(repr((data, versions)).encode()).hexdigest()[:12]
 
 
-def cached(folder: Path, build: Callable[[Path], None], *, what: str = "the embedded model (about 40 s)") -> Path:
+def cached(folder: Path, build: Callable[[Path], None], *, what: str) -> Path:
     """Return the folder; first build it if it is missing or damaged.
 
     If several processes call this, one builds and the others wait.
