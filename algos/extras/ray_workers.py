@@ -28,7 +28,7 @@ from algos.config import ClippedConfig, Config
 from algos.policies.policy import Policy
 from algos.policies.random_streams import episode_seeds
 from algos.ranks import collectives
-from algos.storage.env_state import env_state, set_env_state
+from algos.storage.env_state import PartState, env_state, set_env_state
 from algos.storage.serialization import load_weights, trained_weights
 from algos.training.learner import Learner
 from textenv.envs.task import FunctionTask
@@ -64,7 +64,7 @@ class WorkerState(TypedDict, total=False):
     generator: torch.Generator
     memory: dict[str, object]
     """The policy's memory of its slots."""
-    environment: list[dict[str, Any]] | None
+    environment: list[PartState] | None
     """See `algos.storage.env_state.env_state`."""
     collector: dict[str, Any]
 

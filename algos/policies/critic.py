@@ -144,12 +144,18 @@ class Critic(nn.Module):
         hidden = self.hidden(tokens, prompt_length, length)
         return self.head(hidden.float()).squeeze(-1)
 
-    def _run(self, part: str = "", /, **inputs: object) -> Tensor:
+    def _run(self, part: str = "", /, *, input_ids: Tensor, **inputs: object) -> Tensor:
         """Output of the trunk, or of its part "encoder" or "decoder", for these inputs, ``[B, L, hidden size]``."""
         trunk = self.trunk
         if part:
             trunk = trunk_of(self.trunk, part)
-        return trunk_output(trunk, gradient_checkpointing=self.gradient_checkpointing, autocast=self.autocast, **inputs)
+        return trunk_output(
+            trunk,
+            gradient_checkpointing=self.gradient_checkpointing,
+            autocast=self.autocast,
+            input_ids=input_ids,
+            **inputs,
+        )
 
     @torch.no_grad()
     def _check_scores(self, reward_model: RewardModel) -> None:

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -41,6 +41,9 @@ from textenv.prompts.prompts import as_prompt, by_position
 from textenv.prompts.tokenize import prompt_ids
 from textenv.rewards.reward_model import RewardModel
 from textenv.rollout import Evaluation, following, texts
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 CRITIC_FOLDER = "critic"
 """Subfolder for the critic in a saved policy's folder."""
@@ -148,7 +151,7 @@ class LMPolicy(nn.Module, Policy):
         dtype: torch.dtype | None = None,
         critic: Critic | str | Path | None = None,
         device: str | torch.device | None = None,
-        lora: object = None,
+        lora: "str | PeftConfig | None" = None,
         **options: Any,
     ) -> Self:
         """Load model and tokenizer; a saved policy is restored with its value head or critic.

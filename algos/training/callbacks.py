@@ -97,7 +97,8 @@ class RecordSamples(Callback):
         iteration = {"steps": run.steps, "iteration": len(run.history) + 1}
         table: list[dict[str, object]] = []
         for row in range(len(rows)):
-            table.append(iteration | {"row": row} | answer_tokens(rows, row, tokenizer, SHADED))
+            tokens = answer_tokens(rows, row, tokenizer, SHADED)
+            table.append({**iteration, "row": row, **tokens})
         return table
 
 

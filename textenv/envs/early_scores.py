@@ -44,6 +44,8 @@ class EarlyScores:
         new_turns = [turn for turn in turns if turn not in self._offered]
         if len(new_turns) < least:
             return
+
+        # One more portion, in a thread, after the earlier ones
         offered = self._offered
         offered.update(new_turns)
         rows = rows_of(new_turns)  # not in the thread: decoding uses the tokenizer, as generation does

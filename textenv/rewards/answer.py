@@ -83,8 +83,12 @@ def _texts(message: object) -> list[str | None]:
         content = [{"text": content}]
     texts: list[str | None] = []
     for part in content:
-        text = part.get("text", "") if isinstance(part, Mapping) else None
-        texts.append(text if isinstance(text, str) else None)
+        text = None
+        if isinstance(part, Mapping):
+            text = part.get("text", "")
+        if not isinstance(text, str):
+            text = None
+        texts.append(text)
     return texts
 
 

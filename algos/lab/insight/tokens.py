@@ -1,6 +1,6 @@
 """Episodes of text token by token: as a page in one file, which loads nothing, and in the terminal."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from algos.policies.policy import Policy
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.kl.penalty import KLPenalty
 from textenv.rendering import answer_tokens, render_rollout
+from textenv.rollout import Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,7 +46,10 @@ def show_tokens(
         ValueError: if ``where`` is neither, or a quantity that needs a reference where there is none.
     """
     rollout = evaluate(env, policy, **options).rollout
-    samples = env.samples(range(len(rollout))) or [{}] * len(rollout)
+    samples = env.samples(range(len(rollout)))
+    if not samples:
+        no_texts: Sample = {"prompt": "", "completion": "", "score": None, "parts": {}}
+        samples = [no_texts] * len(rollout)
     rollout = measured(rollout, policy, penalty=env.penalty, config=config)
     if where.endswith(".html"):
         Path(where).write_text(page(rollout, policy.tokenizer, samples), encoding="utf-8")
@@ -55,7 +59,7 @@ def show_tokens(
     if where not in columns:
         raise ValueError(f"tokens is {where!r}, expected a page such as out.html, or one of {', '.join(columns)}")
     for row, sample in enumerate(samples):
-        print(f"\nepisode {row + 1}, score {sample.get('score')}, {COLUMNS[where]} (positive green, negative red):")
+        print(f"\nepisode {row + 1}, score {sample['score']}, {COLUMNS[where]} (positive green, negative red):")
         print(render_rollout(rollout, row, policy.tokenizer, column=where))
 
 
@@ -96,15 +100,15 @@ def measured(
     return rollout.cpu().update({"reward": reward})
 
 
-def page(rollout: TensorDict, tokenizer: "PreTrainedTokenizerBase", samples: list[dict[str, object]]) -> str:
+def page(rollout: TensorDict, tokenizer: "PreTrainedTokenizerBase", samples: Sequence[Sample]) -> str:
     """Return the HTML of a text rollout with some of `COLUMNS`; ``samples`` are those of its environment."""
     rows = []
     for i, sample in enumerate(samples):
-        row: dict[str, object] = {"score": sample.get("score"), "parts": sample.get("parts", {}), "episode": i + 1}
+        row: dict[str, object] = {"score": sample["score"], "parts": sample["parts"], "episode": i + 1}
         if "kl" in rollout.keys():
             row["kl"] = rollout["kl"][i][rollout["mask"][i]].sum().item()
-        row["prompt"] = sample.get("prompt", "")
-        row["completion"] = sample.get("completion", "")
+        row["prompt"] = sample["prompt"]
+        row["completion"] = sample["completion"]
         row["tokens"] = answer_tokens(rollout, i, tokenizer, COLUMNS)
         rows.append(row)
     return render("tokens.html", title="Episodes token by token", data=samples_data(rows, COLUMNS))
