@@ -417,7 +417,6 @@ PATCHES = {
     "tests/algos/fast/test_closed_form.py": "that an edit or a patch of a function takes effect is what it tests",
     "tests/helpers/chunks.py": "real chunks of logits hold 8 million numbers",
     "tests/helpers/ranks.py": "real chunks of gradients hold millions of numbers too",
-    "tests/textenv/embedded/test_cache.py": "versions of installed packages",
     "tests/textenv/lm/test_recording.py": "a benchmark lowers a constant, which the next test must not see",
 }
 """Files that may patch our modules and use their private names, and why."""

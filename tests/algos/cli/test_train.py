@@ -40,7 +40,6 @@ def files(tmp_path_factory):
     prompts = [{"prompt": f"{a} {b}", "answer": b} for a in WORDS[:4] for b in WORDS[:4]]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
     (folder / "plain.jsonl").write_text('{"prompt": "a b"}\n')
-    (folder / "empty.jsonl").write_text("")
     for name, text in CONFIGURATIONS.items():
         (folder / name).write_text(text)
     return folder
@@ -147,8 +146,6 @@ def test_help_names_losses_and_no_function(algo, capsys):
     ("train --model llama --prompts prompts.jsonl", "has no reward"),
     ("train --model llama --reward rewards.py:good", "has no prompts"),
     ("OWN --prompts missing.jsonl", "there is no file"),
-    ("OWN --prompts empty.jsonl", "has no records"),
-    ("OWN --prompts rewards.py", "is not a .jsonl"),
     ("OWN --eval-prompts missing.jsonl", "there is no file"),
     ("OWN --prompt-column question", "not 'question'"),
     ("OWN --reward missing.py:f", "there is no file missing.py"),
