@@ -353,7 +353,7 @@ def test_an_unfolded_file_has_one_idea_a_line(path):
     assert list(folded(ROOT / path)) == []
 
 
-MIRRORED = ("textenv",)
+MIRRORED = ("textenv", "algos")
 """Packages whose tests stand as its modules do: `tests/X/test_m.py` or `test_m_<aspect>.py` tests `X/m.py`."""
 
 
@@ -412,3 +412,48 @@ def test_the_packages_are_those_of_the_checkout_and_not_the_folders_of_the_tests
     import textenv
 
     assert Path(algos.__file__).parent == ROOT / "algos" and Path(textenv.__file__).parent == ROOT / "textenv"
+
+
+PATCHES = {
+    "tests/algos/fast/test_closed_form.py": "that an edit or a patch of a function takes effect is what it tests",
+    "tests/helpers/chunks.py": "real chunks of logits hold 8 million numbers",
+    "tests/helpers/ranks.py": "real chunks of gradients hold millions of numbers too",
+    "tests/textenv/lm/test_recording.py": "a benchmark lowers a constant, which the next test must not see",
+}
+"""Files that may patch our modules and use their private names, and why."""
+
+
+TO_BE_MENDED = """
+    tests/integration/test_security.py tests/test_examples.py tests/textenv/embedded/test_training.py
+    tests/textenv/lm/test_decoding.py tests/textenv/lm/test_memory.py tests/textenv/lm/test_model_architectures.py
+    tests/textenv/lm/test_padding.py
+"""
+
+
+def patches(tree):
+    """Lines of a test that patch something of ours or use a private name of ours."""
+    ours = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = getattr(node, "module", None)
+            names = {alias.asname or alias.name.split(".")[0] for alias in node.names if not module}
+            if module and module.split(".")[0] in LAYERS:
+                names = {alias.asname or alias.name for alias in node.names}
+                yield from (node.lineno for alias in node.names if alias.name.startswith("_"))
+                ours |= names
+            ours |= names & LAYERS.keys()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            first = ast.unparse(node.args[0]).strip("'\"*").split(".")[0].split("(")[0]
+            if node.func.attr in ("setattr", "delattr", "setitem") and first in ours | LAYERS.keys():
+                yield node.lineno
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            uses_private = isinstance(node.ctx, ast.Store) or re.match("_[^_]", node.attr)
+            if node.value.id in ours and uses_private:
+                yield node.lineno
+
+
+def test_tests_reach_our_code_by_its_public_names():
+    for path in ROOT.glob("tests/**/*.py"):
+        name = str(path.relative_to(ROOT))
+        assert name in [*PATCHES, *TO_BE_MENDED.split()] or list(patches(ast.parse(path.read_text()))) == [], name

@@ -1,17 +1,14 @@
-"""Pure functions: GAE, whitening, losses, and their agreement with torchrl."""
+"""GAE and whitening, by hand, by torchrl, and outside the mask."""
 
 import inspect
 
 import pytest
 import torch
-from gymnasium import spaces
 from tensordict import TensorDict
 
 from algos import advantages, losses
-from algos.advantages import discounted_returns, gae, whiten
-from algos.losses import clipped_policy_loss, log_ratio, policy_gradient_loss, value_loss
-from algos.policies.distributions import Categorical
-from tests.helpers.rollouts import junk
+from algos.advantages import discounted_returns, gae, leave_one_out, standardize_in_group, subtract_mean, whiten
+from tests.helpers.rollouts import junk, random_rollout
 from textenv.rollout import following, masked_mean
 
 GAMMA, LAMBDA = 0.9, 0.8
@@ -122,7 +119,7 @@ def gap_row(seed, steps=24):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_gae_with_gaps_equals_gae_on_the_policys_own_tokens(seed):
+def test_gae_with_gaps_equals_gae_on_true_entries(seed):
     columns, mask, short = gap_row(seed)
     advantage, target = gae(**columns, mask=mask, gamma=GAMMA, gae_lambda=LAMBDA)
     expected = gae_by_hand(short)
@@ -131,7 +128,7 @@ def test_gae_with_gaps_equals_gae_on_the_policys_own_tokens(seed):
     assert (advantage[~mask] == 0).all() and (target[~mask] == 0).all()
 
 
-def test_episodes_that_share_a_row_stay_apart_where_reset_rows_lie_between():
+def test_episodes_of_one_row_stay_apart():
     """Two episodes in one row with a False reset row between them: its reward and what follows do not leak back."""
     columns = random_columns(1, 7, 5)
     columns["terminated"] = torch.tensor([[False, False, True, False, False, False, False]])
@@ -155,56 +152,12 @@ def test_whitening_is_over_the_mask_alone():
     torch.testing.assert_close(white[mask].argsort(), x[mask].argsort())
 
 
-def test_whitening_one_entry_or_equal_entries_gives_zero():
+def test_whitening_equal_entries_gives_zero():
     one = torch.tensor([[5.0, torch.nan]])
     assert whiten(one, mask=torch.tensor([[True, False]])).tolist() == [[0.0, 0.0]]
     for value in (0.1, 1 / 3, 1000.1):
         equal = torch.full((7, 143), value)
         assert whiten(equal, mask=torch.ones_like(equal, dtype=torch.bool)).abs().max() == 0
-
-
-POLICY_LOSSES = [loss for name, loss in losses.NAMED.items() if name.endswith("_policy_loss")]
-FUNCTIONS = [gae, discounted_returns, log_ratio, policy_gradient_loss, *POLICY_LOSSES, value_loss]
-
-
-def arguments(function, shape=(4, 1)):
-    """Valid arguments of a loss or estimator, by their names."""
-    no, yes = torch.zeros(shape, dtype=torch.bool), torch.ones(shape, dtype=torch.bool)
-    columns = {"terminated": no, "truncated": no, "mask": yes, "gamma": 0.9, "gae_lambda": 0.9, "clip_range": 0.2}
-    columns |= {"clip_higher": None, "limit": 3.0, "threshold": 10.0}
-    return {name: columns.get(name, torch.ones(shape)) for name in inspect.signature(function).parameters}
-
-
-def test_losses_and_their_gradients_ignore_junk_outside_the_mask():
-    generator = torch.Generator().manual_seed(0)
-    mask = torch.rand(4, 9, generator=generator) < 0.5
-    names = ("log_prob", "old_log_prob", "advantage", "value", "value_target", "old_value")
-    clean = {name: torch.randn(4, 9, generator=generator) * mask for name in names}
-    outside = torch.where(mask, 0.0, junk(mask.shape))
-    found = []
-    for columns in (clean, {name: x + outside.roll(i, 0) * ~mask for i, (name, x) in enumerate(clean.items())}):
-        dirty = {name: torch.where(mask, clean[name], x).requires_grad_() for name, x in columns.items()}
-        ratios = log_ratio(log_prob=dirty["log_prob"], old_log_prob=dirty["old_log_prob"], mask=mask)
-        loss = clipped_policy_loss(log_ratio=ratios, advantage=dirty["advantage"], mask=mask, clip_range=0.2)
-        error = value_loss(**{name: dirty[name] for name in names[3:]}, mask=mask, clip_range=0.3)
-        (loss + error).sum().backward()
-        found.append([loss, error, dirty["log_prob"].grad, dirty["value"].grad])
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other) and (one[~mask] == 0).all() and (one != 0).any()
-
-
-@pytest.mark.parametrize("scale", [1e-2, 10.0, 1e3])
-def test_the_gradient_of_the_entropy_is_finite_under_an_action_mask_at_any_scale(scale):
-    """Against the distribution over the open actions alone."""
-    logits = torch.randn(4, 5, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    is_open, action = torch.tensor([True, False, True, True, False]), torch.tensor([0, 2, 3, 0])
-    log_prob, entropy = Categorical(spaces.Discrete(5)).score(logits, action, is_open)
-    alone = torch.distributions.Categorical(logits=logits[:, is_open])
-    expected = alone.log_prob(torch.tensor([0, 1, 2, 0])), alone.entropy()
-    for ours, theirs in zip((log_prob, entropy), expected, strict=True):
-        torch.testing.assert_close(ours, theirs)
-    found, plain = (torch.autograd.grad((scale * y + x).sum(), logits)[0] for x, y in ((log_prob, entropy), expected))
-    torch.testing.assert_close(found, plain, atol=1e-5 * max(1, scale), rtol=1e-4)
 
 
 @pytest.mark.parametrize("module", [advantages, losses])
@@ -219,102 +172,135 @@ def test_tensors_are_passed_by_name(module):
         assert set(by_position) <= {"x", "agent", "rollout"}, f"{function.__name__} takes {by_position} by position"
 
 
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8])
-def test_a_mask_that_is_not_bool_raises(function, dtype):
-    right = arguments(function)
-    function(**right)
-    with pytest.raises(TypeError, match="expected torch.bool"):
-        function(**(right | {"mask": right["mask"].to(dtype)}))
-
-
 @pytest.mark.parametrize("function", [whiten, masked_mean], ids=lambda f: f.__name__)
 def test_a_mask_of_a_mean_that_is_not_bool_raises(function):
     with pytest.raises(TypeError, match="expected torch.bool"):
         function(torch.ones(3), mask=torch.ones(3))
 
 
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
-def test_unequal_shapes_raise_and_both_are_printed(function):
-    right = arguments(function)
-    tensors = [name for name, x in right.items() if isinstance(x, torch.Tensor)]
-    for name in tensors:
-        # [B] against [B, 1] would broadcast to [B, B] without a word.
-        with pytest.raises(ValueError, match=r"(?s)(?=.*\(4,\))(?=.*\(4, 1\))"):
-            function(**(right | {name: right[name][:, 0]}))
-
-
 @pytest.mark.parametrize("function", [whiten, masked_mean], ids=lambda f: f.__name__)
-def test_a_mean_over_a_mask_of_another_shape_raises_and_prints_both(function):
+def test_a_mean_refuses_a_mask_of_another_shape(function):
     with pytest.raises(ValueError, match=r"(?s)(?=.*\(3,\))(?=.*\(3, 1\))"):
         function(torch.arange(3.0)[:, None], mask=torch.tensor([True, True, False]))
 
 
-def test_clipped_value_loss_without_old_value_raises():
-    right = arguments(value_loss)
-    with pytest.raises(ValueError, match="old_value"):
-        value_loss(**(right | {"old_value": None}))
+def gae_one_by_one(rollout, value, next_value, gamma, decay):
+    """Entry by entry: rewards and ends on False entries go to the last True entry of the episode; then eq. 16."""
+    advantage = torch.zeros_like(value)
+    for slot in range(len(value)):
+        chain, target = [], None  # of True entries: [t, reward, terminated, truncated]
+        for t in range(value.shape[1]):
+            entry = rollout[slot, t]
+            if entry["mask"]:
+                target = [t, 0.0, False, False]
+                chain.append(target)
+            if target is not None:
+                target[1] += entry["reward"].item()
+                target[2] |= bool(entry["terminated"])
+                target[3] |= bool(entry["truncated"])
+                if entry["terminated"] or entry["truncated"]:
+                    target = None
+        trace = 0.0
+        for t, reward, terminated, truncated in reversed(chain):
+            delta = reward + gamma * next_value[slot, t].item() * (not terminated) - value[slot, t].item()
+            trace = delta + (0.0 if terminated or truncated else gamma * decay * trace)
+            advantage[slot, t] = trace
+    return advantage
 
 
-# --- torchrl's PPO loss ----------------------------------------------------------------------------------------------
-
-
-def torchrl_losses(data, *, clip_value):
-    """Policy and value loss by torchrl, of a softmax policy and values that are its networks' very outputs."""
-    from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
-    from torch import nn
-    from torchrl.objectives import ClipPPOLoss
-
-    actor = ProbabilisticTensorDictSequential(
-        TensorDictModule(nn.Identity(), in_keys=["logits_in"], out_keys=["logits"]),
-        ProbabilisticTensorDictModule(
-            in_keys=["logits"],
-            out_keys=["action"],
-            distribution_class=torch.distributions.Categorical,
-            return_log_prob=True,
-        ),
-    )
-    critic = TensorDictModule(nn.Identity(), in_keys=["value_in"], out_keys=["state_value"])
-    loss = ClipPPOLoss(
-        actor, critic, clip_epsilon=0.2, entropy_bonus=False, critic_coeff=0.5, loss_critic_type="l2",
-        normalize_advantage=False, clip_value=clip_value, reduction="none",
-    )  # fmt: skip
-    found = loss(data)
-    return found["loss_objective"], found["loss_critic"]
-
-
-@pytest.mark.parametrize("clip_value", [None, 0.3])
-def test_losses_agree_with_torchrl(clip_value):
+def test_gae_equals_the_recursion_entry_by_entry():
+    """Junk on False entries after an episode's end has no effect, not even a warning."""
     generator = torch.Generator().manual_seed(0)
-    n, mask = 400, torch.ones(400, dtype=torch.bool)
-    logits, old, value, target = (torch.randn(n, k, generator=generator) for k in (5, 1, 1, 1))
-    action = torch.randint(5, (n,), generator=generator)
-    log_prob = logits.log_softmax(-1).gather(1, action[:, None])[:, 0]
-    old_log_prob = log_prob + 0.4 * torch.randn(n, generator=generator)
-    advantage = torch.randn(n, generator=generator)
-    data = TensorDict(
-        {"logits_in": logits, "value_in": value, "state_value": old, "action": action, "action_log_prob": old_log_prob,
-         "advantage": advantage[:, None], "value_target": target}, batch_size=[n],
-    )  # fmt: skip
-    objective, critic = torchrl_losses(data, clip_value=clip_value)
-    ratios = log_ratio(log_prob=log_prob, old_log_prob=old_log_prob, mask=mask)
-    ours = clipped_policy_loss(log_ratio=ratios, advantage=advantage, mask=mask, clip_range=0.2)
-    assert ((ratios.exp() - 1).abs() > 0.2).sum() > 50
-    torch.testing.assert_close(ours, objective.reshape(n), atol=1e-5, rtol=0)
-    found = value_loss(
-        value=value[:, 0], value_target=target[:, 0], mask=mask, old_value=old[:, 0], clip_range=clip_value
-    )
-    torch.testing.assert_close(found, critic.reshape(n), atol=1e-5, rtol=0)
+    for rows, steps in [(1, 1), (3, 14), (5, 6)] * 3:
+        rollout = random_rollout(generator, rows, steps)
+        value, next_value = torch.randn(2, rows, steps, generator=generator).unbind()
+        columns = {name: rollout[name] for name in ("reward", "terminated", "truncated", "mask")}
+        expected = gae_one_by_one(rollout, value, next_value, 0.9, 0.8)
+        junk = torch.where(rollout["mask"], value, torch.inf)
+        advantage, target = gae(**columns, value=junk, next_value=next_value, gamma=0.9, gae_lambda=0.8)
+        torch.testing.assert_close(advantage, expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(target, torch.where(rollout["mask"], expected + value, 0.0), atol=1e-5, rtol=0)
 
 
-def test_losses_of_hand_worked_entries():
-    """Ratio 1.5 and .5 with advantages of both signs: clipped where that is the worse."""
-    ratio = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.1])
-    advantage, mask = torch.tensor([2.0, -2.0, 2.0, -2.0, 2.0]), torch.ones(5, dtype=torch.bool)
-    found = clipped_policy_loss(log_ratio=ratio.log(), advantage=advantage, mask=mask, clip_range=0.2)
-    torch.testing.assert_close(found, torch.tensor([-2.4, 3.0, -1.0, 1.6, -2.2]))
-    found = value_loss(
-        value=torch.tensor([2.0, 0.1]), value_target=torch.tensor([3.0, 3.0]), mask=torch.ones(2, dtype=torch.bool),
-        old_value=torch.tensor([0.0, 0.0]), clip_range=0.5,
-    )  # fmt: skip
-    torch.testing.assert_close(found, torch.tensor([0.5 * 2.5**2, 0.5 * 2.9**2]))
+ALL = {"counts": torch.ones(6, dtype=torch.bool)}
+
+
+def test_returns_and_the_mean_of_a_batch_by_hand():
+    """γ = .5, rewards 1 2 4 to a limit and 8 to an end: 1 + .5 (2 + .5·4) = 3, 4, 4; 8; their mean is 19/4."""
+    terminated = torch.tensor([[False, False, False], [True, False, False]])
+    truncated = torch.tensor([[False, False, True], [False, False, False]])
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    reward = torch.tensor([[1.0, 2.0, 4.0], [8.0, torch.nan, 9.0]])
+    found = discounted_returns(reward=reward, terminated=terminated, truncated=truncated, mask=mask, gamma=0.5)
+    assert found.tolist() == [[3.0, 4.0, 4.0], [8.0, 0.0, 0.0]]
+    junk = torch.where(mask, found, torch.nan)
+    assert subtract_mean(junk, mask=mask).tolist() == [[-1.75, -0.75, -0.75], [3.25, 0.0, 0.0]]
+
+
+def test_baselines_by_hand():
+    """Group 7: 1, 2, 6; group -1: 4, 8; row 3 is alone in its group.
+
+    The others' means are 4, 3.5, 1.5 and 8, 4. The mean of 3 is 3, the sum of squares 4 + 1 + 9 = 14, over n - 1 = 2.
+    """
+    score, group = torch.tensor([1.0, 4.0, 2.0, 5.0, 6.0, 8.0]), torch.tensor([7, -1, 7, 0, 7, -1])
+    found = leave_one_out(score=score, group=group, **ALL)
+    torch.testing.assert_close(found, torch.tensor([-3.0, -4.0, -1.5, 0.0, 4.5, 4.0]))
+    found = standardize_in_group(score=score, group=group, scale=False, **ALL)
+    torch.testing.assert_close(found, torch.tensor([-2.0, -2.0, -1.0, 0.0, 3.0, 2.0]))
+    three, two = 7**0.5 + 1e-4, 8**0.5 + 1e-4
+    expected = torch.tensor([-2 / three, -2 / two, -1 / three, 0.0, 3 / three, 2 / two])
+    torch.testing.assert_close(standardize_in_group(score=score, group=group, **ALL), expected)
+
+
+def test_standardised_groups_agree_with_torchrl():
+    """Up to TRL's 1e-4 beside the deviation, which torchrl has not."""
+    from torchrl.objectives.llm import MCAdvantage
+
+    score = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    transform = MCAdvantage(grpo_size=8)
+    for row in score:
+        trajectories = [TensorDict({("next", "reward"): x.reshape(1, 1)}, batch_size=[1]) for x in row]
+        expected = transform._trajectory_advantage(trajectories)["advantage"].reshape(-1)
+        found = standardize_in_group(score=row, group=torch.zeros(8).long(), counts=torch.ones(8).bool())
+        torch.testing.assert_close(found, expected, atol=0, rtol=1e-3)
+
+
+BASELINES = [
+    leave_one_out,
+    standardize_in_group,
+    lambda **columns: standardize_in_group(**columns, scale=False),
+]
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_names_of_groups_and_order_do_not_matter(baseline):
+    generator = torch.Generator().manual_seed(0)
+    score, counts = torch.randn(24, generator=generator), torch.rand(24, generator=generator) < 0.8
+    group = torch.arange(6).repeat_interleave(4)
+    expected = baseline(score=score, group=group, counts=counts)
+    order = torch.randperm(24, generator=generator)
+    found = baseline(score=score[order], group=(10 - 7 * group)[order], counts=counts[order])
+    torch.testing.assert_close(found, expected[order])
+    assert expected.count_nonzero() == counts.sum()
+
+
+@pytest.mark.parametrize("junk", [torch.nan, torch.inf, -torch.inf, 1e30])
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_rows_that_do_not_count_move_no_baseline(baseline, junk):
+    counts = torch.tensor([True, False, True, True, False, True])
+    score, group = torch.tensor([1.0, junk, 2.0, 4.0, junk, 8.0]), torch.tensor([0, 0, 0, 1, 1, 1])
+    found = baseline(score=score, group=group, counts=counts)
+    assert (found[~counts] == 0).all()
+    expected = baseline(score=score[counts], group=group[counts], counts=counts[counts])
+    assert torch.equal(found[counts], expected) and (expected != 0).all()
+
+
+@pytest.mark.parametrize("size", [2, 3, 7, 64])
+@pytest.mark.parametrize("reward", [0.0, 0.1, -7.3, 1 / 3, 1e6 + 0.1])
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_equal_scores_give_exactly_nothing(baseline, reward, size):
+    """The rounding of their mean is no signal, though a deviation of 0 would make one of it."""
+    score, group = torch.full((size + 2,), reward), torch.zeros(size + 2).long()
+    score[-1], group[-2:] = reward + 1, 1
+    found = baseline(score=score, group=group, counts=torch.ones(size + 2).bool())
+    assert (found[:-2] == 0).all() and (found[-2:] != 0).all()

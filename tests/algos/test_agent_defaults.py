@@ -53,7 +53,7 @@ def word_env(length, num_envs=16):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_limits_bootstrap_in_control_and_not_for_text_and_a_value_that_is_given_stays(name, caplog):
+def test_limits_bootstrap_in_control_and_not_for_text(name, caplog):
     config, env, text = CONFIGS[name], cartpole(), text_env()
     with caplog.at_level(logging.INFO, logger="algos.agent"):
         assert resolve(config(num_steps=8), env, mlp_for(env)).bootstrap_truncated is True
@@ -66,7 +66,7 @@ def test_limits_bootstrap_in_control_and_not_for_text_and_a_value_that_is_given_
         assert found.bootstrap_truncated is given
 
 
-def test_values_of_a_bare_config_on_text_stay_where_returns_are():
+def test_values_on_text_stay_where_returns_are():
     """No answer ends by itself, and no entry trains the value of the state after the last token: its own target."""
     policy = lm_policy(head=False)
     config = PPOConfig(num_steps=None, num_episodes=32, minibatch_size=8, learning_rate=5e-3, gamma=1.0)
@@ -86,7 +86,8 @@ def test_what_was_filled_in_is_written_with_the_agent(tmp_path):
 # --- what advantages are normalised over ------------------------------------------------------------------------------
 
 
-def test_advantages_are_normalised_over_the_rollout_where_episodes_are_collected_else_over_minibatches():
+def test_whitening_is_per_rollout_for_whole_episodes():
+    """Else it is over minibatches."""
     env, text = cartpole(), text_env()
     lstm = LSTMPolicy(env.single_observation_space, env.single_action_space)
     episodes = dict(num_steps=None, num_episodes=8)
@@ -120,7 +121,7 @@ def test_what_cannot_be_is_refused(make, message):
 
 
 @pytest.mark.parametrize(("episodes", "minibatch_size"), [(33, 32), (7, 1), (8, 3)])
-def test_a_lone_responses_advantage_has_the_sign_that_it_has_over_the_whole_batch(episodes, minibatch_size):
+def test_a_lone_responses_advantage_keeps_its_sign(episodes, minibatch_size):
     """Each row's one step: what the loss is given against the batch's own mean, also of a leftover of one row."""
     given = []
 
@@ -154,7 +155,7 @@ def test_minibatches_of_one_response_learn():
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-3, 1e4])
-def test_advantages_that_differ_by_rounding_alone_do_not_become_noise(size):
+def test_rounding_of_advantages_does_not_become_noise(size):
     x = torch.full((4, 50), size)
     x[:, ::2] = torch.nextafter(x[:, ::2], torch.tensor(torch.inf))
     assert x.std() > 0
@@ -169,7 +170,7 @@ def test_advantages_that_differ_by_rounding_alone_do_not_become_noise(size):
 
 @pytest.mark.parametrize(("options", "eps"), [({}, None), ({"adam_eps": 1e-3}, 1e-3), ({"weight_decay": 0.1}, None)])
 @pytest.mark.parametrize("kind", ["text", "control"])
-def test_the_first_step_is_torchs_adam_by_the_eps_of_the_config(kind, options, eps):
+def test_the_first_step_is_torchs_adam_with_our_eps(kind, options, eps):
     eps = (1e-8 if kind == "text" else 1e-5) if eps is None else eps
     if kind == "text":
         env, policy = text_env(), lm_policy()
@@ -189,7 +190,7 @@ def test_the_first_step_is_torchs_adam_by_the_eps_of_the_config(kind, options, e
         torch.testing.assert_close(p.detach(), copies[name].detach(), atol=1e-6, rtol=0, msg=name)
 
 
-def test_the_value_has_a_step_size_and_a_longest_gradient_of_its_own():
+def test_the_value_has_its_own_step_size_and_clipping():
     """Twelve steps against torch's AdamW with two groups, each cut by `clip_grad_norm_`."""
     env = cartpole()
     policy = mlp_for(env)
@@ -240,7 +241,7 @@ def test_only_the_value_depends_on_its_parameters(make):
 # --- the ratio of acting and scoring ----------------------------------------------------------------------------------
 
 
-def test_the_tolerance_of_the_first_ratio_is_a_choice_and_the_error_says_so():
+def test_the_error_names_the_tolerance_of_the_ratio():
     def update(**options):
         env, policy = text_env(), lm_policy()
         rollout = scored(play(env, [(5, 1, 7), (7,), (3, 3, 3, 3, 3)]), policy)
@@ -257,7 +258,7 @@ def test_the_tolerance_of_the_first_ratio_is_a_choice_and_the_error_says_so():
 # --- the learning rate ------------------------------------------------------------------------------------------------
 
 
-def test_the_learning_rate_is_that_of_what_is_trained_and_a_number_stays(tmp_path, caplog):
+def test_the_learning_rate_is_that_of_what_is_trained(tmp_path, caplog):
     """5e-4, which suits the embedded model, destroyed a pretrained one."""
     env, text = cartpole(), text_env()
     assert resolve(PPOConfig(), env, mlp_for(env)).learning_rate == 2.5e-4
@@ -278,7 +279,7 @@ def test_the_learning_rate_is_that_of_what_is_trained_and_a_number_stays(tmp_pat
     assert read_description(tmp_path)["config"]["learning_rate"] == 1.41e-5
 
 
-def test_an_adapter_of_a_pretrained_model_has_ten_times_the_learning_rate(tmp_path):
+def test_an_adapter_has_ten_times_the_learning_rate(tmp_path):
     pytest.importorskip("peft")
     make_gpt2(n_embd=512, n_layer=4).save_pretrained(tmp_path)
     make_tokenizer(WORDS).save_pretrained(tmp_path)
@@ -290,7 +291,7 @@ def test_an_adapter_of_a_pretrained_model_has_ten_times_the_learning_rate(tmp_pa
         LMPolicy.load(tmp_path, lora="r=x")
 
 
-def test_a_recipe_has_the_learning_rate_of_the_embedded_model_for_that_model_alone():
+def test_a_recipes_rate_is_the_embedded_models_alone():
     assert presets.recipe("textenv/Reviews-v0").config.learning_rate == 3e-4
     assert presets.recipe("textenv/Reviews-v0", model="gpt2").config.learning_rate is None
     assert presets.recipe("textenv/Reviews-v0", model="gpt2").kl_coef == 0.1

@@ -35,7 +35,7 @@ def given(rollout):
 
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize(("kind", "make"), [(PPO, make_gpt2), (REINFORCE, make_gpt2), (PPO, make_t5)])
-def test_a_step_on_an_iterations_texts_is_that_iteration_to_the_bit(kind, make, recorded):
+def test_a_step_on_an_iterations_texts_equals_it(kind, make, recorded):
     """KL penalty and its adaptation, metrics, weights; with the log-probabilities of the sampler or of scoring."""
     agents = [agent_of(kind, make=make, kl_coef=AdaptiveCoefficient(0.2, target=6.0)) for _ in range(2)]
     for agent in agents:
@@ -57,7 +57,8 @@ def test_a_step_on_an_iterations_texts_is_that_iteration_to_the_bit(kind, make, 
         assert torch.equal(one, other)
 
 
-def test_texts_and_ids_stops_and_limits_end_as_in_the_environment():
+def test_responses_end_as_in_the_environment():
+    """Texts and ids, by stops and limits."""
     env = text_env(stop=["bad"])
     answers = ["good d", [GOOD, 6], torch.tensor([3] * 5)]
     rollout = env.given_episodes(["a b", (2,), "a b"], answers, [1, 2, 3.0])
@@ -69,7 +70,7 @@ def test_texts_and_ids_stops_and_limits_end_as_in_the_environment():
     assert env.metrics["reward/score"] == 2.0
 
 
-def test_scores_are_per_token_left_out_or_named_as_a_reward_functions():
+def test_scores_may_be_per_token_missing_or_named():
     env = text_env()
     scores = [{"right": 1.0, "short": 0.5}, None, {"right": [0.0, 2.0]}]
     rollout = env.given_episodes([(0,), (0,), (1,)], [[GOOD, EOS]] * 3, scores)
@@ -86,7 +87,7 @@ def test_equal_queries_are_a_group():
 
 
 @pytest.mark.parametrize("kind", [GRPO, RLOO])
-def test_a_query_with_a_single_response_is_refused_where_responses_are_compared(kind):
+def test_grouped_algorithms_refuse_a_single_response(kind):
     for queries, row in ((["a", "b"], 0), (["a", "a", "b"], 2)):
         with refused(ValueError, f"query {row} has a single response", f"{kind.__name__} compares the responses"):
             agent_of(kind).step(queries, [ANSWER] * len(queries), [float(i) for i in range(len(queries))])
@@ -103,7 +104,7 @@ def test_schedules_take_a_progress_from_0_to_1():
     assert agent.optimizer.adam.param_groups[0]["lr"] == 5e-4
 
 
-def test_agents_of_one_changing_coefficient_do_not_change_each_others():
+def test_agents_do_not_share_a_changing_coefficient():
     shared = AdaptiveCoefficient(0.2, target=6.0)
     first, second = (agent_of(kl_coef=shared) for _ in range(2))
     first.step(["a"], [ANSWER], [1.0])
@@ -117,7 +118,7 @@ def test_log_probs_may_be_a_tensor_of_rows():
     assert given[0]["policy/sampler_gap"] == given[1]["policy/sampler_gap"] > 0
 
 
-def test_log_probs_of_another_policy_need_importance_weights_or_a_tolerance():
+def test_log_probs_of_another_policy_need_a_correction():
     texts = [[(0, 1)] * 4, [[GOOD, EOS]] * 4, [1.0, 0.0, 2.0, 1.0]]
     with pytest.raises(InvariantError, match="set max_importance_weight"):
         agent_of().step(*texts, log_probs=[[-1.0, -0.2]] * 4)
@@ -159,7 +160,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("columns", "said"), [(columns, said) for columns, *said in WRONG])
-def test_what_does_not_fit_is_refused_and_nothing_is_learnt(columns, said):
+def test_what_does_not_fit_is_refused_unlearnt(columns, said):
     agent = agent_of()
     before = [p.clone() for p in agent.policy.parameters()]
     queries, responses, scores, *log_probs = columns

@@ -6,48 +6,17 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from algos import Collector, MLPPolicy, collect, evaluate
-from tests.helpers.control_envs import ExactCritic, Gate, Lean, chain, replayed
+from algos import PPO, Collector, MLPPolicy, collect, evaluate
+from algos.make import make_policy
+from tests.helpers.control_envs import Gate, Lean, replayed
+from tests.helpers.errors import refused
 from tests.helpers.small_agents import agent_of, cartpole, mlp_for
 
 MODES = pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
 COLUMNS = ("observation", "next_observation", "action", "reward", "terminated", "truncated")
-
-
-def advantages_of_the_exact_critic(mode, limit, steps, **options):
-    """Advantages and both flags at the True entries of several rollouts, each going on where the last stopped."""
-    env = chain(mode, limit)
-    policy = mlp_for(env)
-    policy.critic = ExactCritic(gamma=0.9)
-    agent = agent_of(env, policy, gamma=0.9, gae_lambda=0.8, **options)
-    collector = Collector(env, policy, seed=0)
-    rollouts = []
-    for _ in range(60 // steps):
-        rollouts.append(collector.collect(num_steps=steps))
-        agent.update(rollouts[-1])
-    rollout = torch.cat(rollouts, dim=1)
-    assert rollout["mask"].all() == (mode is not AutoresetMode.NEXT_STEP)
-    rollout = rollout[rollout["mask"]]
-    return rollout["advantage"], rollout["terminated"], rollout["truncated"]
-
-
-@pytest.mark.parametrize("steps", [20, 4])
-@pytest.mark.parametrize("limit", [None, 4])
-@MODES
-def test_every_advantage_of_the_exact_critic_is_zero(mode, limit, steps):
-    """The limit of 4 cuts some episodes short, and meets others exactly at their end."""
-    advantage, terminated, truncated = advantages_of_the_exact_critic(mode, limit, steps)
-    assert terminated.sum() > 10 and (truncated & ~terminated).sum() >= (20 if limit else 0)
-    assert advantage.abs().max() < 1e-5
-
-
-@MODES
-def test_the_exact_critic_notices_a_limit_that_does_not_bootstrap(mode):
-    """What makes the test above able to fail: the same chain with truncation taken for termination."""
-    advantage, terminated, truncated = advantages_of_the_exact_critic(mode, 4, 20, bootstrap_truncated=False)
-    assert advantage[truncated & ~terminated].abs().min() > 1
 
 
 def episodes_of(rollout, slot):
@@ -93,7 +62,7 @@ def by_hand(seed, steps, **options):
 
 @pytest.mark.parametrize("limit", [None, 11])
 @MODES
-def test_true_entries_are_the_episodes_played_by_hand_in_every_mode(mode, limit):
+def test_true_entries_are_the_episodes_played_by_hand(mode, limit):
     options = {} if limit is None else dict(max_episode_steps=limit)
     env = cartpole(3, mode, **options)
     collector = Collector(env, Lean(), seed=7)
@@ -110,7 +79,7 @@ def test_true_entries_are_the_episodes_played_by_hand_in_every_mode(mode, limit)
 
 
 @MODES
-def test_whole_episodes_of_control_are_the_first_ones_of_each_slot(mode):
+def test_whole_episodes_are_the_first_of_each_slot(mode):
     env = cartpole(3, mode)
     rollout = collect(env, Lean(), num_episodes=5, seed=7)
     for slot, share in enumerate([2, 2, 1]):
@@ -121,7 +90,7 @@ def test_whole_episodes_of_control_are_the_first_ones_of_each_slot(mode):
 
 
 @MODES
-def test_whole_episodes_start_from_a_reset_wherever_the_cursor_was(mode):
+def test_whole_episodes_start_from_a_reset(mode):
     env = cartpole(3, mode)
     collector = Collector(env, Lean(), seed=7)
     collector.collect(num_steps=6)
@@ -133,7 +102,7 @@ def test_whole_episodes_start_from_a_reset_wherever_the_cursor_was(mode):
 
 @pytest.mark.parametrize("episodes", [3, 4, 7])
 @pytest.mark.parametrize("kind", [*(mode.name for mode in AutoresetMode), "native"])
-def test_evaluation_reports_exactly_the_episodes_asked_for(kind, episodes):
+def test_evaluation_has_exactly_the_episodes_asked_for(kind, episodes):
     """Slots that are done play on until the last is: those further episodes must not be counted."""
     env = gym.make_vec("CartPole-v1", num_envs=3) if kind == "native" else cartpole(3, AutoresetMode[kind])
     policy = mlp_for(env)
@@ -144,7 +113,7 @@ def test_evaluation_reports_exactly_the_episodes_asked_for(kind, episodes):
         assert sum(returns) == rollout["mask"].sum()
 
 
-def test_the_native_vector_cartpole_obeys_its_own_dynamics_at_true_entries():
+def test_the_native_cartpole_obeys_its_own_dynamics():
     """Each True entry is replayed in a single CartPole; each end is followed by one False entry, and no other is."""
     env, single = gym.make_vec("CartPole-v1", num_envs=3), gym.make("CartPole-v1").unwrapped
     assert not isinstance(env, SyncVectorEnv) and env.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
@@ -164,7 +133,7 @@ def test_the_native_vector_cartpole_obeys_its_own_dynamics_at_true_entries():
 
 
 @MODES
-def test_an_action_mask_stays_with_its_slot_when_another_is_reset(mode):
+def test_an_action_mask_stays_with_its_slot(mode):
     env = SyncVectorEnv([lambda n=n: Gate(n) for n in (2, 4, 5)], autoreset_mode=mode)
     rollout = collect(env, MLPPolicy(env.single_observation_space, env.single_action_space), num_steps=20)
     mask = rollout["mask"]
@@ -174,7 +143,7 @@ def test_an_action_mask_stays_with_its_slot_when_another_is_reset(mode):
 
 
 @MODES
-def test_a_rollout_does_not_alias_the_buffer_of_an_environment_without_copies(mode):
+def test_a_rollout_does_not_alias_a_buffer(mode):
     """``SyncVectorEnv(copy=False)`` hands out one array for ever: the rollout must hold what was seen."""
     make = functools.partial(gym.make, "CartPole-v1", max_episode_steps=4)
     env = SyncVectorEnv([make] * 2, copy=False, autoreset_mode=mode)
@@ -183,3 +152,52 @@ def test_a_rollout_does_not_alias_the_buffer_of_an_environment_without_copies(mo
         mine = rollout[slot][rollout["mask"][slot]]
         expected = by_hand(7 + slot, len(mine), max_episode_steps=4)
         assert all(torch.equal(mine[name].double(), expected[name].double()) for name in COLUMNS)
+
+
+@pytest.mark.parametrize("name", ["mlp", "lstm"])
+@MODES
+def test_taxis_action_mask_comes_through_in_every_mode(mode, name):
+    """Every action is open in the recorded mask, the masks are those of the states, and scoring obeys them."""
+    make = lambda: gym.make("Taxi-v4", max_episode_steps=7)  # noqa: E731
+    env = SyncVectorEnv([make] * 3, autoreset_mode=mode)
+    policy = make_policy(env, policy=name)
+    rollout = collect(env, policy, num_steps=40, seed=3)
+    gap = policy.evaluate(rollout).log_prob - rollout["log_prob"]
+    assert gap[rollout["mask"]].abs().max() < 1e-5
+    rollout = rollout[rollout["mask"]]
+    taxi = gym.make("Taxi-v4").unwrapped
+    for entry in rollout:
+        expected = taxi.action_mask(int(entry["observation"].argmax()))
+        np.testing.assert_array_equal(entry["action_mask"], expected.astype(bool))
+        assert entry["action_mask"][entry["action"]]
+    assert not rollout["action_mask"].all()
+
+
+def test_an_environment_must_say_its_autoreset_mode():
+    env = gym.make_vec("CartPole-v1", num_envs=2)
+    policy = make_policy(env)
+    env.unwrapped.metadata = {"autoreset_mode": "sometimes"}
+    with refused(ValueError, "autoreset_mode", "sometimes", "AutoresetMode"):
+        PPO(env, policy)
+    with refused(ValueError, "autoreset_mode", "sometimes", "AutoresetMode"):
+        collect(env, policy, num_steps=3)
+
+
+class FirstTwo(gym.vector.VectorWrapper):
+    """A wrapper that forgets the final observations."""
+
+    def reset(self, **options):
+        observation, info = self.env.reset(**options)
+        return observation[:, :2], info
+
+    def step(self, actions):
+        observation, *rest = self.env.step(actions)
+        return observation[:, :2], *rest
+
+
+def test_a_wrapper_must_keep_the_final_observation():
+    env = FirstTwo(gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync",
+                                vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP}))  # fmt: skip
+    policy = MLPPolicy(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
+    with refused(ValueError, "final_obs", "\\(2,\\)", "\\(4,\\)", "NEXT_STEP"):
+        collect(env, policy, num_steps=100)

@@ -69,13 +69,14 @@ LIMITS = {
 
 @pytest.mark.parametrize("past", [False, True])
 @pytest.mark.parametrize("options", LIMITS.values(), ids=LIMITS)
-def test_an_engine_of_the_policy_gives_its_rollout_whatever_ends_a_turn(options, past):
+def test_an_engine_of_the_policy_gives_its_rollout(options, past):
     """Also if the engine goes on after the end: these tokens are dropped."""
     assert_equal(*rollouts(FakeEngine(ids_past_the_end=past), **options)[:2])
 
 
 @pytest.mark.parametrize("make", [lm_policy, lambda **options: lm_policy(make_llama, **options)])
-def test_the_log_probs_are_the_policys_own_in_conversations_by_a_rule_and_in_pieces(make):
+def test_log_probs_of_conversations_are_the_policys(make):
+    """Also by an action rule, and with turns in pieces."""
     for options in (dict(task=Twice(), max_turns=2), dict(allowed=rule), dict(min_new_tokens=2, forbidden=[0])):
         policy, engine = make(), FakeEngine(piece=2)
         rollout = Collector(text_env(**options), policy, seed=1, generator=engine).collect(num_episodes=12)
@@ -86,7 +87,7 @@ def test_the_log_probs_are_the_policys_own_in_conversations_by_a_rule_and_in_pie
         assert engine.updates == 1 and mask.sum() > 20
 
 
-def test_a_conversation_asks_once_for_all_turns_that_are_open():
+def test_one_request_has_all_open_turns():
     policy, engine = lm_policy(), FakeEngine(shift={GOOD: 2.0})
     env = text_env(Twice(), max_turns=2, num_envs=10)
     rollout = Collector(env, policy, seed=1, generator=engine).collect(num_episodes=10)
@@ -103,7 +104,8 @@ def test_a_conversation_asks_once_for_all_turns_that_are_open():
         assert turn.prefix[-2:] == [0, 1]
 
 
-def test_games_run_in_the_environments_slots_and_texts_without_replies_all_at_once():
+def test_texts_without_replies_are_asked_all_at_once():
+    """Games run in the environment's slots."""
     most = []
     for env in (TokenVectorEnv(Parrot, num_envs=4, **ARGUMENTS), text_env(num_envs=4)):
         engine, policy = FakeEngine(), lm_policy()
@@ -115,7 +117,7 @@ def test_games_run_in_the_environments_slots_and_texts_without_replies_all_at_on
     assert most == [4, 10]
 
 
-def test_equal_seeds_give_equal_rollouts_and_each_turn_its_own_stream():
+def test_each_turn_has_a_stream_of_its_own_by_the_seed():
     def rollout():
         env = text_env(Twice(prompts=[(0,)]), max_turns=2, max_length=12, forbidden=[EOS])
         return Collector(env, lm_policy(seed=2), seed=1, generator=FakeEngine(shift={GOOD: 1.0})).collect(
@@ -127,7 +129,7 @@ def test_equal_seeds_give_equal_rollouts_and_each_turn_its_own_stream():
     assert len({tuple(row) for row in one["action"].tolist()}) > 10
 
 
-def test_a_minimum_that_does_not_fit_is_cut_to_what_is_left_and_counts_down():
+def test_a_minimum_counts_down_and_is_cut_to_fit():
     engine = FakeEngine(piece=2)
     Collector(text_env(min_new_tokens=4, max_length=6), lm_policy(), seed=1, generator=engine).collect(num_episodes=3)
     limits = [[(turn.max_new_tokens, turn.min_new_tokens) for turn in asked] for asked in engine.asked]
@@ -149,19 +151,19 @@ class Broken(FakeEngine):
     "given",
     [([], []), ([GOOD], []), ([GOOD] * 6, [-1.0] * 6), ([GOOD], [math.nan]), ([GOOD, EOS], [-1.0, -math.inf])],
 )
-def test_an_answer_that_breaks_the_contract_is_an_error(given):
+def test_an_answer_that_breaks_the_contract_is_refused(given):
     collector = Collector(text_env(), lm_policy(), seed=1, generator=Broken(given))
     with refused(ValueError, "Broken.generate returned .* expected 1 to 5 token ids"):
         collector.collect(num_episodes=4)
 
 
-def test_a_forbidden_token_is_an_error_and_not_learnt_from():
+def test_a_forbidden_token_is_an_error():
     collector = Collector(text_env(forbidden=[BAD]), lm_policy(), seed=1, generator=Broken(([BAD, EOS], [-1.0, -1.0])))
     with refused(ValueError, "forbidden here"):
         collector.collect(num_episodes=4)
 
 
-def test_the_most_probable_tokens_come_from_the_policy_itself():
+def test_greedy_tokens_come_from_the_policy_itself():
     engine, policy = FakeEngine(shift={BAD: 9.0}), lm_policy()
     found = [
         Collector(text_env(), policy, seed=1, generator=each).collect(num_episodes=4, deterministic=True)
@@ -171,7 +173,8 @@ def test_the_most_probable_tokens_come_from_the_policy_itself():
     assert engine.updates == 0
 
 
-def test_an_agent_renews_the_weights_before_each_rollout_and_logs_the_gap():
+def test_weights_are_renewed_before_each_rollout():
+    """And the gap is logged."""
     engine = FakeEngine()
     agent = PPO(text_env(), lm_policy(), generator=engine, **SETTINGS)
     assert agent.config.max_importance_weight == 2.0
@@ -181,7 +184,7 @@ def test_an_agent_renews_the_weights_before_each_rollout_and_logs_the_gap():
     assert all(abs(metrics["policy/importance_weight"] - 1) < 1e-5 for metrics in history)
 
 
-def test_what_cannot_be_corrected_or_generated_is_refused_in_words():
+def test_what_cannot_be_corrected_is_refused():
     with refused(TypeError, "MLPPolicy in a .*: it generates text"):
         PPO(cartpole(), generator=FakeEngine())
     with refused(TypeError, "A2CConfig, which has no max_importance_weight .* use PPO or GRPO"):
@@ -223,7 +226,7 @@ def chances(agent):
     return kept.softmax(0)
 
 
-def test_the_gap_and_weights_of_a_wrong_engine_are_the_known_ones():
+def test_gap_and_weights_of_a_wrong_engine_are_exact():
     """π/μ is Z exp(-s) for the preferred word and Z for the others, with Z = Σ π exp(s)."""
     agent = bandit(2.0)
     chance, rollout = chances(agent), agent.collect()
@@ -236,7 +239,7 @@ def test_the_gap_and_weights_of_a_wrong_engine_are_the_known_ones():
     assert torch.allclose(found["log_prob"].exp(), chance[rollout["action"]], atol=1e-5)
 
 
-def test_training_on_a_wrong_engine_goes_astray_uncorrected_and_not_corrected():
+def test_only_corrected_training_bears_a_wrong_engine():
     """A limit so low that it makes all weights equal leaves the update uncorrected, up to its scale."""
     corrected, uncorrected = bandit(3.0), bandit(1e-3)
     for agent in (corrected, uncorrected):
@@ -245,7 +248,7 @@ def test_training_on_a_wrong_engine_goes_astray_uncorrected_and_not_corrected():
     assert chances(uncorrected)[BAD] > 0.9
 
 
-def test_a_server_that_is_not_there_or_no_vllm_is_said_with_its_address():
+def test_an_absent_server_is_said_with_its_address():
     """The port was free a moment ago."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -35,7 +35,7 @@ class TwoParts:
         ({"value_learning_rate": 0.1, "max_grad_norm": 10.0}, (3.0, 4.0)),
     ],
 )
-def test_policy_and_value_are_clipped_together_unless_the_value_has_its_own_norm(fields, clipped):
+def test_policy_and_value_are_clipped_together(fields, clipped):
     """Gradients 3 and 4 have norm 5: to at most .5 together they are .3 and .4; apart .5, and 2 of the value."""
     policy = TwoParts()
     config = PPOConfig(**({"learning_rate": 0.1, "max_grad_norm": 0.5} | fields))
@@ -58,8 +58,16 @@ def test_policy_and_value_are_clipped_together_unless_the_value_has_its_own_norm
         ({"warmup_ratio": 1.0, "final_learning_rate": 0.0}, {0.5: 0.5, 0.9: 0.9, 1.0: 1}),
     ],
 )
-def test_the_step_size_rises_to_where_it_starts_and_falls_to_its_end(options, expected):
+def test_the_step_size_warms_up_and_falls_to_its_end(options, expected):
     descent = Optimizer([torch.nn.Parameter(torch.ones(1))], Config(learning_rate=1.0, **options))
     for progress, rate in expected.items():
         descent.schedule(progress)
         assert descent.adam.param_groups[0]["lr"] == pytest.approx(rate)
+
+
+def test_a_loss_that_reaches_no_parameter_is_refused():
+    listed, other = (nn.Parameter(torch.ones(1)) for _ in range(2))
+    optimizer = Optimizer([listed], Config(learning_rate=0.1))
+    with pytest.raises(ValueError, match="no parameter of the optimizer has a gradient"):
+        optimizer.step(lambda part: (other.square().sum(), {}), TensorDict({}, batch_size=[1]))
+    assert listed.item() == 1

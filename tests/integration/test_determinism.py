@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from algos import Collector, collect
-from algos.policies.random_streams import NUMBERS_AT_ONCE, UniformStreams
 from tests.helpers.models import make_gpt2, make_llama
 from tests.helpers.small_agents import CONTROL, agent_of, cartpole, lm_policy, mlp_for, random_table, table_model
 from tests.helpers.text_envs import Script, text_env
@@ -21,7 +20,7 @@ def played(make, num_envs, *, episodes=EPISODES, **options):
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 7, 24, 31], ids=lambda n: f"{n}_slots")
-def test_on_a_lookup_table_an_episode_is_the_same_in_any_number_of_slots(num_envs):
+def test_an_episode_is_the_same_in_any_number_of_slots(num_envs):
     table = random_table()
     expected = played(lambda: table_model(table), 5)
     found = played(lambda: table_model(table), num_envs)
@@ -46,27 +45,7 @@ def test_episodes_of_a_rollout_and_rollouts_differ():
     assert len(set(texts)) > 16
 
 
-def test_an_episode_is_a_function_of_its_seed_alone():
-    streams = UniformStreams(np.array([5, 6, 7]))
-    first = torch.stack([streams.next() for _ in range(NUMBERS_AT_ONCE + 3)])
-    streams.begin(np.array([True, False, False]), np.array([7, 0, 0]))
-    again = torch.stack([streams.next() for _ in range(NUMBERS_AT_ONCE + 3)])
-    assert torch.equal(again[:, 0], first[:, 2])
-    assert not torch.equal(again[:, 1], first[:, 1]), "the others go on"
-    alone = UniformStreams(np.array([6]))
-    whole = torch.cat([first[:, 1], again[:, 1]])
-    assert torch.equal(torch.cat([alone.next() for _ in range(len(whole))]), whole)
-
-
-def test_numbers_of_neighbouring_seeds_are_uniform_and_independent():
-    streams = UniformStreams(np.arange(4000))
-    numbers = torch.stack([streams.next() for _ in range(2)]).numpy()
-    counts = np.histogram2d(*numbers, bins=5, range=[[0, 1], [0, 1]])[0]
-    assert ((counts - 160) ** 2 / 160).sum() < 52  # chi-square, 24 degrees of freedom: once in a thousand
-    assert numbers.min() >= 0 and numbers.max() < 1
-
-
-def test_without_seeds_a_policy_draws_from_its_generator():
+def test_without_seeds_the_policys_generator_draws():
     table = random_table()
     policy, env = lm_policy(lambda: table_model(table), seed=3), text_env()
     observation, _ = env.reset(seed=1)

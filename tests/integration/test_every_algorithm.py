@@ -31,11 +31,12 @@ from algos.minibatches import minibatches
 from algos.presets import recipe
 from algos.reinforce import REINFORCE, REINFORCEConfig
 from algos.rloo import RLOO, RLOOConfig
+from algos.training.metrics import reference_metrics, rollout_metrics
 from algos.trpo import TRPO, TRPOConfig
 from tests.helpers.control_envs import ExactCritic, chain, signals
 from tests.helpers.models import make_gpt2
 from tests.helpers.oracle import name_of
-from tests.helpers.rollouts import ANSWERS, other_weights, padded, spoil, spoil_policy
+from tests.helpers.rollouts import ANSWERS, other_weights, padded, spoil, spoil_policy, with_empty_rows
 from tests.helpers.small_agents import cartpole, gradients, lm_policy, mlp_for, scored
 from tests.helpers.text_envs import GOOD, Script, play, text_env
 from textenv import KLPenalty
@@ -47,6 +48,7 @@ CONFIGS = {
     "a2c": A2CConfig(**STEPS),
     "grpo": GRPOConfig(num_episodes=8, group_size=4, **PASSES),
     "grpo, fixed length": GRPOConfig(num_episodes=8, group_size=4, aggregation=FIXED, scale_by_std=False, **PASSES),
+    "ppo": PPOConfig(**STEPS, **PASSES, clip_range_vf=0.1),
     "ppo, dual clip": PPOConfig(**STEPS, **PASSES, policy_loss=partial(dual_clipped_policy_loss, limit=1.1)),
     "ppo, sequence mean": PPOConfig(**STEPS, **PASSES, aggregation=sequence_mean),
     "ppo, threshold": PPOConfig(**STEPS, **PASSES, policy_loss=partial(thresholded_policy_loss, threshold=1.1)),
@@ -109,9 +111,11 @@ def updated(kind, env, policy, rollout, *, spoilt=False, **options):
     penalty = KLPenalty(other_weights(policy), 0.2) if kind != "ppo, threshold" else None
     policy = spoil_policy(policy, seed=1) if spoilt and policy.sequential else policy
     made = agent(kind, env, policy, penalty=penalty, **(dict(learning_rate=1e-2, micro_batch_size=2) | options))
+    metrics = {}
     if penalty is not None:
         penalty(rollout, policy)
-    metrics = made.update(rollout)
+        metrics = reference_metrics(rollout, coefficient=0.2)
+    metrics |= made.update(rollout) | rollout_metrics(rollout)
     after = {name: p.detach().clone() for name, p in policy.named_parameters()}
     assert any(not torch.equal(before[name], x) for name, x in after.items())
     return metrics, after
@@ -130,12 +134,26 @@ def test_what_stands_outside_the_mask_changes_no_bit(kind, where):
 
 
 @KINDS
-def test_ten_pad_columns_change_no_logged_figure_and_no_weight(kind):
+def test_ten_pad_columns_change_no_figure_or_weight(kind):
     (metrics, weights), (env, policy, rollout) = updated(kind, *text()), text()
     found, others = updated(kind, env, policy, padded(rollout, 10))
     # Fifteen conjugate gradients make more of rounding.
     near = dict(rel=2e-3, abs=1e-4) if kind == "trpo" else dict(rel=1e-4, abs=1e-5)
     assert len(metrics) >= 6 and found == pytest.approx(metrics, **near)
+    for name, x in others.items():
+        torch.testing.assert_close(x, weights[name], atol=near["abs"] * 10, rtol=0, msg=name)
+
+
+@KINDS
+def test_empty_rows_move_nothing_and_are_counted(kind):
+    """In which the policy chose nothing, though the environment paid; in TRPO they shift rounding."""
+    (metrics, weights), (env, policy, rollout) = updated(kind, *text()), text()
+    found, others = updated(kind, env, policy, with_empty_rows(rollout, 2))
+    if "reference/kl" in metrics:  # of each episode, the empty ones too
+        metrics["reference/kl"] *= 8 / 10
+    assert (metrics.pop("rollout/empty_rows"), found.pop("rollout/empty_rows")) == (0, 2)
+    near = dict(rel=2e-3, abs=1e-4) if kind == "trpo" else dict(rel=1e-4, abs=1e-5)
+    assert found == pytest.approx(metrics, **near)
     for name, x in others.items():
         torch.testing.assert_close(x, weights[name], atol=near["abs"] * 10, rtol=0, msg=name)
 
@@ -156,7 +174,7 @@ CUTS += [pytest.param("ppo, dual clip", {"policy_loss": LOSSES[name]}, id=f"ppo-
 
 @WHERE
 @pytest.mark.parametrize(("kind", "options"), CUTS)
-def test_the_gradient_does_not_depend_on_how_a_minibatch_is_cut(kind, options, where):
+def test_the_gradient_does_not_depend_on_micro_batches(kind, options, where):
     """The second of two minibatches: where ratios have moved, so that clips and thresholds have something to say."""
     found = []
     for micro in (7, None) if where == "control" else (1, 2, None):
@@ -176,7 +194,7 @@ def test_the_gradient_does_not_depend_on_how_a_minibatch_is_cut(kind, options, w
 
 @WHERE
 @KINDS
-def test_a_policy_that_scores_otherwise_than_it_acted_is_refused(kind, where):
+def test_scoring_unlike_acting_is_refused(kind, where):
     env, policy, rollout = MADE[where]()
     before = [p.detach().clone() for p in policy.parameters()]
     rollout["log_prob"] = rollout["log_prob"] + 0.01
@@ -200,7 +218,7 @@ def test_the_ratio_is_one_before_the_first_step(kind, where):
 
 @pytest.mark.parametrize("where", ["control", "text"])
 @pytest.mark.parametrize("kind", ["a2c", "grpo", "ppo, dual clip", "reinforce", "rloo", "trpo"])
-def test_the_same_seed_gives_the_same_run_and_another_one_another(kind, where):
+def test_a_seed_gives_one_run_and_another_seed_another(kind, where):
     def run(seed):
         if where == "control":
             env = cartpole(4)
@@ -231,7 +249,7 @@ class TrainableExactCritic(ExactCritic):
         return super().forward(observation) + 0 * self.weight
 
 
-@pytest.mark.parametrize(("kind", "config"), [("a2c", A2CConfig), ("trpo", TRPOConfig)])
+@pytest.mark.parametrize(("kind", "config"), [("a2c", A2CConfig), ("ppo", PPOConfig), ("trpo", TRPOConfig)])
 @pytest.mark.parametrize("limit", [None, 4])
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
 def test_every_advantage_of_the_exact_critic_is_zero(kind, config, mode, limit):
@@ -277,7 +295,7 @@ def test_single_steps_keep_the_weight_of_their_row():
 
 
 @pytest.mark.parametrize("aggregation", [sequence_mean, token_mean, FIXED])
-def test_grpo_on_control_has_the_gradient_of_rows_by_autograd(aggregation):
+def test_grpo_on_control_has_the_gradient_of_autograd(aggregation):
     env, policy, rollout = control()
     rates = dict(learning_rate=1e-30, max_grad_norm=1e9, aggregation=aggregation)
     agent("grpo", env, policy, num_epochs=1, minibatch_size=10_000, **rates).update(rollout)
@@ -330,14 +348,14 @@ def test_wrong_configs_are_refused_with_what_to_do(make, message):
 
 
 @pytest.mark.parametrize("make", [A2C, REINFORCE, RLOO, GRPO, TRPO])
-def test_environments_of_another_kind_are_refused_by_every_algorithm(make):
+def test_environments_of_another_kind_are_refused(make):
     single = gym.make("CartPole-v1")
     with pytest.raises(TypeError, match="expected a vector environment"):
         make(single, MLPPolicy(single.observation_space, single.action_space))
 
 
 @pytest.mark.parametrize("make", [A2C, TRPO])
-def test_steps_are_refused_where_there_are_only_episodes(make):
+def test_single_steps_of_text_are_refused(make):
     with pytest.raises(ValueError, match=r"config.num_steps is 128.*set num_steps=None and num_episodes"):
         make(text_env(), lm_policy())
 
@@ -352,7 +370,7 @@ def test_trpo_refuses_a_penalty_in_the_loss():
 
 
 @KINDS
-def test_an_agent_is_saved_with_its_config_and_its_policy_comes_back(kind, tmp_path):
+def test_an_agent_is_saved_with_config_and_policy(kind, tmp_path):
     """Functions in a config, partial ones too, are written as something that can be read."""
     env, policy, rollout = MADE["recurrent"]()
     made = agent(kind, env, policy)
@@ -367,7 +385,7 @@ def test_an_agent_is_saved_with_its_config_and_its_policy_comes_back(kind, tmp_p
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "textenv/Periods-v0", "textenv/Reviews-v0"])
 @pytest.mark.parametrize("algo", sorted(get_args(AlgorithmName)))
-def test_every_recipe_is_of_its_algorithm_and_fits_the_environment(env_id, algo):
+def test_every_recipe_fits_algorithm_and_environment(env_id, algo):
     text_only = env_id.startswith("textenv/")
     if algo == "dqn" and text_only:
         with pytest.raises(ValueError, match="dqn is not for text: expected one of ppo, a2c"):
@@ -434,7 +452,7 @@ def test_three_signals_are_learnt(algo):
     assert before < 2.5 and after > 3.8
 
 
-def test_a_config_or_a_policy_of_another_algorithm_is_refused():
+def test_anothers_config_or_policy_is_refused():
     env = cartpole()
     with pytest.raises(TypeError, match="config is a PPOConfig, but REINFORCE needs a REINFORCEConfig"):
         REINFORCE(env, mlp_for(env), PPOConfig())
@@ -443,7 +461,7 @@ def test_a_config_or_a_policy_of_another_algorithm_is_refused():
         PPO(env, q_policy, PPOConfig())
 
 
-def test_an_environment_that_replaces_the_agents_is_reset_and_collected_from():
+def test_an_environment_put_in_later_is_reset_first():
     agent = PPO(cartpole(2), seed=1, num_steps=4)
     agent.collect()
     agent.env = cartpole(3)

@@ -94,7 +94,7 @@ def test_every_fast_path_equals_its_plain_form(path):
     torch.testing.assert_close(result(fast), result(plain), atol=1e-5, rtol=1e-5)
 
 
-def test_every_fast_path_is_named_where_its_plain_form_stands():
+def test_every_fast_path_is_named_at_its_plain_form():
     """And nothing else of ours is imported by `algos.fast` or imports it; PPO asks for its `closed_form`."""
     sources = {path: path.read_text() for room in ("algos", "textenv") for path in (ROOT / room).rglob("*.py")}
     named = re.findall(r'@accelerated\("algos\.fast\.(\w+):(\w+)", "\w{12}"\)', "".join(sources.values()))

@@ -72,7 +72,7 @@ def sending_agent(step, *names):
 
 
 @pytest.mark.parametrize("names", [["SIGINT"], ["SIGTERM"], ["SIGHUP"], ["SIGHUP", "SIGHUP"]], ids="+".join)
-def test_a_signal_writes_a_checkpoint_without_being_asked_for_one(names, whole, tmp_path):
+def test_a_signal_writes_an_unasked_checkpoint(names, whole, tmp_path):
     """`learn` in Python, with a folder and nothing else; a closed terminal sends two SIGHUP."""
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     with pytest.raises(Interrupted, match=f"stopped by {names[0]} after 128 steps, see .*step-000000000128") as caught:
@@ -99,7 +99,7 @@ def frames(error):
 
 
 @pytest.mark.parametrize("folder", [None, "run"])
-def test_ctrl_c_is_raised_by_the_loop_after_the_iteration(folder, tmp_path):
+def test_ctrl_c_is_raised_after_the_iteration(folder, tmp_path):
     """With and without a folder; its traceback shows no place inside an update or a rollout."""
     agent = sending_agent(100, "SIGINT")
     with pytest.raises(Interrupted, match="stopped by SIGINT after 1") as caught:
@@ -109,7 +109,7 @@ def test_ctrl_c_is_raised_by_the_loop_after_the_iteration(folder, tmp_path):
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
-def test_a_second_ctrl_c_ends_the_iteration_and_keeps_the_checkpoint(tmp_path):
+def test_a_second_ctrl_c_keeps_the_last_checkpoint(tmp_path):
     expected = sending_agent(10**9).learn(STEPS * 4, run_dir=tmp_path / "whole")
     run = tmp_path / "run"
     with pytest.raises(Interrupted, match=r"stopped by SIGINT after \d+ steps, see .*step-") as caught:
@@ -123,7 +123,7 @@ def test_a_second_ctrl_c_ends_the_iteration_and_keeps_the_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 @pytest.mark.long
-def test_a_signal_in_the_last_evaluation_names_the_saved_agent(name, tmp_path):
+def test_a_signal_in_the_last_evaluation_is_heeded(name, tmp_path):
     run = tmp_path / "run"
     words = ["CartPole-v1", "--num-envs", "4", "--total-steps", "128", "--num-episodes", "10000000", "--quiet"]
     command = [sys.executable, "-m", "algos", "train", *words, "--run-dir", str(run)]
@@ -149,7 +149,7 @@ def wait_until(reached, limit=120):
         time.sleep(0.02)
 
 
-def test_a_resumed_training_writes_checkpoints_without_being_asked(tmp_path):
+def test_a_resumed_training_writes_unasked_checkpoints(tmp_path):
     """The next resume went back to the first checkpoint, and replaced the longer trained agent."""
     ppo_sync().learn(STEPS * 2, run_dir=tmp_path)
     ppo_sync().learn(STEPS * 4, run_dir=tmp_path, resume=tmp_path)
@@ -157,7 +157,7 @@ def test_a_resumed_training_writes_checkpoints_without_being_asked(tmp_path):
     assert len(ppo_sync().learn(STEPS * 6, run_dir=tmp_path, resume=tmp_path)) == 6
 
 
-def test_a_longer_trained_agent_is_replaced_only_on_request(tmp_path):
+def test_a_longer_trained_agent_is_replaced_if_asked(tmp_path):
     """Such as one of 0.9.0, which was resumed without checkpoints."""
     ppo_sync().learn(STEPS * 6, run_dir=tmp_path)
     newest = checkpoints(tmp_path)[-1]
@@ -172,7 +172,7 @@ def test_a_longer_trained_agent_is_replaced_only_on_request(tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["steps"] < 384
 
 
-def test_an_early_failure_goes_on_from_the_first_iteration(whole, tmp_path):
+def test_an_early_failure_goes_on_from_the_start(whole, tmp_path):
     """The same call again, as a supervisor repeats it."""
 
     def dies(metrics):
@@ -192,7 +192,7 @@ def test_an_early_failure_goes_on_from_the_first_iteration(whole, tmp_path):
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["removed", "moved"])
-def test_a_folder_that_vanishes_ends_the_run_and_is_written_again(moved, whole, tmp_path):
+def test_a_vanished_folder_ends_the_run(moved, whole, tmp_path):
     run = tmp_path / "run"
 
     def vanish(metrics):
@@ -226,7 +226,7 @@ def without_the_right_of_root():
 
 
 @pytest.mark.long
-def test_a_folder_without_permission_is_named_by_its_own_error(tmp_path):
+def test_a_folder_without_permission_is_named(tmp_path):
     run = tmp_path / "run"
     words = ["CartPole-v1", "--num-envs", "4", "--config.num-steps", "16", "--total-steps", "100000000", "--quiet"]
     command = [sys.executable, "-m", "algos", "train", *words, "--checkpoint-every", "640", "--run-dir", str(run)]
@@ -270,7 +270,7 @@ def test_a_closed_pipe_is_a_sentence_and_a_status(words, tmp_path, capsys, monke
     ("| true", 141), ("2>&1 | true", 141), ("2> >(true)", 0), (">&-", 0), ("2>&-", 0), ("<&- >&- 2>&-", 0),
     ("> /dev/full", 1),
 ])  # fmt: skip
-def test_a_training_is_complete_whoever_reads_its_output(redirection, status, tmp_path):
+def test_a_training_is_complete_if_nobody_reads_it(redirection, status, tmp_path):
     run = tmp_path / "run"
     words = "train CartPole-v1 --num-envs 4 --total-steps 2000 --num-episodes 1"
     script = f"set -o pipefail; {sys.executable} -m algos {words} --run-dir {run} {redirection}"
@@ -297,7 +297,7 @@ class Kept:
         pass
 
 
-def test_samples_and_loggers_have_the_broken_off_iteration_once(tmp_path):
+def test_a_broken_off_iteration_is_logged_once(tmp_path):
     """The samples of a rollout are written before its update, with the steps that the checkpoint has too."""
     loggers = [Kept(), Kept(), Kept()]
     options = dict(checkpoint_every=1, sample_every=1)

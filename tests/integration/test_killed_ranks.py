@@ -64,7 +64,7 @@ def stop(process):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are found in /proc")
-def test_a_process_killed_at_random_moments_loses_at_most_an_interval(tmp_path):
+def test_a_killed_rank_loses_at_most_an_interval(tmp_path):
     rng, killed, seen = random.Random(21), tmp_path / "killed", set[int]()
     process, losses = start(killed), []
     try:

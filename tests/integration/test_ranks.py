@@ -10,13 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tensordict import TensorDict
 
-from algos import DQN, PPO, TRPO
-from algos.ranks import collectives
 from algos.storage.checkpoint import read_checkpoint
 from tests.helpers import ranks
-from tests.helpers.resumable_agents import AGENTS
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,7 +41,8 @@ def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_an_update_on_several_ranks_is_that_of_one_with_whole_and_with_shared_weights(tmp_path):
+def test_an_update_on_several_ranks_is_that_of_one(tmp_path):
+    """With whole and with sharded weights."""
     cases = [(1, ""), (2, ""), (3, ""), (2, "1"), (3, "1")]
     for count, shard in cases:  # rows of 4 and 8, single steps of 32: not all multiples of 3
         script(count, "update", tmp_path, shard=shard)
@@ -67,7 +64,7 @@ def test_an_update_on_several_ranks_is_that_of_one_with_whole_and_with_shared_we
 @pytest.mark.parametrize(
     ("name", "shard"), [("ppo_cartpole", ""), ("ppo_text", ""), ("ppo_normalized", ""), ("ppo_critic", "1")]
 )
-def test_a_rerun_and_a_resumed_run_are_the_same_to_the_bit(name, shard, tmp_path):
+def test_reruns_and_resumed_runs_are_equal_to_the_bit(name, shard, tmp_path):
     script(2, "train", name, tmp_path / "whole", 4, shard=shard)
     script(2, "train", name, tmp_path / "parts", 2, shard=shard)
     script(2, "train", name, tmp_path / "parts", 4, tmp_path / "parts", shard=shard)
@@ -80,7 +77,8 @@ def test_a_rerun_and_a_resumed_run_are_the_same_to_the_bit(name, shard, tmp_path
     assert all(torch.equal(found[0], each) for each in found)
 
 
-def test_a_run_with_shared_weights_is_saved_as_one_with_whole_ones_and_goes_on_in_one_process(tmp_path):
+def test_a_sharded_run_is_saved_whole(tmp_path):
+    """And it goes on in one process."""
     agents = []
     for shard in ("", "1"):
         script(2, "train", "ppo_critic", tmp_path / f"run{shard}", 2, shard=shard)
@@ -97,7 +95,7 @@ def test_a_run_with_shared_weights_is_saved_as_one_with_whole_ones_and_goes_on_i
             torch.testing.assert_close(one[name], other[name], atol=1e-5, rtol=1e-3)
 
 
-def test_a_killed_process_is_started_again_and_loses_nothing_but_its_iteration(tmp_path):
+def test_a_killed_rank_loses_only_its_iteration(tmp_path):
     script(2, "train", "ppo_cartpole", tmp_path / "whole", 4)
     command = ["train", "ppo_cartpole", tmp_path / "killed", 4, tmp_path / "killed", random.randrange(1, 63)]
     ended = script(2, *command, restarts=1)  # the same call starts and resumes the run
@@ -107,7 +105,7 @@ def test_a_killed_process_is_started_again_and_loses_nothing_but_its_iteration(t
     assert [row["iteration"] for row in metrics(tmp_path / "killed")] == [1, 2, 3, 4], command
 
 
-def test_a_run_of_two_processes_goes_on_in_one_with_new_streams(tmp_path):
+def test_a_run_of_two_ranks_goes_on_in_one(tmp_path):
     script(2, "train", "grpo_text", tmp_path / "run", 1)
     ended = script(1, "train", "grpo_text", tmp_path / "run", 2, tmp_path / "run", check=False)
     assert "8 environment slots, but this agent has 4" in ended.stderr  # the helper makes 4 on each rank
@@ -121,56 +119,8 @@ def test_a_run_of_two_processes_goes_on_in_one_with_new_streams(tmp_path):
     assert [row["iteration"] for row in metrics(tmp_path / "control")] == list(range(1, done // 64 + 3))
 
 
-def test_an_error_on_one_rank_ends_all_with_its_own_traceback(tmp_path):
+def test_an_error_on_one_rank_ends_all(tmp_path):
     start = time.monotonic()
     ended = script(2, "fail", tmp_path / "run", check=False)
     assert ended.returncode and "the last rank's environment has broken" in ended.stderr
     assert time.monotonic() - start < 100  # torchrun's own limit is 30 s, PyTorch's half an hour
-
-
-def alone_but_told_otherwise(monkeypatch, rank=0, count=2):
-    monkeypatch.setattr(collectives.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(collectives.distributed, "get_rank", lambda: rank)
-    monkeypatch.setattr(collectives.distributed, "get_world_size", lambda: count)
-
-
-@pytest.mark.parametrize("name", ["trpo", "dqn"])
-def test_algorithms_that_train_in_one_process_say_so(name, monkeypatch):
-    assert PPO.several_processes and not TRPO.several_processes and not DQN.several_processes
-    alone_but_told_otherwise(monkeypatch)
-    with pytest.raises(ValueError, match=f"{name.upper()} trains in one process, not in 2"):
-        AGENTS[name]()
-
-
-def test_every_rank_has_as_many_rows_and_repeated_ones_weigh_nothing(monkeypatch):
-    batch = TensorDict({"x": torch.arange(5), "weight": torch.ones(5)}, batch_size=[5])
-    batch["log_weight"] = torch.ones(5)
-    shares = []
-    for rank in range(3):
-        alone_but_told_otherwise(monkeypatch, rank, 3)
-        shares.append(collectives.local_rows(batch))
-    assert [part["x"].tolist() for part in shares] == [[0, 1], [2, 3], [4, 4]]
-    assert [part["weight"].tolist() for part in shares] == [[1, 1], [1, 1], [1, 0]]
-    assert batch["weight"].sum() == 5  # the batch itself is unchanged
-    with pytest.raises(ValueError, match="num_episodes is 8, which 3 processes cannot share"):
-        collectives.local_count(8, "num_episodes")
-
-
-def test_rows_of_all_ranks_keep_their_groups_and_allowed_tokens(monkeypatch):
-    def rollout(length, sets, group):
-        columns = {"group": torch.full((2, length), group), "allowed": torch.ones(2, length, dtype=torch.int64)}
-        found = TensorDict(columns | {"mask": torch.ones(2, length, dtype=torch.bool)}, batch_size=[2, length])
-        return found.set_non_tensor("allowed_sets", sets)
-
-    one, other = torch.tensor([[1, 1, 1], [1, 0, 0]]).bool(), torch.tensor([[1, 1, 1], [0, 1, 0], [0, 0, 1]]).bool()
-    alone_but_told_otherwise(monkeypatch)
-    monkeypatch.setattr(collectives, "gather", lambda own: [own, rollout(4, other, 0)])
-    found = collectives.gather_rows(rollout(3, one, 5))
-    assert found.shape == (4, 4) and found["mask"].sum(1).tolist() == [3, 3, 4, 4]
-    assert found["group"][:, 0].tolist() == [5, 5, 6, 6]
-    allowed = found.get_non_tensor("allowed_sets")[found["allowed"][:, 0]]
-    assert allowed.tolist() == [one[1].tolist()] * 2 + [other[1].tolist()] * 2
-    monkeypatch.setattr(
-        collectives, "gather", lambda own: [{"reward/failed": 3, "kl": 1.0}, {"reward/failed": 1, "kl": 2.0}]
-    )
-    assert collectives.mean({}) == {"reward/failed": 4, "kl": 1.5}

@@ -24,14 +24,8 @@ from algos import (
     PPOConfig,
 )
 from algos.cli import main
-from algos.make import make_vector_environment
 from algos.storage import run_folder
-from algos.storage.checkpoint import checkpoints, read_checkpoint, write_checkpoint
-from algos.storage.env_state import env_state, set_env_state
-from algos.storage.run_folder import lock_run_folder
-from algos.storage.serialization import from_json, to_json
-from algos.training.run import History
-from algos.training.signals import Interrupted
+from algos.storage.checkpoint import checkpoints, read_checkpoint
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.resumable_agents import (
     AGENTS,
@@ -78,23 +72,6 @@ def test_twice_k_steps_are_k_a_new_process_and_k(name, interrupted, tmp_path):
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
-@pytest.mark.parametrize("env_id", ["FrozenLake-v1", "Taxi-v4", "Blackjack-v1", "MountainCar-v0", "Pendulum-v1"])
-def test_an_environment_goes_on_from_its_state(env_id):
-    """Two environments, one put into the state of the other in mid-episode, give the same ever after."""
-    one, other = (make_vector_environment(env_id, 2, seed_each=True) for _ in range(2))
-    one.reset(seed=3)
-    one.action_space.seed(0)
-    actions = [one.action_space.sample() for _ in range(60)]
-    for action in actions[:7]:
-        one.step(action)
-    tensors = {}
-    saved = json.loads(json.dumps(to_json(env_state(one), tensors)))
-    set_env_state(other, from_json(saved, tensors))
-    for action in actions[7:]:
-        for x, y in zip(one.step(action)[:4], other.step(action)[:4], strict=True):
-            assert np.array_equal(x, y)
-
-
 # --- what is damaged, missing or full --------------------------------------------------------------------------------
 
 
@@ -114,7 +91,7 @@ def short_run(folder, **options):
     ],
     ids=["missing", "tensors", "json", "manifest", "version"],
 )
-def test_a_damaged_checkpoint_says_what_is_wrong_and_offers_the_one_before(damage, said, tmp_path):
+def test_a_damaged_checkpoint_offers_the_one_before_it(damage, said, tmp_path):
     short_run(tmp_path)
     older, newest = checkpoints(tmp_path)
     damage(newest)
@@ -165,7 +142,7 @@ for attempt in (
 """
 
 
-def test_a_full_disk_leaves_what_was_good_and_says_what_it_is(tmp_path):
+def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path):
     """A limit on the size of files, which the system enforces, as safetensors finds it: by an error of its own."""
     program = FULL.format(tests=str(Path(__file__).parents[2]), run=str(tmp_path))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -181,13 +158,13 @@ def test_a_full_disk_leaves_what_was_good_and_says_what_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["/proc/run", "/proc/self/run"])
-def test_a_folder_that_is_read_only_is_refused_before_training(folder):
+def test_a_read_only_folder_is_refused_before_training(folder):
     """Also for root, who may write nearly anywhere."""
     with pytest.raises(OSError, match="/proc"):
         short_run(folder)
 
 
-def test_a_folder_that_becomes_unwritable_in_mid_run_says_which_checkpoint_is_good(tmp_path):
+def test_a_folder_locked_in_mid_run_is_said(tmp_path):
     def spoil(metrics):
         if metrics["iteration"] == 3:
             (tmp_path / "checkpoints").rename(tmp_path / "kept")
@@ -200,41 +177,7 @@ def test_a_folder_that_becomes_unwritable_in_mid_run_says_which_checkpoint_is_go
     assert algos.load(tmp_path).hidden == (8, 8)
 
 
-def test_what_a_checkpoint_consists_of_is_forced_to_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    """`os.fsync` of each file, of their folder, and after the renaming of the folder of checkpoints."""
-    forced, fsync = [], os.fsync
-
-    def noted(handle):
-        forced.append(os.readlink(f"/proc/self/fd/{handle}"))
-        fsync(handle)
-
-    monkeypatch.setattr(os, "fsync", noted)
-    folder = write_checkpoint(tmp_path, {"a": torch.ones(3)}, steps=10)
-    draft = Path(forced[0]).parent
-    assert draft.name.startswith(".draft-") and str(os.getpid()) in draft.name
-    names = ["state.json", "state.safetensors", "manifest.json"]
-    assert forced == [*[str(draft / name) for name in names], str(draft), str(folder.parent)]
-
-
-@pytest.mark.parametrize("name", ["state.json", "state.safetensors"])
-def test_what_is_not_on_the_disk_as_it_was_written_never_becomes_a_checkpoint(name, tmp_path, monkeypatch):
-    """A disk that loses a bit when it is asked to keep one: the checkpoint is read back before it has its name."""
-    good, fsync = write_checkpoint(tmp_path, {"a": torch.ones(3)}, steps=10), os.fsync
-
-    def spoils(handle):
-        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
-        fsync(handle)
-        if path.name == name:
-            flip(path)
-
-    monkeypatch.setattr(os, "fsync", spoils)
-    with pytest.raises(ValueError, match=f"the checksum of {name} differs") as caught:
-        write_checkpoint(tmp_path, {"a": torch.ones(3)}, steps=20)
-    assert f"the last good one is {good}" in caught.value.__notes__[0]
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [good.name]
-
-
-def test_a_run_folder_that_cannot_be_made_is_refused_before_training(tmp_path):
+def test_an_impossible_run_folder_is_refused_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         short_run(tmp_path / "file" / "run")
@@ -254,7 +197,8 @@ def contents(folder):
     return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock"}
 
 
-def test_a_second_start_in_a_folder_that_holds_a_run_changes_nothing_and_says_what_to_do(tmp_path):
+def test_a_second_start_in_a_runs_folder_is_refused(tmp_path):
+    """It changes nothing and says what to do."""
     short_run(tmp_path)
     before = contents(tmp_path)
     with pytest.raises(FileExistsError, match=r"holds a run already: .*--resume .*another folder.*--overwrite"):
@@ -270,7 +214,7 @@ def test_a_second_start_in_a_folder_that_holds_a_run_changes_nothing_and_says_wh
 
 
 @pytest.mark.parametrize("left", ["config.json", "metrics.jsonl", "policy/policy.safetensors", "checkpoints/step-1/x"])
-def test_anything_that_a_run_would_be_missed_by_counts_as_one(left, tmp_path):
+def test_a_folder_with_any_file_of_a_run_counts_as_one(left, tmp_path):
     path = tmp_path / left
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("{}")
@@ -288,7 +232,7 @@ def test_fine_tuning_does_not_empty_a_run_either(tmp_path):
     algos.sft(lm, ["a b c d"], algos.SFTConfig(max_length=16), run_dir=tmp_path, overwrite=True)
 
 
-def test_of_two_runs_in_one_folder_the_second_is_refused_and_told_who_is_there(tmp_path):
+def test_two_runs_cannot_share_a_folder(tmp_path):
     """From within the first one's iteration, and while another process holds the folder."""
     refused = []
 
@@ -302,7 +246,8 @@ def test_of_two_runs_in_one_folder_the_second_is_refused_and_told_who_is_there(t
     assert len(ppo_sync().learn(64, run_dir=tmp_path, overwrite=True)) == 1, "the folder is free again"
 
 
-def test_drafts_carry_the_process_and_those_of_a_killed_one_are_removed(tmp_path):
+def test_drafts_of_a_killed_process_are_removed(tmp_path):
+    """A draft's name has its process."""
     for draft in (tmp_path / ".draft-99-policy", tmp_path / "checkpoints" / ".draft-99-step-1"):
         draft.mkdir(parents=True)
     with run_folder.replacing(tmp_path / "policy") as new:
@@ -335,7 +280,7 @@ def test_one_command_starts_a_run_and_goes_on_with_it(tmp_path):
     lambda path: path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2])),
     lambda path: path.write_bytes(b""),
 ], ids=["missing", "shorter", "empty"])  # fmt: skip
-def test_metrics_that_are_lost_come_back_from_the_checkpoint_and_that_is_said(damage, tmp_path, caplog):
+def test_lost_metrics_come_back_from_the_checkpoint(damage, tmp_path, caplog):
     short_run(tmp_path)
     before = (tmp_path / "metrics.jsonl").read_text()
     damage(tmp_path / "metrics.jsonl")
@@ -345,20 +290,10 @@ def test_metrics_that_are_lost_come_back_from_the_checkpoint_and_that_is_said(da
     assert "of 6 iterations: the rest are taken from the checkpoint" in caplog.text
 
 
-def test_a_history_is_the_same_after_it_was_saved():
-    rows = [{"steps": 1, "a": 0.5}, {"steps": 2, "a": float("nan"), "b": 3.0}, {"steps": 3, "a": -1e300}, {"steps": 4}]
-    tensors = {}
-    saved = json.loads(json.dumps(to_json(History(rows).state(), tensors)))
-    again = History.from_state(from_json(saved, tensors))
-    again.append({"steps": 5, "a": 1.0})
-    assert str(list(again)) == str([*rows, {"steps": 5, "a": 1.0}])
-    assert list(History.from_state(History([]).state())) == []
-
-
 @pytest.mark.parametrize(("answer", "stops"), [
     (True, True), (np.True_, True), (1, True), ("enough", True), (None, False), (False, False), (0, False),
 ])  # fmt: skip
-def test_every_iteration_is_reported_and_anything_true_stops(answer, stops):
+def test_every_iteration_is_reported_and_true_stops(answer, stops):
     seen = []
 
     def report(metrics):
@@ -369,7 +304,7 @@ def test_every_iteration_is_reported_and_anything_true_stops(answer, stops):
     assert seen == [metrics["iteration"] for metrics in history] == list(range(1, 3 if stops else 5))
 
 
-def test_other_numbers_of_environments_are_refused_in_words(tmp_path):
+def test_another_number_of_environments_is_refused(tmp_path):
     short_run(tmp_path)
     env = gym.make_vec("CartPole-v1", num_envs=8, vectorization_mode="sync")
     with pytest.raises(ValueError, match="the run has 4 environment slots, but this agent has 8: make the same number"):
@@ -383,7 +318,7 @@ def test_another_seed_is_refused_in_words(tmp_path):
         PPO(env, mlp(env), PPOConfig(num_steps=16, minibatch_size=32, seed=2)).learn(1, resume=tmp_path)
 
 
-def test_a_wrapper_that_keeps_what_cannot_be_saved_is_reset_and_named(tmp_path, caplog):
+def test_an_unsavable_wrapper_is_reset_and_named(tmp_path, caplog):
     def make():
         agent = ppo_wrapped()
         agent.env.secret = object()
@@ -393,7 +328,7 @@ def test_a_wrapper_that_keeps_what_cannot_be_saved_is_reset_and_named(tmp_path, 
     assert "NormalizeReward cannot be saved mid-episode: its secret is a object" in caplog.text
 
 
-def test_an_environment_that_cannot_be_saved_is_reset_and_said_so(tmp_path, caplog):
+def test_an_unsavable_environment_is_reset_and_named(tmp_path, caplog):
     class Foreign(gym.Wrapper):
         pass
 
@@ -407,7 +342,7 @@ def test_an_environment_that_cannot_be_saved_is_reset_and_said_so(tmp_path, capl
     assert [metrics["iteration"] for metrics in history] == list(range(1, len(history) + 1)) and len(history) > 3
 
 
-def test_another_agent_policy_or_environment_is_refused(tmp_path):
+def test_another_agent_or_environment_is_refused(tmp_path):
     short_run(tmp_path)
     with pytest.raises(ValueError, match="a run of PPO, but this agent is A2C"):
         a2c().learn(1, resume=tmp_path)
@@ -426,22 +361,6 @@ def test_checkpoints_need_an_interval_and_a_folder(options, tmp_path):
 
 
 # --- signals and kills -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_finishes_the_iteration_and_writes_a_checkpoint(name, tmp_path):
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-
-    def ask(metrics):
-        if metrics["iteration"] == 2:
-            os.kill(os.getpid(), getattr(signal, name))
-
-    with pytest.raises(Interrupted, match=f"stopped by {name} after 128 steps") as caught:
-        short_run(tmp_path, on_iteration=ask)
-    assert caught.value.status == 128 + getattr(signal, name)
-    assert len(logged(tmp_path)) == 2 and read_checkpoint(tmp_path)["steps"] == 128
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-    assert len(short_run(tmp_path, resume=tmp_path)) == 6
 
 
 TRAIN = ["train", "CartPole-v1", "--config.num-steps", "16", "--num-envs", "4", "--checkpoint-every", "128",
@@ -510,7 +429,7 @@ def test_a_run_goes_on_by_its_folder_alone(tmp_path, capsys):
     assert stop.value.code == 2 and "a run on CartPole-v1, not on Acrobot-v1" in capsys.readouterr().err
 
 
-def test_one_command_line_starts_a_run_and_goes_on_with_it(tmp_path, capsys):
+def test_one_command_line_starts_and_continues_a_run(tmp_path, capsys):
     """A supervisor repeats it; the start command without --resume is refused and changes nothing."""
     run = str(tmp_path / "run")
     command = [*TRAIN, "--seed", "3", "--resume", run, "--total-steps"]
@@ -558,7 +477,7 @@ def test_no_agent_without_a_checkpoint_is_replaced(version, ending, tmp_path):
     assert contents(tmp_path) == before
 
 
-def test_what_a_run_is_started_by_is_remembered_once_it_runs_and_as_it_was_said_last(tmp_path, capsys):
+def test_a_run_remembers_its_last_accepted_arguments(tmp_path, capsys):
     """A refused start left its arguments for the next run; a longer training was forgotten by the next --resume."""
     run = str(tmp_path / "run")
     with pytest.raises(SystemExit):
@@ -582,12 +501,3 @@ def test_what_a_run_is_started_by_is_remembered_once_it_runs_and_as_it_was_said_
     with pytest.raises(SystemExit) as stop:
         main(["train", "--resume", str(other)])
     assert stop.value.code == 2 and "arguments.json is of an older version" in capsys.readouterr().err
-
-
-def test_a_folder_that_cannot_be_written_any_more_hides_no_error(tmp_path):
-    with pytest.raises(RuntimeError, match="the real one"), lock_run_folder(tmp_path):
-        (tmp_path / ".holder.json").unlink()
-        (tmp_path / ".holder.json").mkdir()  # which unlink refuses, as it does in a folder that is read-only
-        raise RuntimeError("the real one")
-    with lock_run_folder(tmp_path / "again"), lock_run_folder(tmp_path / "beside"):
-        pass

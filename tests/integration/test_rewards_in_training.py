@@ -34,7 +34,8 @@ def agent_with(reward, **options):
     return PPO(env, LMPolicy(make_gpt2(), env.tokenizer), PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4))
 
 
-def test_rewards_see_the_steps_before_the_iteration_and_evaluations_those_of_the_moment(tmp_path):
+def test_rewards_see_the_steps_before_the_iteration(tmp_path):
+    """Evaluations see those of the moment."""
     reward, held_out = Curriculum(), Curriculum()
     agent = agent_with(reward)
     calls = []
@@ -60,7 +61,8 @@ def without_times(history):
     return [{name: x for name, x in metrics.items() if not name.startswith("time/")} for metrics in history]
 
 
-def test_a_resumed_run_continues_the_curriculum_and_early_scores_change_no_bit(tmp_path):
+def test_a_resume_continues_the_curriculum_to_the_bit(tmp_path):
+    """With early scores too."""
     whole = agent_with(Curriculum()).learn(TOTAL)
     reward = Curriculum()
     agent = agent_with(reward, score_while_generating=True)
@@ -73,7 +75,7 @@ def test_a_resumed_run_continues_the_curriculum_and_early_scores_change_no_bit(t
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), StopTraining("enough")], ids=["error", "stop"])
-def test_the_answers_of_a_rollout_whose_early_scores_fail_are_saved(error, tmp_path):
+def test_answers_whose_early_scores_fail_are_saved(error, tmp_path):
     def fails(completions):
         raise error
 
@@ -82,7 +84,7 @@ def test_the_answers_of_a_rollout_whose_early_scores_fail_are_saved(error, tmp_p
     assert len((tmp_path / "unscored.jsonl").read_text().splitlines()) == 8
 
 
-def test_early_scores_are_computed_without_gradients_and_in_another_thread():
+def test_early_scores_run_in_another_thread():
     seen = set()
 
     def look(completions):
@@ -93,7 +95,7 @@ def test_early_scores_are_computed_without_gradients_and_in_another_thread():
     assert seen == {(False, False)}
 
 
-def test_train_and_evaluate_end_with_the_curriculum_at_its_end(tmp_path, capsys):
+def test_commands_end_with_the_curriculum_at_its_end(tmp_path, capsys):
     (tmp_path / "curriculum.py").write_text(
         "def at(completions, step, progress): return [step + progress] * len(completions)"
     )

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tests.helpers.chunks import limit_logits
 from tests.helpers.lora import lora
 from tests.helpers.models import make_gpt2, make_llama
 from tests.helpers.small_agents import lm_policy
 from tests.helpers.text_envs import play, text_env
-from textenv.lm import model as model_module
 
 ANSWERS = [(5, 1, 7), (7,), (3, 3, 3, 3, 3)]
 POLICIES = {
@@ -38,9 +38,9 @@ def flat_gradient(policy, rollout, reference, **options):
 @pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True}], ids=["plain", "checkpointed"])
 @pytest.mark.parametrize("elements", [2**24, 20], ids=["whole", "chunks"])
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_the_hessian_of_the_kl_times_a_vector_is_the_change_of_its_gradient(name, elements, options, monkeypatch):
+def test_hessian_products_are_changes_of_the_gradient(name, elements, options, monkeypatch):
     """Central differences; in chunks the logits are computed again in both backward passes."""
-    monkeypatch.setattr(model_module, "CHUNK_ELEMENTS", elements)
+    limit_logits(monkeypatch, elements)
     policy, rollout = POLICIES[name](**options), play(text_env(), ANSWERS)
     reference = nearby(policy)
     with sdpa_kernel(SDPBackend.MATH):
@@ -57,7 +57,7 @@ def test_the_hessian_of_the_kl_times_a_vector_is_the_change_of_its_gradient(name
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_where_both_are_equal_the_hessian_is_the_fisher_matrix(name):
+def test_at_equality_the_hessian_is_the_fisher_matrix(name):
     """v·F·v is the mean of Σ π (v·∇ log π)² over the states: by all tokens and first differences."""
     policy, rollout = POLICIES[name](), play(text_env(), ANSWERS)
     with sdpa_kernel(SDPBackend.MATH):

@@ -251,7 +251,7 @@ def test_normalized_scores_are_those_of_numpy():
 @pytest.mark.parametrize(
     "kind", ["Normalize", "among Rewards", "own object", "own task", "default", "in a slot", "in a torch module"]
 )
-def test_evaluations_use_the_state_of_training_and_leave_it(kind, shared, tmp_path):
+def test_evaluations_use_and_leave_the_training_state(kind, shared, tmp_path):
     """Whether the environment of the evaluation has the training's reward or one of its own."""
     returns, histories = [], []
     for evaluated in (False, True):
@@ -276,7 +276,9 @@ def test_an_evaluation_before_any_training_says_so(caplog):
     assert "no training has made statistics yet" in caplog.text
 
 
-def test_failures_are_counted_on_after_a_resume_and_not_in_evaluations(tmp_path):
+def test_failures_are_counted_on_after_a_resume(tmp_path):
+    """Not in evaluations."""
+
     def fails(prompts, completions):
         if "c" in prompts:
             raise ValueError("not about this")
@@ -315,7 +317,7 @@ def test_what_listens_keeps_its_state_too(tmp_path):
     assert second.seen == [row["episode/return"] for row in history] and second.seen[:3] == first.seen
 
 
-def test_another_reward_after_a_resume_begins_anew_and_is_named(tmp_path, caplog):
+def test_another_reward_begins_anew_and_is_named(tmp_path, caplog):
     make_agent(length).learn(TOTAL, run_dir=tmp_path, on_iteration=lambda metrics: metrics["iteration"] == 2)
     reward = Normalize(length)
     make_agent(reward).learn(TOTAL, run_dir=tmp_path, resume=tmp_path)
@@ -363,7 +365,7 @@ def mine(completions):
 """
 
 
-def test_the_commands_train_resume_and_evaluate_with_one_state(tmp_path, capsys, monkeypatch):
+def test_the_commands_share_one_state(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"this film {i}"}) + "\n" for i in range(60)))
     results = {}

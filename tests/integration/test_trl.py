@@ -46,7 +46,7 @@ def grpo_loss(log_prob, old, advantage, mask, *, level, low=0.2, high=0.2, weigh
 @pytest.mark.parametrize("ours", ["clipped_policy_loss", "gspo_policy_loss"])
 @pytest.mark.parametrize("high", [None, 0.28])
 @pytest.mark.parametrize("most", [None, 1.2])
-def test_the_clipped_losses_that_a_config_names_are_trls(ours, high, most):
+def test_the_clipped_losses_of_a_config_are_trls(ours, high, most):
     """Epsilon_high, importance_sampling_level and, with ``most``, vllm_importance_sampling_mode="token_truncate"."""
     policy = lm_policy()
     rollout = sampled_elsewhere(policy)
@@ -111,7 +111,7 @@ def test_normalizing_each_reward_gives_trls_advantages():
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_a_reward_that_is_the_same_for_all_does_not_matter_and_the_kl_is_charged_beside_the_rewards():
+def test_a_constant_reward_does_not_matter():
     """Two rewards of which one is constant: its weight is nothing's; β·KL is in deviations of a reward."""
     agent, rollout = several(short=[0.7] * 8, kl_coef=0.5)
     agent.penalty(rollout, agent.policy)
@@ -126,7 +126,7 @@ def test_a_reward_that_is_the_same_for_all_does_not_matter_and_the_kl_is_charged
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_one_reward_has_nothing_to_be_normalized_beside():
+def test_one_reward_is_not_normalized():
     agent = GRPO(text_env(), lm_policy(), GRPOConfig(**STILL, normalize_each_reward=True))
     with refused(ValueError, "normalize_each_reward is True", "single reward", "textenv.Rewards"):
         agent.learn(8)
@@ -135,7 +135,8 @@ def test_one_reward_has_nothing_to_be_normalized_beside():
 # --- PPO of TRL 0.7 and 0.17 -----------------------------------------------------------------------------------------
 
 
-def test_a_recipe_is_no_config_and_a_range_needs_a_loss_that_takes_it():
+def test_a_recipe_is_no_config():
+    """And a range needs a loss that takes it."""
     with refused(TypeError, "config is a Recipe, but PPO needs a PPOConfig", r"\.config", r"\.build\(seed\)"):
         PPO(text_env(), lm_policy(), presets.TRL_0_7)
 
@@ -245,7 +246,7 @@ def test_the_presets_have_the_defaults_of_trls_configs():
 
 
 @pytest.mark.parametrize("version", PRESETS)
-def test_a_preset_builds_an_agent_that_learns_and_changes_no_preset(version, tmp_path):
+def test_an_agent_of_a_preset_learns_and_changes_none(version, tmp_path):
     lm_policy().save(tmp_path)
     rewards = Rewards({"good": good, "unfinished": unfinished(1.0)})
     preset = PRESETS[version]

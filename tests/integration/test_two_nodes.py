@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.long
-def test_a_process_killed_on_one_node_is_started_again_on_both(tmp_path):
+def test_a_process_killed_on_one_node_restarts_on_both(tmp_path):
     with socket.socket() as found:
         found.bind(("localhost", 0))
         port = found.getsockname()[1]

@@ -1,12 +1,14 @@
-"""``algos train`` for one's own work: prompts, rewards and models from files, and configurations that repeat a run."""
+"""``algos train``: one's own prompts, rewards and models, configurations that repeat a run, and what it prints."""
 
 import json
 import shlex
+import subprocess
+import sys
 
 import pytest
 import yaml
 
-from algos import load
+from algos import PPOConfig, load, presets
 from algos.cli import main
 from algos.config import CONFIGS
 from tests.helpers.models import WORDS, make_llama, make_tokenizer
@@ -38,7 +40,6 @@ def files(tmp_path_factory):
     prompts = [{"prompt": f"{a} {b}", "answer": b} for a in WORDS[:4] for b in WORDS[:4]]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
     (folder / "plain.jsonl").write_text('{"prompt": "a b"}\n')
-    (folder / "empty.jsonl").write_text("")
     for name, text in CONFIGURATIONS.items():
         (folder / name).write_text(text)
     return folder
@@ -64,7 +65,7 @@ def rows(run):
     return [{name: x for name, x in json.loads(line).items() if not name.startswith("time/")} for line in lines]
 
 
-def test_run_yaml_repeats_a_run_to_the_last_bit_from_another_folder(here, capsys, monkeypatch):
+def test_run_yaml_repeats_a_run_to_the_bit_elsewhere(here, capsys, monkeypatch):
     words = "--reward rewards.py:short=0.5 --kl-coef .05 --seed 3 --eval-every 20 --eval-num-episodes 4"
     main([*shlex.split(f"{OWN} {SHORT} {words} --temperature 1.2"), "--run-dir", str(here / "first")])
     monkeypatch.chdir(here)
@@ -82,7 +83,7 @@ def test_run_yaml_repeats_a_run_to_the_last_bit_from_another_folder(here, capsys
     assert 0 <= json.loads(capsys.readouterr().out)["mean_return"] <= 1
 
 
-def test_flags_replace_what_a_file_has_and_reward_flags_replace_all_of_its_rewards(here, capsys):
+def test_flags_replace_fields_and_rewards_of_a_file(here, capsys):
     own = {"model": "llama", "prompts": "prompts.jsonl", "reward": ["rewards.py:good", "rewards.py:short"]}
     own |= {"max-new-tokens": 3, "max_prompt_tokens": 4, "num_envs": 4, "total_steps": 8, "json": True}
     lines = [f"{name} = {json.dumps(value)}" for name, value in own.items()]
@@ -97,7 +98,7 @@ def test_flags_replace_what_a_file_has_and_reward_flags_replace_all_of_its_rewar
         assert (known["config"]["learning_rate"], known["config"]["normalize_advantage"]) == (1e-4, False)
 
 
-def test_stop_texts_end_turns_in_the_run_its_repetition_and_its_agent(here, capsys):
+def test_stop_texts_hold_in_run_repetition_and_agent(here, capsys):
     main([*f"{OWN} {SHORT} --stop good --stop c --run-dir {here / 'run'}".split()])
     assert yaml.safe_load((here / "run" / "run.yaml").read_text())["stop"] == ["good", "c"]
     assert "the text 'good', the text 'c'" in json.loads((here / "run" / "config.json").read_text())["turns_end_with"]
@@ -111,7 +112,7 @@ def test_stop_texts_end_turns_in_the_run_its_repetition_and_its_agent(here, caps
     assert json.loads(capsys.readouterr().out)["mean_return"] == 0, "no answer holds what ends it"
 
 
-def test_an_adapter_with_a_critic_of_its_own_trains_in_mixed_precision_and_resumes(here, capsys):
+def test_an_adapter_with_a_critic_resumes_in_bfloat16(here, capsys):
     pytest.importorskip("peft")
     words = "--lora r=2,targets=q_proj+v_proj --critic copy --autocast --gradient-checkpointing --max-kl 50"
     main([*shlex.split(f"{OWN} {SHORT} {words}"), "--run-dir", str(here / "run")])
@@ -124,7 +125,7 @@ def test_an_adapter_with_a_critic_of_its_own_trains_in_mixed_precision_and_resum
     assert rows(here / "run")[-1]["steps"] >= 80
 
 
-def test_a_reached_score_ends_the_training_and_the_best_agent_is_kept(here, capsys):
+def test_a_reached_score_ends_training(here, capsys):
     words = "--eval-every 20 --eval-num-episodes 4 --stop-at -100 --total-steps 100000"
     main([*shlex.split(f"{OWN} {SHORT} {words} --reward rewards.py:short"), "--run-dir", str(here / "run")])
     result = json.loads(capsys.readouterr().out)
@@ -145,8 +146,6 @@ def test_help_names_losses_and_no_function(algo, capsys):
     ("train --model llama --prompts prompts.jsonl", "has no reward"),
     ("train --model llama --reward rewards.py:good", "has no prompts"),
     ("OWN --prompts missing.jsonl", "there is no file"),
-    ("OWN --prompts empty.jsonl", "has no records"),
-    ("OWN --prompts rewards.py", "is not a .jsonl"),
     ("OWN --eval-prompts missing.jsonl", "there is no file"),
     ("OWN --prompt-column question", "not 'question'"),
     ("OWN --reward missing.py:f", "there is no file missing.py"),
@@ -201,7 +200,7 @@ def test_help_names_losses_and_no_function(algo, capsys):
     ("train CartPole-v1 --lora r=2 --max-kl 1", "--max-kl and --lora: only for text environments, not for CartPole-v1"),
     ("train textenv/Copy-v0 --prompts prompts.jsonl", "--prompts: only for prompts of your own"),
 ])  # fmt: skip
-def test_wrong_input_gets_a_sentence_and_status_2_and_leaves_nothing(words, said, here, capsys, monkeypatch):
+def test_wrong_input_is_refused_and_leaves_nothing(words, said, here, capsys, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     command = words.replace("OWN", OWN).split()
     with pytest.raises(SystemExit) as stop:
@@ -211,7 +210,7 @@ def test_wrong_input_gets_a_sentence_and_status_2_and_leaves_nothing(words, said
     assert not (here / "run").exists()
 
 
-def test_a_reward_that_fails_at_once_leaves_a_run_that_a_corrected_one_resumes(tmp_path, capsys, monkeypatch):
+def test_a_corrected_reward_resumes_the_failed_run(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "the film"}\n{"prompt": "a story"}\n')
     file = tmp_path / "fix.py"
@@ -249,3 +248,43 @@ def test_an_empty_value_is_not_the_present_folder(tmp_path, capsys, monkeypatch)
             main(["train", "CartPole-v1", "--total-steps", "64", *words])
         assert "is empty, expected a value" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_commands_print_one_json_object_last(tmp_path, capsys):
+    run_dir = str(tmp_path / "run")
+    main(["train", "CartPole-v1", "--seed", "1", "--total-steps", "2048", "--run-dir", run_dir, "--json"])
+    trained = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert trained["steps"] >= 2048 and trained["mean_return"] > 0 and trained["seconds"] > 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    expected = {"steps", "policy/approx_kl", "policy/clip_frac", "policy/entropy", "value/explained_variance"}
+    assert expected | {"time/steps_per_second", "policy/loss", "value/loss"} <= lines[-1].keys()
+    assert any("episode/return" in line for line in lines)
+    main(["evaluate", run_dir, "--num-episodes", "3", "--deterministic", "--json"])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["episodes"] == 3
+
+
+def test_wrong_input_exits_with_2_and_a_sentence(tmp_path, capsys):
+    for arguments in (["train", "NoSuchEnv-v0"], ["evaluate", str(tmp_path)]):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 2
+        assert capsys.readouterr().err.startswith("algos: ")
+
+
+def test_a_bare_option_may_precede_the_environment(tmp_path, capsys):
+    """Its preset is taken all the same, and the run resumes by its folder alone."""
+    main(["train", "--overwrite", "--json", "CartPole-v1", "--total-steps", "256", "--run-dir", str(tmp_path)])
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["environment"]["id"] == "CartPole-v1"
+    assert config["config"]["learning_rate"] == presets.CARTPOLE.learning_rate != PPOConfig().learning_rate
+    main(["train", "--json", "--resume", str(tmp_path), "--total-steps", "512"])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["steps"] >= 512
+
+
+def test_python_m_algos_explains_every_field():
+    result = subprocess.run(
+        [sys.executable, "-m", "algos", "train", "CartPole-v1", "--help"], capture_output=True, text=True, check=True
+    )
+    for field in PPOConfig.__dataclass_fields__:
+        assert ("--seed " if field == "seed" else "--config." + field.replace("_", "-")) in result.stdout
+    assert "0.98" in result.stdout, "the defaults are those of the environment's preset"

@@ -23,7 +23,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from algos import PPO, Collector, MLPPolicy, PPOConfig, collect, evaluate
 from algos.advantages import gae
 from algos.cli import main
-from algos.envs.env_worker import Worker, check_observation, check_paid_reward
+from algos.envs.env_worker import Worker
 from algos.envs.subprocess_env import EnvironmentFailure, SubprocessVectorEnv
 from algos.make import make_vector_environment
 from algos.policies.policy import Policy, Step, step_values
@@ -198,7 +198,7 @@ def assert_equal(ours, theirs):
             np.testing.assert_array_equal(one, other)
 
 
-def test_observations_of_parts_are_flattened_and_final_ones_too():
+def test_dict_observations_arrive_flat_final_ones_too():
     env = make_vector_environment("Blackjack-v1", 2, process_timeout=30)
     sync = make_vector_environment("Blackjack-v1", 2)
     with closing(env):
@@ -209,7 +209,7 @@ def test_observations_of_parts_are_flattened_and_final_ones_too():
         assert env.spec.id == "Blackjack-v1"
 
 
-def test_a_process_imports_no_torch_and_not_the_callers_script():
+def test_a_worker_imports_no_torch_nor_callers_script():
     def loaded(env, returned):
         import sys
 
@@ -241,7 +241,7 @@ def test_what_is_wrong_is_said():
 
 
 @pytest.mark.parametrize("name", sorted(TROUBLES))
-def test_a_step_that_fails_is_reported_and_the_others_go_on(name, tmp_path, caplog):
+def test_after_a_failed_step_the_other_slots_go_on(name, tmp_path, caplog):
     trouble, words = TROUBLES[name]
     broken = counting(trouble, at=3, once=str(tmp_path / "tripped"))
     with closing(SubprocessVectorEnv([counting(), broken])) as env:
@@ -275,7 +275,7 @@ def test_a_step_that_is_none_is_an_error():
             worker.step(0)
 
 
-def test_a_reset_without_a_seed_keeps_the_name_of_the_last_one(tmp_path, caplog):
+def test_a_reset_without_a_seed_keeps_the_last_seed(tmp_path, caplog):
     broken = counting(TROUBLES[min(TROUBLES)][0], at=3, once=str(tmp_path / "tripped"))
     with closing(SubprocessVectorEnv([broken])) as env:
         env.reset(seed=5)
@@ -284,7 +284,7 @@ def test_a_reset_without_a_seed_keeps_the_name_of_the_last_one(tmp_path, caplog)
         assert "seed 5, episode 2, after 2 steps" in caplog.text and info["seeded"][0] not in (5, -1)
 
 
-def test_an_answer_that_never_comes_is_waited_for_as_long_as_the_limit(tmp_path, caplog):
+def test_a_worker_is_waited_for_until_the_time_limit(tmp_path, caplog):
     broken = counting(hangs, once=str(tmp_path / "tripped"))
     with closing(SubprocessVectorEnv([counting(), broken])) as env:
         env.reset(seed=0)
@@ -315,7 +315,7 @@ def test_too_many_failures_end_it_in_one_sentence(caplog):
     assert not alive()
 
 
-def test_a_process_that_replaces_another_starts_in_the_same_folder(tmp_path, monkeypatch):
+def test_a_replacement_starts_in_the_same_folder(tmp_path, monkeypatch):
     def where(env, returned):
         return *returned[:4], {"folder": os.getcwd()}
 
@@ -334,14 +334,14 @@ def forks(env, returned):
     return returned
 
 
-def test_a_process_that_an_environment_forks_does_not_answer_too(tmp_path):
+def test_a_forked_process_does_not_answer_too(tmp_path):
     once = str(tmp_path / "forked")
     with closing(SubprocessVectorEnv([counting(forks, at=2, once=once)], timeout=30)) as env:
         env.reset(seed=0)
         assert [float(reward[0]) for _, reward, *_ in steps(env, 4)] == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_the_text_of_an_environments_error_cannot_control_the_terminal(tmp_path, caplog, capfd):
+def test_an_error_text_cannot_control_the_terminal(tmp_path, caplog, capfd):
     def hostile(env, returned):
         raise RuntimeError("\x1b[2Jgone\x1b]0;title\x07")
 
@@ -352,7 +352,7 @@ def test_the_text_of_an_environments_error_cannot_control_the_terminal(tmp_path,
         assert r"\x1b[2Jgone" in shown and not {"\x1b", "\x07"} & {*shown}
 
 
-def test_a_reset_that_fails_is_tried_again_with_its_seed_and_then_with_another(tmp_path, caplog):
+def test_a_failed_reset_is_retried_then_reseeded(tmp_path, caplog):
     def stubborn(bad, once=None):
         class Stubborn(counting()):
             def reset(self, *, seed=None, options=None):
@@ -370,30 +370,12 @@ def test_a_reset_that_fails_is_tried_again_with_its_seed_and_then_with_another(t
         assert len(caplog.records) == 3 and "after 0 steps" in caplog.text
 
 
-def test_interrupted_answers_are_not_taken_for_later_ones():
+def test_an_interrupted_answer_is_not_read_later():
     with closing(SubprocessVectorEnv([counting()])) as env:
         env.reset(seed=0)
         env.processes[0].ask("step", 0)  # Ctrl-C: nobody reads this answer
         assert env.reset(seed=0)[0].tolist() == [[0.0]]
         assert steps(env, 2)[1][0].tolist() == [[2.0]]
-
-
-def test_what_an_observation_is():
-    spaces = gymnasium.spaces
-    both = spaces.Dict(a=spaces.Discrete(3), b=spaces.Tuple([spaces.Box(0, 1, (2,), np.uint8)]))
-    check_observation(both, {"a": 2, "b": (np.zeros(2, dtype=np.uint8),)})
-    check_observation(spaces.Box(0, 1, (2,), np.float32), np.array([1.5, 0]))  # overstepped, of another precision
-    for wrong, words in [
-        ({"a": 2}, "expected a dictionary of a, b"),
-        ({"a": 3, "b": (np.zeros(2, dtype=np.uint8),)}, "expected one of Discrete"),
-        ({"a": 2, "b": (np.zeros(2),)}, "has dtype float64, expected uint8"),
-        ({"a": 2, "b": ()}, "expected a tuple of 1"),
-    ]:
-        with pytest.raises(ValueError, match=words):
-            check_observation(both, wrong)
-    check_paid_reward(np.float32(1))
-    with pytest.raises(ValueError, match="expected a finite number"):
-        check_paid_reward(np.ones(1))
 
 
 # What is learnt from.
@@ -446,7 +428,7 @@ def test_a_gap_at_the_edge_of_rollouts(tmp_path, caplog):
         assert [x for x in finished if x[0]] == [([15.0], [5])]
 
 
-def test_whole_episodes_are_played_again_and_those_of_groups_given_up(tmp_path, caplog):
+def test_failed_episodes_are_replayed_groups_given_up(tmp_path, caplog):
     broken = counting(raises, at=3, once=str(tmp_path / "tripped"))
     with closing(SubprocessVectorEnv([counting(), broken])) as env:
         policy = MLPPolicy(env.single_observation_space, env.single_action_space)
@@ -458,7 +440,7 @@ def test_whole_episodes_are_played_again_and_those_of_groups_given_up(tmp_path, 
     assert EpisodeMeter().finished(groups)[0] == [15.0] * 3
 
 
-def test_a_training_goes_on_and_ends_by_a_clear_error_with_its_agent_saved(tmp_path, caplog):
+def test_training_ends_by_a_clear_error_and_saves(tmp_path, caplog):
     env = SubprocessVectorEnv([counting(), counting(raises, at=4)], max_restarts=6)
     agent = PPO(
         env,
@@ -584,7 +566,7 @@ def test_no_process_of_a_reward_outlives_its_parent(name, answer, timeout):
 
 
 @pytest.mark.parametrize("process_timeout", [None, 60.0], ids=["here", "processes"])
-def test_an_environment_of_ones_own_is_named_with_its_module(tmp_path, monkeypatch, process_timeout):
+def test_an_own_environment_is_named_with_its_module(tmp_path, monkeypatch, process_timeout):
     (tmp_path / "own_module.py").write_text(
         "import gymnasium\ngymnasium.register('Own-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
     )

@@ -31,7 +31,7 @@ def column(agent, rollout, name):
 
 @pytest.mark.parametrize("first", [min, max])
 @pytest.mark.parametrize("staleness", [0, 1])
-def test_workers_get_each_prompt_once_in_the_order_of_one_process(first, staleness, monkeypatch):
+def test_workers_get_each_prompt_once_in_its_order(first, staleness, monkeypatch):
     """Eight episodes are four groups of two: two rollouts go once through eight prompts, whoever is faster."""
     monkeypatch.setitem(sys.modules, "ray", OneProcessRay(first))
     several = text_agent(max_importance_weight=2.0)
@@ -89,7 +89,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("staleness", BY_HAND)
-def test_workers_act_with_the_weights_that_their_staleness_says(staleness, monkeypatch):
+def test_workers_act_with_weights_of_their_staleness(staleness, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", OneProcessRay(min))
     env = control(4)
     agent = PPO(env, mlp(env), PPOConfig(num_steps=8, minibatch_size=32, max_importance_weight=2.0))

@@ -10,15 +10,7 @@ import torch
 
 from algos import RewardModelConfig, train_reward_model
 from algos.finetuning.reward_data import read_reward_rows
-from algos.finetuning.reward_model import (
-    _losses,
-    _pair_metrics,
-    _score_metrics,
-    _split,
-    bradley_terry_loss,
-    expected_calibration_error,
-    spearman,
-)
+from algos.finetuning.reward_model import bradley_terry_loss, expected_calibration_error, spearman
 from tests.helpers.conversations import CHAT_WORDS, CHATML
 from tests.helpers.lora import peft
 from tests.helpers.models import WORDS, load_example, make_tokenizer
@@ -72,7 +64,7 @@ def test_expected_calibration_error_by_hand():
         expected_calibration_error(probability=torch.zeros(2), outcome=torch.zeros(2, 1))
 
 
-def test_a_sampler_of_its_own_probabilities_is_calibrated():
+def test_a_sampler_of_its_probabilities_is_calibrated():
     generator = torch.Generator().manual_seed(0)
     said = torch.rand(20_000, generator=generator)
     came = torch.rand(20_000, generator=generator) < said
@@ -89,20 +81,39 @@ def test_spearman_by_hand_and_with_ties():
     assert spearman(predicted=torch.ones(3), actual=torch.arange(3.0)) == 0
 
 
-def test_the_figures_of_scores_and_pairs_by_hand():
-    found = _score_metrics(torch.tensor([1.4, 0.25, 0.75]), torch.tensor([1.0, 1.0, 0.0]))
-    assert found["accuracy"] == pytest.approx(1 / 3)
-    assert found["mean_squared_error"] == pytest.approx((0.16 + 0.5625 + 0.5625) / 3, abs=1e-6)
-    assert found["log_likelihood"] == pytest.approx((math.log(0.99) + 2 * math.log(0.25)) / 3, abs=1e-6)
-    assert found["calibration_error"] == pytest.approx((0 + 0.75 + 0.75) / 3, abs=1e-6)
-    marks = _score_metrics(torch.tensor([0.1, 0.5, 0.9]), torch.tensor([0.2, 0.4, 1.0]))
-    assert marks.keys() == {"mean_squared_error", "spearman"}
-    assert marks["spearman"] == pytest.approx(1)
-    log3 = math.log(3)
-    pairs = _pair_metrics(torch.tensor([log3, log3, -log3, 0.0]))
-    assert pairs["accuracy"] == 0.5 and not {"spearman", "mean_squared_error"} & pairs.keys()
-    assert pairs["log_likelihood"] == pytest.approx((2 * math.log(3 / 4) + math.log(1 / 4) + math.log(1 / 2)) / 4)
-    assert pairs["calibration_error"] == pytest.approx((3 * (0.75 - 2 / 3) + 0.5) / 4, abs=1e-6)
+class Says(RewardModel):
+    """A reward model that says a number for the word of an answer, whatever it learns."""
+
+    def __init__(self, **numbers):
+        super().__init__(make_model("gpt2"), make_tokenizer(WORDS))
+        self.numbers = numbers
+
+    def logits(self, rows):
+        weights = sum(weight.sum() for weight in self.model.parameters())
+        return torch.tensor([[self.numbers[WORDS[ids[-2]]]] for ids in rows]) + 0 * weights
+
+
+def test_figures_of_scores_by_hand():
+    rows = [{"prompt": "a .", "completion": f" {word}", "score": s} for word, s in (("a", 1.0), ("b", 1.0), ("c", 0.0))]
+    report = train_reward_model(Says(a=1.4, b=0.25, c=0.75, good=1.0, bad=0.0), SCORED, held_out=rows)
+    assert report.accuracy == pytest.approx(1 / 3)
+    assert report.mean_squared_error == pytest.approx((0.16 + 0.5625 + 0.5625) / 3, abs=1e-6)
+    assert report.log_likelihood == pytest.approx((math.log(0.99) + 2 * math.log(0.25)) / 3, abs=1e-6)
+    assert report.calibration_error == pytest.approx((0 + 0.75 + 0.75) / 3, abs=1e-6)
+    marks = [row | {"score": score} for row, score in zip(rows, (0.2, 0.4, 1.0), strict=True)]
+    report = train_reward_model(Says(a=0.1, b=0.5, c=0.9, good=1.0, bad=0.0), SCORED, held_out=marks)
+    assert report.accuracy is report.log_likelihood is report.calibration_error is None
+    assert report.spearman == pytest.approx(1)
+
+
+def test_figures_of_pairs_by_hand():
+    words = ("a", "d"), ("a", "c"), ("d", "a"), ("d", "c")
+    rows = [{"prompt": "a .", "chosen": f" {chosen}", "rejected": f" {rejected}"} for chosen, rejected in words]
+    judge = Says(a=math.log(3), c=0.0, d=0.0, good=1.0, bad=0.0)
+    report = train_reward_model(judge, PAIRS, held_out=rows)
+    assert report.accuracy == 0.5 and report.spearman is report.mean_squared_error is None
+    assert report.log_likelihood == pytest.approx((2 * math.log(3 / 4) + math.log(1 / 4) + math.log(1 / 2)) / 4)
+    assert report.calibration_error == pytest.approx((3 * (0.75 - 2 / 3) + 0.5) / 4, abs=1e-6)
 
 
 # --- training --------------------------------------------------------------------------------------------------------
@@ -118,7 +129,7 @@ def test_the_figures_of_scores_and_pairs_by_hand():
         ("bert", 8, PAIRS),
     ],
 )
-def test_it_learns_which_answers_are_good_and_then_pays_for_them(name, pad, data):
+def test_it_learns_good_answers_and_then_pays_for_them(name, pad, data):
     model = make_model(name, pad=pad, initializer_range=0.1)
     rate = RewardModel(model, make_tokenizer(WORDS, pad=WORDS[pad]), batch_size=8)
     report = train_reward_model(rate, data, RewardModelConfig(**FAST))
@@ -144,10 +155,10 @@ def test_training_scores_a_text_as_paying_does():
     rewards = [paid(rows, name) for name in ("chosen", "rejected")]
     expected = -torch.nn.functional.logsigmoid(torch.tensor(rewards[0]) - torch.tensor(rewards[1])).mean()
     assert report.history[0]["reward/loss"] == pytest.approx(expected.item(), abs=1e-5)
-    read = read_reward_rows(SCORED, rate).rows
-    for row, source in list(zip(read, SCORED, strict=True))[:20]:
-        found = paid([source], "completion")[0]
-        assert _losses(rate, [row], "scores").item() == pytest.approx((found - source["score"]) ** 2, abs=1e-5)
+    report = train_reward_model(rate, SCORED[:20], config, held_out=SCORED[20:22])
+    errors = [reward - row["score"] for reward, row in zip(paid(SCORED[:20], "completion"), SCORED[:20], strict=True)]
+    expected = sum(error**2 for error in errors) / 20
+    assert report.history[0]["reward/loss"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_one_epoch_is_what_torch_does_by_hand():
@@ -175,31 +186,34 @@ def test_one_epoch_is_what_torch_does_by_hand():
 
 
 def test_a_margin_asks_for_more():
-    rate = judge()
-    row = read_reward_rows([PAIRS[0]], rate).rows
-    wide = read_reward_rows([PAIRS[0] | {"margin": 2.0}], rate).rows
-    (plain,), (more,) = _losses(rate, row, "pairs"), _losses(rate, wide, "pairs")
-    difference = -math.log(math.expm1(plain.item()))
-    assert more.item() == pytest.approx(math.log1p(math.exp(2 - difference)), abs=1e-5)
+    """Of a reward model that says a difference of 1."""
+
+    def loss(**margin):
+        history = train_reward_model(Says(good=1.0, bad=0.0), [PAIRS[0] | margin], held_out=PAIRS[1:2]).history
+        return history[0]["reward/loss"]
+
+    assert loss() == pytest.approx(math.log1p(math.exp(-1)), abs=1e-5)
+    assert loss(margin=2.0) == pytest.approx(math.log1p(math.exp(1)), abs=1e-5)
 
 
-def test_no_prompt_is_on_both_sides_whatever_its_spacing():
+def test_no_prompt_is_on_both_sides_of_the_split():
+    """Whatever its spacing: it is the hash of the prompt that chooses the side."""
     rows = [row | {"prompt": f"{row['prompt']}{' ' * n}"} for row in SCORED for n in range(2)]
-    rate = judge()
-    sides = _split(read_reward_rows(rows, rate), None, RewardModelConfig(held_out_fraction=0.5))
-    train, held_out = ({tuple(row.ids[0][:3]) for row in side} for side in sides)
-    assert not train & held_out and len(train) + len(held_out) == len(LONG)
-    assert sum(map(len, sides)) == len(rows) and 0.25 < len(sides[1]) / len(rows) < 0.75
+    judge = Says(good=1.0, bad=0.0)
+    assert len({row.key for row in read_reward_rows(rows, judge).rows}) == len(LONG)
+    report = train_reward_model(judge, rows, RewardModelConfig(held_out_fraction=0.5))
+    assert report.rows + report.held_out_rows == len(rows) and 0.25 < report.held_out_rows / len(rows) < 0.75
+    assert report.held_out_rows % 4 == 0, "two answers in two spellings of each prompt"
     with pytest.raises(ValueError, match="1 prompts are in both data and held_out"):
-        train_reward_model(rate, SCORED[2:4], held_out=[SCORED[2] | {"completion": "d"}])
+        train_reward_model(judge, SCORED[2:4], held_out=[SCORED[2] | {"completion": "d"}])
 
 
-def test_without_prompts_it_is_the_answers_that_are_told_apart():
+def test_without_prompts_answers_are_kept_apart():
     rows = [{"prompt": "", "completion": text, "score": 1} for text in LONG for _ in range(2)]
     assert len({row.key for row in read_reward_rows(rows, judge()).rows}) == len(LONG)
 
 
-def test_the_lines_of_a_feedback_file_will_do_and_what_was_skipped_is_counted(tmp_path):
+def test_a_feedback_file_is_read_and_skips_are_counted(tmp_path):
     thumbs, pairs = FeedbackFile(tmp_path / "thumbs.jsonl"), FeedbackFile(tmp_path / "pairs.jsonl")
     for i, text in enumerate(LONG[:20]):
         question = Question(prompt=text, responses=(" good",), scale="thumbs")
@@ -263,7 +277,7 @@ def test_an_answer_that_the_prompt_begins_is_continued():
     assert read.ids == expected
 
 
-def test_texts_without_a_prompt_or_with_it_repeated_are_read_once(caplog):
+def test_a_repeated_or_absent_prompt_is_read_once(caplog):
     rate = judge()
     expected = read_reward_rows(PAIRS, rate).rows
     joined = [{name: pair["prompt"] + pair[name] for name in ("chosen", "rejected")} for pair in PAIRS]
@@ -278,7 +292,7 @@ def test_texts_without_a_prompt_or_with_it_repeated_are_read_once(caplog):
     assert len(mixed[0].ids[0]) > len(expected[0].ids[0]) and mixed[1:] == expected[1:]
 
 
-def test_equal_questions_of_whole_chats_are_on_one_side():
+def test_chats_of_equal_questions_stay_on_one_side():
     rate = chat_judge()
     rows = [
         {"chosen": [*ASKED, {"role": "assistant", "content": word}], "rejected": ASKED + BAD} for word in ("a", "good")
@@ -295,7 +309,7 @@ def test_a_table_of_rows_is_its_rows():
     )
 
 
-def test_dropout_follows_the_models_config_and_the_seed():
+def test_dropout_follows_config_and_seed():
     def first_loss(p, seed):
         rate = judge("bert", hidden_dropout_prob=p)
         config = RewardModelConfig(learning_rate=1e-12, seed=seed)
@@ -343,7 +357,8 @@ def test_wrong_rows_are_refused(data, said):
         train_reward_model(judge(), data)
 
 
-def test_a_classifier_of_several_labels_and_kinds_that_differ_are_refused():
+def test_a_model_of_several_labels_is_refused():
+    """And rows of kinds that differ."""
     with pytest.raises(ValueError, match="the model has 2 outputs, expected one"):
         train_reward_model(judge("bert", labels=2), SCORED)
     with pytest.raises(ValueError, match="data holds scores, but held_out holds pairs"):

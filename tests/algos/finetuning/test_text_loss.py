@@ -48,7 +48,7 @@ def test_value_and_gradient_are_those_of_transformers(name):
             torch.testing.assert_close(found[key], 0.3 * expected_gradients[key], atol=1e-6, rtol=1e-5)
 
 
-def test_the_padding_of_the_last_block_counts_for_nothing():
+def test_padding_of_the_last_block_counts_for_nothing():
     """Blocks of 10: the second has 5 predictions, and the mean is over 15."""
     policy = make_policy()
     total = 0.0
@@ -68,7 +68,7 @@ def test_it_is_scored_at_the_policys_temperature():
     assert term(policy).item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_each_token_is_predicted_once_a_round_in_a_new_order():
+def test_each_token_is_predicted_once_a_round():
     lm = make_policy().lm
     loss = TextLoss(TEXTS, coef=1.0, batch_size=1, max_length=3)
     rounds = [[predicted(loss, lm) for _ in range(5)] for _ in range(4)]
@@ -80,7 +80,8 @@ def test_each_token_is_predicted_once_a_round_in_a_new_order():
     assert [predicted(other, lm) for _ in range(5)] != rounds[0]
 
 
-def test_two_integers_resume_it_in_the_middle_of_a_round_and_with_a_fresh_tokenizer():
+def test_two_integers_resume_it_in_mid_round():
+    """Also with a fresh tokenizer."""
     loss = TextLoss(TEXTS, coef=1.0, batch_size=2, max_length=3)
     policy = make_policy()
     for _ in range(3):
@@ -108,7 +109,7 @@ def test_wrong_arguments_are_refused(arguments, said):
         TextLoss(**({"texts": TEXTS, "coef": 1.0} | arguments))
 
 
-def test_a_block_longer_than_the_model_reads_and_an_empty_text_are_refused():
+def test_too_long_a_block_and_no_text_are_refused():
     policy = make_policy()
     with pytest.raises(ValueError, match="max_length is 65, but the model's context is 64 tokens"):
         TextLoss(TEXTS, coef=1.0, max_length=65)(policy)
@@ -117,7 +118,7 @@ def test_a_block_longer_than_the_model_reads_and_an_empty_text_are_refused():
 
 
 @pytest.mark.slow
-def test_ppo_with_the_term_forgets_less_at_equal_reward():
+def test_with_the_term_ppo_forgets_less():
     """PPO-ptx (Ouyang et al. 2022): full stops pay, reviews are what is forgotten. Stops as soon as .7 is earned."""
     rng = np.random.default_rng(7)
     held_out, texts = ([sample_review(rng).text for _ in range(count)] for count in (200, 600))

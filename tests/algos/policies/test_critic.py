@@ -33,7 +33,7 @@ def random_ids(rows, length, seed=0):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_the_value_of_a_whole_text_is_the_reward_models_score_of_it(name):
+def test_the_value_of_a_text_is_its_reward_model_score(name):
     judge = reward_model(name)
     critic, ids = Critic.from_reward_model(judge), random_ids(4, 11)
     values = critic.values(ids)
@@ -45,7 +45,7 @@ def test_the_value_of_a_whole_text_is_the_reward_models_score_of_it(name):
         torch.testing.assert_close(values[:, stop - 1], score, atol=1e-5, rtol=0)
 
 
-def test_after_the_last_action_the_policy_says_the_score_that_the_reward_model_pays():
+def test_the_last_value_is_the_score_that_is_paid():
     judge = reward_model()
     policy, rollout = with_critic(critic=Critic.from_reward_model(judge)), play(text_env(), ANSWERS)
     last = (rollout["terminated"] | rollout["truncated"]).float().argmax(1)
@@ -56,7 +56,7 @@ def test_after_the_last_action_the_policy_says_the_score_that_the_reward_model_p
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_a_copy_of_the_language_model_says_0_and_its_trunk_is_the_models_own(name):
+def test_a_copied_critic_says_0_with_the_models_trunk(name):
     lm = LanguageModel(MODELS[name](), make_tokenizer(WORDS))
     critic, ids = Critic.from_language_model(lm), random_ids(2, 7)
     assert (critic.values(ids) == 0).all() and critic.values(ids).dtype == torch.float32
@@ -90,14 +90,15 @@ def test_a_classifier_is_refused():
         Critic.from_reward_model(reward_model(labels=2))
 
 
-def test_a_model_that_reads_ahead_is_refused_although_it_has_a_score():
+def test_a_model_that_reads_ahead_is_refused():
     judge = reward_model("bert")
     judge.model.score = judge.model.classifier
     with pytest.raises(ValueError, match="not causal"):
         Critic.from_reward_model(judge)
 
 
-def test_a_critic_of_another_tokenizer_is_refused_and_one_that_knows_more_is_not():
+def test_a_critic_of_another_tokenizer_is_refused():
+    """One that knows more tokens isn't."""
     shuffled = make_tokenizer([*WORDS[1:-2], WORDS[0], "<eos>", "<pad>"])
     with pytest.raises(ValueError, match="7 tokens of the policy are missing"):
         with_critic(critic=Critic.from_reward_model(reward_model(tokenizer=shuffled)))
@@ -114,7 +115,7 @@ def test_detach_value_is_refused_beside_a_critic():
 
 
 @pytest.mark.parametrize("model", [None, adapted], ids=["full", "lora"])
-def test_no_gradient_of_the_value_reaches_the_policy_and_none_of_the_policy_the_critic(model):
+def test_policy_and_critic_share_no_gradient(model):
     policy, rollout = with_critic(model=None if model is None else model()), play(text_env(), ANSWERS)
     log_prob, entropy, value = policy.evaluate(rollout)
     value.sum().backward()
@@ -126,7 +127,7 @@ def test_no_gradient_of_the_value_reaches_the_policy_and_none_of_the_policy_the_
     assert found and all(name.startswith("lm.") for name in found)
 
 
-def test_there_is_no_value_head_beside_a_critic_and_every_parameter_is_trained():
+def test_a_critic_replaces_the_value_head():
     policy = with_critic()
     assert not hasattr(policy, "value_head")
     before = copy.deepcopy(policy.state_dict())
@@ -140,7 +141,7 @@ def test_there_is_no_value_head_beside_a_critic_and_every_parameter_is_trained()
     assert any(name.startswith("critic.trunk") for name in moved)
 
 
-def test_of_an_adapted_model_the_adapter_is_worked_into_the_critic_and_stays_in_the_policy():
+def test_an_adapter_is_merged_into_the_critic_alone():
     model = adapted()
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -157,7 +158,7 @@ def test_of_an_adapted_model_the_adapter_is_worked_into_the_critic_and_stays_in_
     assert any("lora" in name for name, p in lm.named_parameters() if p.requires_grad)
 
 
-def test_the_reference_and_the_divergence_know_nothing_of_the_critic():
+def test_reference_and_divergence_ignore_the_critic():
     policy, plain = with_critic(), LMPolicy(make_gpt2(), make_tokenizer(WORDS))
     rollout = play(text_env(), ANSWERS)
     reference = policy.reference()
@@ -171,7 +172,7 @@ def test_the_reference_and_the_divergence_know_nothing_of_the_critic():
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
-def test_a_critic_of_the_policys_trunk_learns_the_value_that_a_state_has():
+def test_a_critic_learns_the_value_of_a_state():
     """Reward 1 for an answer that begins with "good", whatever follows: by regression, not by the policy's features."""
     policy, env = with_critic(), text_env()
     env.task.scores = lambda turns: [float(turn.completion_ids[0] == 5) for turn in turns]
@@ -222,7 +223,7 @@ def test_the_value_head_computes_in_fp32_under_bf16():
 
 
 @pytest.mark.parametrize("model", [None, adapted], ids=["full", "lora"])
-def test_a_saved_policy_comes_back_with_its_critic_bit_for_bit(tmp_path, model):
+def test_a_saved_critic_comes_back_to_the_bit(tmp_path, model):
     policy, env = with_critic(model=None if model is None else model(), temperature=0.7), text_env()
     agent = agent_of(env, policy, learning_rate=1e-3)
     agent.learn(1)
@@ -240,7 +241,7 @@ def test_a_saved_policy_comes_back_with_its_critic_bit_for_bit(tmp_path, model):
     assert all(torch.equal(weight, plain[name]) for name, weight in policy.critic.trunk.state_dict().items())
 
 
-def test_saving_over_another_kind_of_policy_leaves_nothing_of_it(tmp_path):
+def test_saving_over_another_policy_leaves_none_of_it(tmp_path):
     shared, own = lm_policy(), with_critic()
     for policy in (own, shared, own):
         policy.save(tmp_path)
@@ -262,7 +263,7 @@ def test_a_critic_from_a_reward_model_comes_back_too(tmp_path):
     assert LMPolicy.load(folder).critic is None and LMPolicy.load(folder).temperature == 0.6
 
 
-def test_load_makes_a_critic_of_a_copy_or_of_a_reward_model_and_keeps_the_saved_options(tmp_path):
+def test_load_makes_a_critic_and_keeps_saved_options(tmp_path):
     LMPolicy(make_gpt2(), make_tokenizer(WORDS), temperature=0.6).save(tmp_path)
     copied = LMPolicy.load(tmp_path, critic="copy")
     assert (copied.critic.values(random_ids(1, 4)) == 0).all() and copied.temperature == 0.6
@@ -274,7 +275,7 @@ def test_load_makes_a_critic_of_a_copy_or_of_a_reward_model_and_keeps_the_saved_
     torch.testing.assert_close(policy.critic.values(ids)[:, -1], score, atol=1e-5, rtol=0)
 
 
-def test_a_bfloat16_reward_model_becomes_a_critic_of_float32_weights():
+def test_a_bfloat16_reward_model_is_a_float32_critic():
     judge = RewardModel(make_reward_model("llama").bfloat16(), make_tokenizer(WORDS))
     critic, ids = Critic.from_reward_model(judge), random_ids(2, 5)
     assert {p.dtype for p in critic.parameters()} == {torch.float32}

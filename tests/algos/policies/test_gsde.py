@@ -43,7 +43,7 @@ def rollout_of(policy, shape=(5, 4)):
     return {"observation": observation, "action": torch.randn(*shape, *policy.action_space.shape)}
 
 
-def test_density_entropy_and_divergence_are_those_of_torch():
+def test_density_entropy_and_divergence_are_torchs():
     policy, other = make_policy(seed=0), make_policy(seed=1)
     rollout = rollout_of(policy)
     expected, theirs = (normal(p, rollout["observation"]) for p in (policy, other))
@@ -57,7 +57,7 @@ def test_density_entropy_and_divergence_are_those_of_torch():
     torch.testing.assert_close(policy.divergence(rollout, policy.reference()), torch.zeros(5, 4))
 
 
-def test_where_nothing_is_explored_the_deviation_is_a_thousandth():
+def test_without_exploration_deviation_is_a_thousandth():
     policy = make_policy()
     policy.log_std.data.fill_(-30)
     entropy = policy.evaluate(rollout_of(policy)).entropy
@@ -86,7 +86,7 @@ def test_log_densities_are_those_of_stable_baselines3():
     torch.testing.assert_close(found.entropy, theirs.entropy())
 
 
-def test_samples_have_the_mean_and_covariance_of_the_formula():
+def test_samples_have_the_formulas_mean_and_covariance():
     """Between two states as well: what the same matrix does to both is correlated."""
     policy, count = make_policy(), 40_000
     one, two = torch.from_numpy(states(2))
@@ -111,7 +111,7 @@ def noise(policy, observation):
     return policy.act(observation).action - policy.act(observation, deterministic=True).action
 
 
-def test_equal_states_are_perturbed_alike_until_the_matrix_is_drawn_anew():
+def test_equal_states_are_perturbed_alike_per_matrix():
     policy, observation = make_policy(freq=3), states(4)
     drawn = torch.stack([noise(policy, observation) for _ in range(9)])
     for start in (0, 3, 6):
@@ -133,7 +133,7 @@ def test_the_noise_is_linear_in_the_features():
         torch.testing.assert_close(features[:, slot] @ matrix, drawn[:, slot], atol=1e-4, rtol=0)
 
 
-def test_a_slot_that_is_reset_draws_anew_and_the_others_go_on():
+def test_a_reset_slot_alone_draws_anew():
     policy, observation = make_policy(freq=4), states(3)
     before = noise(policy, observation)
     policy.reset(np.array([False, True, False]))
@@ -151,7 +151,7 @@ def test_another_number_of_slots_draws_anew():
     assert one.act(states(3)).action.shape == (3,)
 
 
-def test_a_deterministic_action_is_the_mean_and_moves_nothing():
+def test_a_deterministic_action_is_the_mean():
     policy, observation = make_policy(), states(3)
     policy.act(observation)
     twin, state = copy.deepcopy(policy), policy.generator.get_state()
@@ -228,7 +228,7 @@ def test_the_deviation_at_the_start():
     assert (MLPPolicy(PLANE, ACTIONS, log_std_init=math.log(0.5)).log_std.exp() == 0.5).all()
 
 
-def test_where_noise_cannot_depend_on_the_state_it_is_refused():
+def test_noise_that_no_state_can_shape_is_refused():
     with refused(ValueError, "Discrete", "Box", "MLPPolicy"):
         GSDEPolicy(PLANE, spaces.Discrete(2))
     with refused(TypeError, "MLPPolicy has no 'sde_sample_freq'", "GSDEPolicy"):

@@ -33,7 +33,7 @@ class Turn:
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
-def test_a_turned_choice_of_experts_does_not_end_the_training(family):
+def test_a_turned_choice_of_experts_does_not_end_it(family):
     """One expert of one token is another in scoring than it was in sampling."""
     model = make_family(family)
     turn = Turn(model)

@@ -12,7 +12,7 @@ PROMPTS = ["a b", "c", "d a b good", "b"]
 
 
 @pytest.mark.parametrize("make", [make_gpt2, make_llama])
-def test_the_most_probable_completions_are_those_of_transformers(make, tokenizer):
+def test_greedy_completions_are_those_of_transformers(make, tokenizer):
     policy = LMPolicy(make(), tokenizer)
     tokenizer.padding_side = "left"
     batch = tokenizer(PROMPTS, return_tensors="pt", padding=True)
@@ -24,7 +24,7 @@ def test_the_most_probable_completions_are_those_of_transformers(make, tokenizer
     assert len(set(expected)) > 1, "equal completions show nothing"
 
 
-def test_samples_follow_the_seed_and_leave_the_policy_as_it_was(tokenizer):
+def test_samples_follow_the_seed_and_change_nothing(tokenizer):
     policy = LMPolicy(make_gpt2(), tokenizer, seed=5)
     before = policy.generator.get_state()
     first, again, other = (policy.generate(PROMPTS, max_new_tokens=12, seed=seed) for seed in (1, 1, 2))
@@ -33,7 +33,7 @@ def test_samples_follow_the_seed_and_leave_the_policy_as_it_was(tokenizer):
     assert torch.equal(policy.generator.get_state(), before) and policy.decoder is None and not policy.memory
 
 
-def test_a_completion_ends_at_eos_at_its_limit_or_at_the_end_of_the_context(tokenizer):
+def test_a_completion_ends_at_eos_limit_or_context(tokenizer):
     policy = LMPolicy(make_gpt2(n_positions=8), tokenizer)
     lengths = [len(text.split()) for text in policy.generate([[0, 1, 2]] * 40, max_new_tokens=100)]
     assert max(lengths) <= 5 and min(lengths) < 5

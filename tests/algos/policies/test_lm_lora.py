@@ -11,13 +11,13 @@ import algos
 from algos import LMPolicy, SFTConfig, collect, sft
 from algos.cli import main
 from algos.training.run import Run
+from tests.helpers.chunks import limit_logits
 from tests.helpers.lora import MAKERS, adapted, lora_policy, peft
 from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
 from tests.helpers.small_agents import agent_of, gradients
 from tests.helpers.text_envs import play, text_env
 from textenv import KLPenalty, KLReward, LanguageModel, TextEnv
 from textenv.errors import InvariantError
-from textenv.lm import model as model_module
 from textenv.lm.decoding import Decoder
 from textenv.lm.loading import load_causal_lm
 from textenv.lm.model import FrozenLanguageModel
@@ -47,7 +47,7 @@ def places(parameters):
         ("llama", {"modules_to_save": ["lm_head"]}),
     ],
 )
-def test_a_fresh_adapters_reference_is_the_base_model_and_does_not_drift_in_20_updates(name, options):
+def test_a_fresh_adapters_reference_stays_the_base(name, options):
     policy = lora_policy(name, temperature=0.7, **options)
     reference, frozen = policy.reference(), base_weights(policy)
     plain = LanguageModel(MAKERS[name][0](), make_tokenizer(WORDS), temperature=0.7)  # made anew, without adapter
@@ -61,7 +61,7 @@ def test_a_fresh_adapters_reference_is_the_base_model_and_does_not_drift_in_20_u
     assert frozen and all(torch.equal(p, frozen[key]) for key, p in base_weights(policy).items())
 
 
-def test_with_a_loaded_trained_adapter_the_first_kl_is_zero(tmp_path):
+def test_a_loaded_adapters_first_kl_is_zero(tmp_path):
     first = lora_policy()
     agent, _ = train(first, 5)
     agent.save(tmp_path)
@@ -80,7 +80,7 @@ def test_with_a_loaded_trained_adapter_the_first_kl_is_zero(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, {"modules_to_save": ["lm_head"]}, {"use_dora": True}])
-def test_the_reference_allocates_the_adapters_parameters_and_no_more(options):
+def test_the_reference_allocates_only_the_adapter(options):
     policy = lora_policy("llama", **options)
     trained = sum(p.numel() for p in policy.lm.parameters() if p.requires_grad)
     reference = policy.reference()
@@ -108,14 +108,14 @@ def test_kl_at_step_0_is_checked_with_an_adapter_too():
         lambda policy: LanguageModel(policy.lm.model.get_base_model(), policy.lm.tokenizer),
     ],
 )
-def test_a_reference_that_shares_what_trains_is_still_refused(share):
+def test_a_reference_may_not_share_what_trains(share):
     policy = lora_policy()
     rollout = collect(text_env(), policy, num_episodes=2)
     with pytest.raises(ValueError, match="shares the policy's weights"):
         KLPenalty(share(policy), 0.1)(rollout, policy)
 
 
-def test_a_reference_whose_shared_part_begins_to_train_refuses_to_drift():
+def test_a_reference_refuses_to_drift_later():
     policy = lora_policy()
     reference, rollout = policy.reference(), collect(text_env(), policy, num_episodes=2)
     policy.lm.model.get_output_embeddings().requires_grad_(True)
@@ -142,7 +142,7 @@ def test_layers_frozen_by_hand_are_shared_without_peft():
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_acting_with_a_cache_equals_scoring_and_the_model_itself(name):
+def test_acting_with_a_cache_equals_scoring(name):
     policy = lora_policy(name)
     train(policy, 3)  # an adapter of effect
     rollout = collect(text_env(), policy.train(), num_episodes=16)
@@ -181,7 +181,7 @@ def test_ppo_learns_by_the_adapter_alone():
 
 
 @pytest.mark.parametrize("options", [{}, {"modules_to_save": ["lm_head"]}])
-def test_the_exact_kl_to_a_shared_reference_has_the_gradient_of_one_to_a_copy(options, monkeypatch):
+def test_a_shared_reference_has_the_gradient_of_a_copy(options, monkeypatch):
     """In chunks too, where logits of both are computed again in the backward pass, by the reference's own weights."""
     policy = lora_policy("llama", **options)
     reference, whole = policy.reference(), copy.deepcopy(policy.lm).requires_grad_(False)
@@ -191,7 +191,7 @@ def test_the_exact_kl_to_a_shared_reference_has_the_gradient_of_one_to_a_copy(op
     rollout = play(text_env(), [(5, 1, 7), (1, 2, 3, 4, 7), (7,)])
     found = []
     for other, elements in ((whole, 2**24), (reference, 2**24), (reference, 2 * len(WORDS))):
-        monkeypatch.setattr(model_module, "CHUNK_ELEMENTS", elements)
+        limit_logits(monkeypatch, elements)
         policy.zero_grad()
         kl = policy.divergence(rollout, other)
         kl.sum().backward()
@@ -204,7 +204,7 @@ def test_the_exact_kl_to_a_shared_reference_has_the_gradient_of_one_to_a_copy(op
             torch.testing.assert_close(one, found[0][1][key], atol=1e-5, rtol=1e-3)
 
 
-def test_the_stepwise_penalty_takes_an_adapters_reference():
+def test_stepwise_penalties_take_adapter_references():
     policy = lora_policy()
     reference, tokenizer = policy.reference(), policy.lm.tokenizer
     train(policy, 5)
@@ -227,7 +227,7 @@ def test_the_stepwise_penalty_takes_an_adapters_reference():
 # --- saving and loading ----------------------------------------------------------------------------------------------
 
 
-def test_a_saved_adapter_is_a_peft_folder_that_names_its_base(tmp_path):
+def test_a_saved_adapter_is_a_peft_folder(tmp_path):
     base = tmp_path / "base model"
     make_gpt2().save_pretrained(base)
     make_tokenizer(WORDS).save_pretrained(base)
@@ -247,7 +247,8 @@ def test_a_saved_adapter_is_a_peft_folder_that_names_its_base(tmp_path):
     torch.testing.assert_close(theirs, loaded.evaluate(rollout).log_prob, atol=1e-6, rtol=0)
 
 
-def test_a_base_without_a_name_is_saved_beside_its_adapter_and_the_policy_stays_as_it_is(tmp_path):
+def test_a_nameless_base_is_saved_beside_its_adapter(tmp_path):
+    """And the policy stays as it is."""
     policy = lora_policy("llama")
     agent, _ = train(policy, 3)
     rollout = collect(text_env(), policy, num_episodes=4)
@@ -261,7 +262,7 @@ def test_a_base_without_a_name_is_saved_beside_its_adapter_and_the_policy_stays_
     assert all(torch.equal(*pair) for pair in zip(base.parameters(), make_llama().parameters(), strict=True))
 
 
-def test_what_is_saved_over_another_policy_comes_back_as_itself(tmp_path):
+def test_an_adapter_saved_over_a_policy_comes_back(tmp_path):
     base = tmp_path / "base model"
     make_gpt2(seed=5).save_pretrained(base)
     make_tokenizer(WORDS).save_pretrained(base)
@@ -276,7 +277,7 @@ def test_what_is_saved_over_another_policy_comes_back_as_itself(tmp_path):
             assert torch.equal(other.evaluate(rollout).log_prob, policy.evaluate(rollout).log_prob)
 
 
-def test_an_adapter_without_its_base_says_where_to_put_it(tmp_path):
+def test_a_missing_base_is_said_with_its_place(tmp_path):
     adapted().save_pretrained(tmp_path)
     make_tokenizer(WORDS).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="names no base model"):
@@ -290,7 +291,8 @@ def test_prompt_tuning_is_refused():
         LMPolicy(model, make_tokenizer(WORDS))
 
 
-def test_a_bfloat16_base_with_a_float32_adapter_is_held_to_the_tolerance_of_bfloat16():
+def test_a_bfloat16_base_has_bfloat16s_tolerance():
+    """With a float32 adapter."""
     policy = lora_policy(base=make_gpt2().to(torch.bfloat16))
     dtypes = {p.dtype for p in policy.lm.parameters() if p.requires_grad}
     assert dtypes == {torch.float32} and policy.lm.model.dtype is torch.bfloat16
@@ -318,7 +320,7 @@ def trained_on_a_folder(tmp_path, monkeypatch):
     return tmp_path, policy, rollout
 
 
-def test_a_run_on_a_base_of_a_relative_name_opens_from_anywhere(trained_on_a_folder, tmp_path_factory, monkeypatch):
+def test_a_run_on_a_relative_base_opens_anywhere(trained_on_a_folder, tmp_path_factory, monkeypatch):
     home, policy, rollout = trained_on_a_folder
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     loaded = algos.load(home / "run")
@@ -328,9 +330,7 @@ def test_a_run_on_a_base_of_a_relative_name_opens_from_anywhere(trained_on_a_fol
         algos.load(home / "run")
 
 
-def test_a_base_of_a_relative_name_is_found_after_the_working_folder_was_changed(
-    trained_on_a_folder, tmp_path_factory, monkeypatch
-):
+def test_a_relative_base_survives_a_change_of_folder(trained_on_a_folder, tmp_path_factory, monkeypatch):
     home, _, rollout = trained_on_a_folder
     policy = LMPolicy(adapted(base=load_causal_lm("model")), make_tokenizer(WORDS))
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))  # as a reward may do
@@ -339,7 +339,7 @@ def test_a_base_of_a_relative_name_is_found_after_the_working_folder_was_changed
 
 
 @pytest.mark.parametrize("again", [True, False], ids=["same folder", "another folder"])
-def test_a_base_without_a_name_stays_with_the_adapter_that_goes_on(again, tmp_path):
+def test_a_nameless_base_stays_with_its_adapter(again, tmp_path):
     policy = lora_policy()
     agent, _ = train(policy, 2)
     agent.save(tmp_path / "run")
@@ -352,7 +352,7 @@ def test_a_base_without_a_name_stays_with_the_adapter_that_goes_on(again, tmp_pa
     torch.testing.assert_close(log_probs(algos.load(place), rollout), log_probs(policy, rollout), atol=0, rtol=0)
 
 
-def test_merging_writes_a_plain_folder_that_transformers_reads(trained_on_a_folder, capsys):
+def test_merging_writes_a_folder_transformers_reads(trained_on_a_folder, capsys):
     from transformers import AutoModelForCausalLM
 
     home, policy, rollout = trained_on_a_folder
@@ -372,7 +372,7 @@ def test_merging_writes_a_plain_folder_that_transformers_reads(trained_on_a_fold
         assert stop.value.code == 2 and said in capsys.readouterr().err
 
 
-def test_an_adapter_over_a_model_that_was_fine_tuned_in_memory_comes_back(tmp_path):
+def test_an_adapter_on_an_unsaved_base_comes_back(tmp_path):
     make_llama().save_pretrained(tmp_path / "model")
     make_tokenizer(WORDS).save_pretrained(tmp_path / "model")
     first = LMPolicy.load(tmp_path / "model")
@@ -396,7 +396,7 @@ def test_a_run_that_goes_on_over_another_base_is_told(tmp_path, caplog):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # peft warns of adapters on tied layers
 @pytest.mark.parametrize("target", ["lm_head", "wte"])
-def test_merging_an_adapter_on_tied_layers_keeps_the_policy(target, tmp_path, capsys):
+def test_merging_on_tied_layers_keeps_the_policy(target, tmp_path, capsys):
     agent, _ = train(lora_policy(target_modules=["c_attn", target]), 3)
     agent.save(tmp_path / "run")
     rollout = collect(text_env(), agent.policy, num_episodes=4)

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch import nn
 
 from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, collect
 from algos.losses import clipped_policy_loss
+from tests.helpers.chunks import limit_logits
 from tests.helpers.models import ALL_MODELS, MODELS, WORDS, make_gpt2, make_tokenizer
 from tests.helpers.small_agents import agent_of, cartpole, control_rollout, gradients, lm_policy, mlp_for
 from tests.helpers.text_envs import Script, play, text_env
 from textenv import KLPenalty, LanguageModel, TextVectorEnv
 from textenv.errors import InvariantError
-from textenv.lm import model as model_module
 from textenv.lm.decoding import Decoder
 
 NINE = len(WORDS)
@@ -49,7 +50,7 @@ def parts(units, minibatch, micro):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_ratio_is_one_for_language_models(name, minibatch, micro, chunk, gaps, monkeypatch):
     if chunk is not None:
-        monkeypatch.setattr(model_module, "CHUNK_ELEMENTS", chunk)
+        limit_logits(monkeypatch, chunk)
     env, policy = text_env(), lm_policy(MODELS[name], seed=3)
     cut = dict(minibatch_size=minibatch, micro_batch_size=micro, normalize_advantage=minibatch > 1)
     agent = agent_of(env, policy, num_epochs=2, policy_loss=gaps, **cut)
@@ -60,7 +61,8 @@ def test_the_ratio_is_one_for_language_models(name, minibatch, micro, chunk, gap
 
 
 @pytest.mark.parametrize("name", ALL_MODELS)
-def test_the_ratio_is_one_for_every_family_with_forbidden_tokens_and_temperature(name, gaps):
+def test_the_ratio_is_one_for_every_family(name, gaps):
+    """With forbidden tokens and a temperature."""
     env, policy = text_env(forbidden=[0, 4]), lm_policy(ALL_MODELS[name], temperature=0.7)
     agent_of(env, policy, minibatch_size=3, policy_loss=gaps).update(collect(env, policy, num_episodes=16))
     assert len(gaps) == 6 and max(gaps) < 1e-5
@@ -88,7 +90,7 @@ def pendulum():
     return env, policy
 
 
-def test_the_log_prob_of_a_box_action_is_that_of_the_action_drawn():
+def test_a_box_actions_log_prob_is_of_the_one_drawn():
     """Recorded before the bounds clip it: by `torch.distributions`."""
     env, policy = pendulum()
     rollout = collect(env, policy, num_steps=10)
@@ -100,7 +102,7 @@ def test_the_log_prob_of_a_box_action_is_that_of_the_action_drawn():
     torch.testing.assert_close(policy.evaluate(rollout).entropy.detach(), expected, atol=1e-5, rtol=0)
 
 
-def test_a_box_of_two_dimensions_is_scored_like_its_samples():
+def test_a_two_dimensional_box_is_scored_as_sampled():
     policy = MLPPolicy(spaces.Box(-1, 1, (2, 3)), spaces.Box(-1, 1, (2, 2)), hidden=(8,))
     observation = np.random.default_rng(0).normal(size=(5, 2, 3)).astype(np.float32)
     step = policy.act(observation)
@@ -113,7 +115,7 @@ def test_a_box_of_two_dimensions_is_scored_like_its_samples():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_nothing_stale_is_left_in_the_cache_by_an_update_or_by_the_slots_last_text(name):
+def test_no_update_or_former_text_leaves_a_stale_cache(name):
     """One slot, answers of one token: 2 1 0 4 seems to go on from 3 1, and every text from its last reading."""
     task = Script([(3, 1), (2, 1, 0, 4), (2, 1), (2, 1, 5)])
     env, policy = text_env(task, num_envs=1, max_new_tokens=1), lm_policy(MODELS[name])
@@ -147,21 +149,12 @@ def not_a_number(policy, rollout):
 
 
 @pytest.mark.parametrize("broken", [force_dropout, other_temperature, shifted_by_one, not_a_number])
-def test_the_run_time_check_fails_loudly_on_a_broken_language_model(broken):
+def test_the_check_fails_on_a_broken_language_model(broken):
     env, policy = text_env(), lm_policy(dropout_gpt2)
     agent, rollout = agent_of(env, policy), collect(env, policy, num_episodes=16)
     agent.update(rollout.clone())
     broken(policy, rollout)
     with pytest.raises(RuntimeError, match="log_prob: (before the first step of an update|not finite)"):
-        agent.update(rollout)
-
-
-def test_the_run_time_check_fails_loudly_on_a_broken_perceptron():
-    env, policy, rollout = control_rollout()
-    agent = agent_of(env, policy)
-    agent.update(rollout.clone())
-    rollout["log_prob"] = rollout["log_prob"] + 2e-3
-    with pytest.raises(RuntimeError, match=r"0\.002.*tolerance 0\.001"):
         agent.update(rollout)
 
 
@@ -182,7 +175,7 @@ def test_dropout_is_off_while_scoring_and_acting():
     torch.testing.assert_close(first.log_prob[mask], expected[mask], atol=1e-5, rtol=0)
 
 
-def test_a_loaded_policy_with_dropout_in_its_config_scores_without(tmp_path):
+def test_a_loaded_policy_scores_without_its_dropout(tmp_path):
     lm_policy(dropout_gpt2).save(tmp_path)
     policy = LMPolicy.load(tmp_path).train()
     rollout = collect(text_env(), policy, num_episodes=8)
@@ -190,7 +183,7 @@ def test_a_loaded_policy_with_dropout_in_its_config_scores_without(tmp_path):
 
 
 @pytest.mark.parametrize("broken", [other_temperature, shifted_by_one, not_a_number])
-def test_kl_at_step_0_to_a_reference_of_equal_weights_must_be_zero(broken):
+def test_kl_at_step_0_to_equal_weights_must_be_zero(broken):
     env, policy = text_env(), lm_policy(dropout_gpt2)
     penalty, rollout = KLPenalty(policy.reference(), 0.1), collect(env, policy, num_episodes=16)
     broken(policy, rollout)
@@ -198,7 +191,7 @@ def test_kl_at_step_0_to_a_reference_of_equal_weights_must_be_zero(broken):
         penalty(rollout, policy)
 
 
-def test_a_policy_that_begins_to_act_with_dropout_on_is_refused():
+def test_a_policy_that_acts_with_dropout_is_refused():
     env, policy = text_env(), lm_policy(dropout_gpt2)
     force_dropout(policy, None)
     with pytest.raises(ValueError, match="switch dropout off"):
@@ -206,7 +199,7 @@ def test_a_policy_that_begins_to_act_with_dropout_on_is_refused():
 
 
 @pytest.mark.parametrize("who", ["policy", "reference"])
-def test_kl_at_step_0_is_checked_where_one_of_the_two_has_dropout_on(who):
+def test_kl_at_step_0_sees_dropout_in_one_of_the_two(who):
     env, policy = text_env(), lm_policy(dropout_gpt2)
     reference = policy.reference()
     collect(env, policy, num_episodes=16)  # a policy that begins to act with dropout on is refused
@@ -216,7 +209,8 @@ def test_kl_at_step_0_is_checked_where_one_of_the_two_has_dropout_on(who):
         KLPenalty(reference, 0.1)(rollout, policy)
 
 
-def test_kl_at_step_0_is_checked_for_perceptrons_and_other_weights_may_differ():
+def test_kl_at_step_0_is_checked_for_perceptrons():
+    """To other weights it may differ from 0."""
     env, policy, rollout = control_rollout()
     KLPenalty(copy.deepcopy(policy), 0.1)(rollout.clone(), policy)
     KLPenalty(mlp_for(env, seed=9), 0.1)(rollout.clone(), policy)
@@ -227,7 +221,7 @@ def test_kl_at_step_0_is_checked_for_perceptrons_and_other_weights_may_differ():
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
 @pytest.mark.parametrize("name", MODELS)
-def test_one_temperature_in_sampler_scorer_and_reference(name, temperature, gaps):
+def test_sampler_and_reference_share_temperature(name, temperature, gaps):
     env, policy = text_env(), lm_policy(MODELS[name], temperature=temperature)
     rollout = collect(env, policy, num_episodes=16)
     mask = rollout["mask"]
@@ -289,7 +283,7 @@ def test_a_fresh_value_head_gives_zero():
     assert all(x.abs().max() == 0 for x in policy.values(rollout))
 
 
-def test_a_detached_value_head_leaves_no_gradient_in_the_backbone():
+def test_a_detached_head_has_no_backbone_gradient():
     rollout = play(text_env(), [(5, 1, 7), (7,)])
     for detach in (True, False):
         policy = lm_policy(detach_value=detach)
@@ -299,7 +293,7 @@ def test_a_detached_value_head_leaves_no_gradient_in_the_backbone():
         assert policy.value_head.weight.grad.abs().sum() > 0
 
 
-def test_a_fresh_value_head_does_not_move_the_backbone_by_its_loss():
+def test_a_fresh_value_heads_loss_moves_no_backbone():
     """Advantages 0 (reward 0, V 0, no entropy bonus): at the first step no weight of the model has a gradient."""
     env = TextVectorEnv(
         prompts=["a"], reward=lambda prompts, **_: [0.0] * len(prompts), tokenizer=make_tokenizer(WORDS)
@@ -325,7 +319,7 @@ def test_the_value_head_computes_in_fp32_under_bf16():
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(3, None), (None, 0.7), (5, 0.8), (1, None), (None, 1e-6), (50, 0.99)])
-def test_the_support_of_top_k_and_top_p_is_transformers_own_and_the_log_probs_sum_to_one_over_it(top_k, top_p):
+def test_top_k_and_top_p_are_those_of_transformers(top_k, top_p):
     from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
     from textenv.lm.sampling import sample, truncate
@@ -344,7 +338,8 @@ def test_the_support_of_top_k_and_top_p_is_transformers_own_and_the_log_probs_su
     torch.testing.assert_close(log_prob, log_probs.gather(-1, action[:, None])[:, 0])
 
 
-def test_training_with_top_k_or_top_p_is_refused_and_generation_is_not():
+def test_top_k_and_top_p_are_refused_in_training():
+    """In generation they aren't."""
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), top_k=2)
     env = text_env()
     with pytest.raises(ValueError, match="top_k or top_p"):
@@ -356,3 +351,25 @@ def test_training_with_top_k_or_top_p_is_refused_and_generation_is_not():
     for wrong in ({"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}):
         with pytest.raises(ValueError, match="top_"):
             LMPolicy(make_gpt2(), make_tokenizer(WORDS), **wrong)
+
+
+def longer(policy, tokens, length):
+    return policy.act({"tokens": tokens, "length": np.array([[length]])}, deterministic=True).log_prob.item()
+
+
+@pytest.mark.parametrize("change", ["length", "first token", "a token in the middle"])
+def test_a_policy_notices_another_text_in_its_slot(change):
+    """One token longer, with the same last token that was read; what stands before it is another text."""
+    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS))
+    first, other = np.zeros((1, 8), dtype=np.int64), np.zeros((1, 8), dtype=np.int64)
+    first[0, :4], other[0, :5] = [1, 2, 3, 4], [1, 2, 3, 4, 5]
+    if change == "length":
+        other[0, :6], length = [1, 2, 3, 4, 5, 6], 6
+    else:
+        length = 5
+        other[0, 0 if change == "first token" else 1] = 0
+    longer(policy, first, 4)
+    found = longer(policy, other, length)
+    policy.reset()
+    assert found == pytest.approx(longer(policy, other, length), abs=1e-5)
+    assert isinstance(policy, nn.Module)

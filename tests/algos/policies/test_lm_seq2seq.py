@@ -33,7 +33,7 @@ T5_FIRST = pytest.mark.parametrize("make", [make_t5, pytest.param(make_bart, mar
 
 @pytest.mark.parametrize("forced", [None, 5])
 @pytest.mark.parametrize("ends", [False, True])
-def test_the_most_probable_completions_are_those_of_transformers(make, ends, forced):
+def test_greedy_completions_are_those_of_transformers(make, ends, forced):
     tokenizer = make_tokenizer(WORDS, ends=ends)
     model, start = make(), 1 + (forced is not None)
     model.generation_config.forced_bos_token_id = forced  # the decoder's prefix here, and no action
@@ -47,7 +47,7 @@ def test_the_most_probable_completions_are_those_of_transformers(make, ends, for
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_ratio_1_and_kl_0_at_the_start_with_slots_that_are_refilled(make, temperature):
+def test_first_ratio_is_1_and_kl_0_with_refilled_slots(make, temperature):
     env, policy = text_env(), lm_policy(make, temperature=temperature)
     rollout = collect(env, policy, num_episodes=16, seed=0)
     assert len(set(rollout["mask"].sum(1).tolist())) > 1, "answers of one length test no refill"
@@ -87,7 +87,7 @@ def test_the_kl_of_a_step_is_that_of_a_batch(make):
     assert max(abs(x) for *_, x in found) > 0.1
 
 
-def test_ppo_learns_to_write_a_word_and_keeps_its_reference():
+def test_ppo_learns_a_word_and_keeps_its_reference():
     env, policy = make_env(num_envs=16), LMPolicy(make_t5(), make_tokenizer(WORDS))
     reference = policy.reference()
     before = copy.deepcopy(reference.state_dict())
@@ -101,7 +101,7 @@ def test_ppo_learns_to_write_a_word_and_keeps_its_reference():
 
 
 @T5_FIRST
-def test_gradients_are_the_same_with_recomputed_activations_and_in_parts(make):
+def test_gradients_are_equal_recomputed_and_in_parts(make):
     env = text_env()
     found = []
     for options, config in (({}, {}), ({"gradient_checkpointing": True}, {}), ({}, {"micro_batch_size": 3})):
@@ -114,7 +114,7 @@ def test_gradients_are_the_same_with_recomputed_activations_and_in_parts(make):
 
 
 @T5_FIRST
-def test_lora_trains_the_adapter_and_is_saved_with_its_base(make, tmp_path):
+def test_lora_trains_and_is_saved_with_its_base(make, tmp_path):
     pytest.importorskip("peft")
     make().save_pretrained(tmp_path / "base")
     make_tokenizer(WORDS).save_pretrained(tmp_path / "base")
@@ -136,7 +136,7 @@ def test_lora_trains_the_adapter_and_is_saved_with_its_base(make, tmp_path):
         torch.testing.assert_close(one, two, atol=1e-4, rtol=0)
 
 
-def test_a_saved_policy_is_a_plain_transformers_folder_with_its_value_head(make, tmp_path):
+def test_a_saved_policy_is_a_transformers_folder(make, tmp_path):
     policy, env = lm_policy(make, temperature=0.7), text_env()
     agent_of(env, policy).save(tmp_path)
     rollout, loaded = collect(env, policy, num_episodes=4), algos.load(tmp_path)
@@ -146,7 +146,7 @@ def test_a_saved_policy_is_a_plain_transformers_folder_with_its_value_head(make,
     assert all(torch.equal(x, y) for x, y in zip(plain.parameters(), policy.lm.model.parameters(), strict=True))
 
 
-def test_a_critic_of_its_own_reads_prompts_apart_and_is_saved(make, tmp_path):
+def test_a_critic_reads_prompts_apart_and_is_saved(make, tmp_path):
     """Of a copy: its values are the head's of the model, and no later token changes them."""
     policy, env = lm_policy(make), text_env()
     policy = LMPolicy(policy.lm.model, policy.tokenizer, critic=Critic.from_language_model(policy.lm))
@@ -167,7 +167,7 @@ def test_a_critic_of_its_own_reads_prompts_apart_and_is_saved(make, tmp_path):
         assert torch.equal(one, two)
 
 
-def test_sft_on_pairs_starts_at_the_loss_of_transformers(make):
+def test_sft_starts_at_the_loss_of_transformers(make):
     tokenizer = make_tokenizer(WORDS, ends=True)
     off = {"dropout_rate": 0.0} if make is make_t5 else {"dropout": 0.0}
     lm, pairs = LanguageModel(make(**off), tokenizer), [("a b c", "good"), ("d", "bad bad a")]
@@ -182,7 +182,7 @@ def test_sft_on_pairs_starts_at_the_loss_of_transformers(make):
     assert sft(lm, examples, config)[0]["sft/loss"] == pytest.approx(np.mean(losses), abs=1e-4)
 
 
-def test_the_command_line_trains_a_folder_with_its_own_reference(tmp_path, monkeypatch, capsys):
+def test_the_command_line_trains_with_a_reference(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     make_bart().save_pretrained("bart")
     make_tokenizer(WORDS, ends=True).save_pretrained("bart")

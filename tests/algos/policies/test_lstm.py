@@ -52,7 +52,7 @@ def episodes_of(rollout, slot):
 
 @pytest.mark.parametrize("limit", [None, 9])
 @MODES
-def test_what_is_sampled_scored_and_valued_is_the_lstm_of_each_episode_alone(mode, limit):
+def test_sampling_and_scoring_are_the_lstm_per_episode(mode, limit):
     """Over several rollouts that cut episodes anywhere; with rows of one step, and of a reset only."""
     env = cartpole(3, mode, **({} if limit is None else dict(max_episode_steps=limit)))
     policy = lstm_for(env)
@@ -124,7 +124,7 @@ def test_what_stands_on_false_entries_has_no_effect(mode):
     assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
 
 
-def test_a_rollout_of_nothing_but_reset_rows_is_survived():
+def test_a_rollout_of_reset_rows_alone_is_survived():
     env = cartpole(2, AutoresetMode.NEXT_STEP, max_episode_steps=3)
     policy = lstm_for(env)
     collector = Collector(env, policy, seed=1)
@@ -134,7 +134,7 @@ def test_a_rollout_of_nothing_but_reset_rows_is_survived():
     PPO(env, policy, PPOConfig(num_steps=1, minibatch_size=2)).update(rollout)
 
 
-def test_the_state_column_is_what_was_remembered_before_the_action():
+def test_the_state_column_is_the_one_before_the_action():
     env = cartpole(2, AutoresetMode.SAME_STEP)
     policy = lstm_for(env)
     rollout = collect(env, policy, num_steps=60)
@@ -144,7 +144,7 @@ def test_the_state_column_is_what_was_remembered_before_the_action():
     assert "state" not in collect(env, MLPPolicy(*spaces_of(env)), num_steps=3).keys()
 
 
-def test_only_the_state_at_a_rows_start_is_read_and_not_even_that_at_an_episodes():
+def test_only_states_of_rows_in_mid_episode_are_read():
     env = cartpole(2, AutoresetMode.SAME_STEP)
     policy = lstm_for(env)
     collector = Collector(env, policy, seed=2)
@@ -183,7 +183,7 @@ def test_evaluating_in_mid_training_disturbs_no_memory():
     assert torch.equal(train(False), train(True))
 
 
-def test_acting_in_other_slots_without_a_reset_is_refused():
+def test_other_slots_without_a_reset_are_refused():
     env = cartpole(2, AutoresetMode.SAME_STEP)
     policy = lstm_for(env)
     policy.act(np.zeros((2, 4), np.float32))
@@ -202,7 +202,8 @@ def test_a_loaded_policy_plays_the_same_episode(tmp_path):
 
 
 @pytest.mark.slow
-def test_cartpole_without_velocities_is_solved_by_memory_on_two_seeds_of_three_and_not_without():
+def test_memory_solves_cartpole_without_velocities():
+    """On two seeds of three, and not without memory."""
     runs = [with_memory_and_without(seed) for seed in (1, 2, 3)]
     assert sum(min(run[LSTMPolicy]) >= 475 for run in runs) >= 2 and max(max(run[MLPPolicy]) for run in runs) < 150
 
@@ -222,7 +223,7 @@ def with_memory_and_without(seed):
     return returns
 
 
-def test_the_command_line_starts_a_recurrent_policy_from_its_own_preset(tmp_path, capsys):
+def test_the_command_line_takes_the_recurrent_preset(tmp_path, capsys):
     """A minibatch is counted in rows there: the perceptrons' 256 steps would be 256 rows."""
     from algos.cli import main
 
@@ -234,7 +235,7 @@ def test_the_command_line_starts_a_recurrent_policy_from_its_own_preset(tmp_path
 
 
 @pytest.mark.parametrize("algo", ["a2c", "grpo", "reinforce", "rloo", "trpo"])
-def test_a_recurrent_policy_is_trained_by_the_config_of_the_algorithm_that_is_named(algo, tmp_path):
+def test_every_algorithm_trains_it_by_its_own_config(algo, tmp_path):
     """PPO's preset was taken for all: RLOO trained without groups, GRPO ended in an AttributeError."""
     from algos.cli import main
 

@@ -4,16 +4,17 @@ import pytest
 import torch
 from gymnasium import spaces
 from tensordict import NonTensorData
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from algos import MLPPolicy, collect
 from algos.policies.policy import Policy
+from tests.helpers.chunks import limit_logits
 from tests.helpers.kl_cases import Kl, control_case, perturbed, recurrent_case
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.small_agents import gradients, lm_policy
 from tests.helpers.text_envs import text_env
 from textenv import KLPenalty, LanguageModel
-from textenv.lm import model as model_module
-from textenv.rollout import Allowed
 
 
 def normal(policy, rollout):
@@ -32,7 +33,7 @@ def test_the_divergence_of_gaussians_is_that_of_torch():
     assert policy.log_std.grad is not None and all(p.grad is None for p in other.parameters())
 
 
-def test_the_divergence_of_many_choices_is_the_sum_over_them():
+def test_the_divergence_of_many_choices_is_their_sum():
     space = spaces.MultiDiscrete([2, 4])
     policy, other = (MLPPolicy(spaces.Box(-1, 1, (3,)), space, seed=seed) for seed in (0, 1))
     policy.actor[-1].bias.data = torch.tensor([1.0, 0.0, 0.5, 0.0, -1.0, 0.2])
@@ -42,7 +43,7 @@ def test_the_divergence_of_many_choices_is_the_sum_over_them():
     torch.testing.assert_close(policy.divergence(rollout, other), expected)
 
 
-def test_the_divergence_of_masked_actions_is_over_the_open_ones_alone():
+def test_the_divergence_is_over_open_actions_alone():
     policy, other = (MLPPolicy(spaces.Box(-1, 1, (3,)), spaces.Discrete(4), seed=seed) for seed in (0, 1))
     policy.actor[-1].bias.data = torch.tensor([1.0, -1.0, 0.5, 9.0])
     open_ = torch.tensor([True, True, True, False])
@@ -55,7 +56,7 @@ def test_the_divergence_of_masked_actions_is_over_the_open_ones_alone():
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_the_divergence_of_language_models_is_that_of_the_full_logits_at_true_entries(temperature):
+def test_language_models_diverge_as_their_full_logits(temperature):
     env, policy = text_env(forbidden=[0, 4], min_new_tokens=2), lm_policy(temperature=temperature)
     reference = perturbed(policy)
     rollout = collect(env, policy, num_episodes=8)
@@ -72,7 +73,20 @@ def test_the_divergence_of_language_models_is_that_of_the_full_logits_at_true_en
     torch.testing.assert_close(policy.divergence(rollout, policy), torch.zeros_like(kl))
 
 
-def test_the_divergence_never_builds_a_tensor_of_batch_times_time_times_vocabulary(monkeypatch):
+class Shapes(TorchDispatchMode):
+    """Notes the shape of every tensor that an operation gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.of_results = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        self.of_results |= {tuple(x.shape) for x in tree_leaves(results) if isinstance(x, torch.Tensor)}
+        return results
+
+
+def test_the_divergence_never_holds_all_logits_at_once(monkeypatch):
     policy = lm_policy()
     reference = perturbed(policy)
     rollout = collect(text_env(), policy, num_episodes=8)
@@ -85,21 +99,24 @@ def test_the_divergence_never_builds_a_tensor_of_batch_times_time_times_vocabula
         kl.square().sum().backward()
         return kl.detach(), gradients(policy)
 
-    whole, gradient = value_and_gradient()
-    monkeypatch.setattr(model_module, "CHUNK_ELEMENTS", 4 * len(WORDS))
-    seen, asked = [], []
+    count = int(rollout["mask"].sum())
+    with Shapes() as shapes:
+        whole, gradient = value_and_gradient()
+    assert (count, len(WORDS)) in shapes.of_results
+    limit_logits(monkeypatch, 4 * len(WORDS))
+    rows = []
     for lm in (policy.lm, reference):
-        lm.model.get_output_embeddings().register_forward_hook(lambda m, args, out: seen.append(out.shape[0]))
-    monkeypatch.setattr(Allowed, "rows", lambda self, a, b: asked.append(b - a) or self.sets[self.chosen[a:b]])
-    cut, cut_gradient = value_and_gradient()
-    assert max(seen) <= 4 and max(asked) <= 4
-    assert sum(seen) == 4 * int(rollout["mask"].sum()), "both models, forward and again for the gradient"
+        lm.model.get_output_embeddings().register_forward_hook(lambda m, args, out: rows.append(out.shape[0]))
+    with Shapes() as shapes:
+        cut, cut_gradient = value_and_gradient()
+    assert (count, len(WORDS)) not in shapes.of_results, "neither logits nor allowed tokens of all steps"
+    assert max(rows) <= 4 and sum(rows) == 4 * count, "both models, forward and again for the gradient"
     torch.testing.assert_close(cut, whole, atol=1e-6, rtol=1e-5)
     for key in gradient:
         torch.testing.assert_close(cut_gradient[key], gradient[key], atol=1e-5, rtol=1e-3)
 
 
-def test_an_exact_kl_needs_a_reference_of_the_same_kind_and_a_policy_that_can():
+def test_an_exact_kl_needs_two_policies_of_one_kind():
     env, policy, count = control_case()
     _, recurrent, _ = recurrent_case()
     rollout = collect(env, recurrent, **count)

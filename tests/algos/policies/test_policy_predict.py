@@ -39,7 +39,7 @@ def check_in(space, action):
 
 @few
 @given(observation_spaces, action_spaces, st.sampled_from([MLPPolicy, LSTMPolicy]))
-def test_an_action_fits_the_environment_for_one_observation_and_for_many(observation_space, action_space, kind):
+def test_an_action_fits_for_one_observation_and_many(observation_space, action_space, kind):
     policy = kind(observation_space, action_space, hidden=4 if kind is LSTMPolicy else (4,), seed=1)
     env = Random(observation_space, action_space)
     samples = [env.reset(seed=0)[0], *(env.observation_space.sample() for _ in range(2))]
@@ -112,7 +112,7 @@ class Arm(gymnasium.Env):
         return np.zeros(1, np.float32), -float(action[0]), True, False, {}
 
 
-def test_actions_are_within_the_bounds_after_saving_and_loading(tmp_path):
+def test_loaded_actions_are_within_the_bounds(tmp_path):
     agent = PPO(SyncVectorEnv([Arm] * 2), num_steps=4, minibatch_size=4)
     nn.init.constant_(agent.policy.actor[-1].bias, -2.0)  # as learnt: the lower, the better
     loaded = algos.load(agent.save(tmp_path))
@@ -139,7 +139,7 @@ def test_a_loop_of_ones_own_plays_as_evaluate_does(kind):
     assert total == expected
 
 
-def test_the_state_of_an_lstm_is_passed_on_and_cleared_where_an_episode_starts():
+def test_an_lstms_state_is_cleared_at_episode_starts():
     """As in sb3-contrib: ``predict(obs, state=state, episode_start=starts)``."""
     policy = LSTMPolicy(VECTOR, spaces.Box(-9, 9, (1,)), hidden=4, seed=1)
     nn.init.normal_(policy.actor.weight, generator=torch.Generator().manual_seed(0))

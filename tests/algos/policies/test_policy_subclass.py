@@ -51,7 +51,7 @@ def saved_agent(doors, folder="runs/doors", **options):
     return agent
 
 
-def test_the_pages_policy_of_a_dict_learns_and_is_evaluated_by_its_name(doors, capsys):
+def test_the_pages_policy_of_a_dict_learns_by_name(doors, capsys):
     agent = saved_agent(doors, hidden=24)
     assert evaluate("Doors-v0", agent.policy, num_episodes=20).mean_return > 5  # before: about 0
     main(["evaluate", "runs/doors", "--env", "doors:Doors-v0", "--policy-class", "doors:DoorPolicy", "--json"])
@@ -62,7 +62,7 @@ def test_the_pages_policy_of_a_dict_learns_and_is_evaluated_by_its_name(doors, c
     assert action == agent.policy.predict({"door": 6, "speed": [0.0, 0.5]}, deterministic=True)[0]
 
 
-def test_the_pages_policy_gets_the_parts_as_the_environment_shows_them(doors):
+def test_the_pages_policy_gets_the_parts_as_shown(doors):
     env = gymnasium.make_vec("Doors-v0", num_envs=2, vectorization_mode="sync")
     policy = doors.DoorPolicy(env.single_observation_space, env.single_action_space)
     observation, _ = env.reset(seed=0)
@@ -85,7 +85,7 @@ def test_the_pages_program_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     assert float(capsys.readouterr().out.splitlines()[-1]) > 15
 
 
-def test_a_class_of_ones_own_is_never_looked_up_by_what_a_folder_says(doors, tmp_path, capsys):
+def test_an_own_class_is_never_looked_up_from_a_folder(doors, tmp_path, capsys):
     saved_agent(doors)
     config = Path("runs/doors/config.json")
     description = json.loads(config.read_text())
@@ -122,7 +122,7 @@ class Same:
             return step._replace(action=torch.ones_like(step.action))
 
 
-def test_a_class_with_a_name_of_ours_is_not_taken_for_ours(tmp_path):
+def test_an_own_class_of_our_name_is_not_ours(tmp_path):
     env = gymnasium.make_vec("CartPole-v1", num_envs=2)
     policy = Same.MLPPolicy(env.single_observation_space, env.single_action_space)
     PPO(env, policy).save(tmp_path)
@@ -167,7 +167,7 @@ class Plain(nn.Module, Policy):
         return policy
 
 
-def test_a_policy_that_inherits_only_the_interface_is_loaded_by_its_own_load(tmp_path):
+def test_an_own_policy_is_loaded_by_its_own_load(tmp_path):
     agent = PPO(gymnasium.make_vec("CartPole-v1", num_envs=2), Plain(2), num_steps=8, minibatch_size=8)
     agent.learn(32)
     agent.save(tmp_path)

@@ -94,7 +94,7 @@ def resumed(kind, folder):
     return rows(folder / "run") == rows(folder / "whole")
 
 
-def test_an_attribute_that_no_checkpoint_has_is_named_once(tmp_path, caplog):
+def test_an_attribute_in_no_checkpoint_is_named_once(tmp_path, caplog):
     assert not resumed(Shifted, tmp_path), "or the warning would be about nothing"
     said = (
         "the training changes Shifted.shift, Shifted.updates, which no checkpoint has: a resumed run begins without it"
@@ -103,7 +103,7 @@ def test_an_attribute_that_no_checkpoint_has_is_named_once(tmp_path, caplog):
     assert "factor" not in caplog.text
 
 
-def test_an_attribute_that_state_dict_has_goes_on_and_is_not_named(tmp_path, caplog):
+def test_an_attribute_in_state_dict_goes_on_unnamed(tmp_path, caplog):
     assert resumed(Saved, tmp_path)
     assert "no checkpoint has" not in caplog.text
 
@@ -142,14 +142,14 @@ def test_a_number_of_an_own_policy_is_named(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("kind", [PPO, A2C, Own])
-def test_algorithms_without_own_attributes_are_not_named(kind, tmp_path, caplog):
+def test_algorithms_without_attributes_are_not_named(kind, tmp_path, caplog):
     env = control("CartPole-v1")
     kind(env, mlp(env), num_steps=16).learn(64 * 2, run_dir=tmp_path)
     assert "no checkpoint has" not in caplog.text
 
 
 @pytest.mark.parametrize("place", ["control", "text"])
-def test_an_actor_critic_config_is_enough_for_an_own_algorithm(place):
+def test_an_actor_critic_config_is_enough(place):
     """`update` asked for max_importance_weight, which only clipped losses have."""
     if place == "control":
         agent = make(Own)

@@ -39,7 +39,7 @@ def panels(figure):
 
 
 @pytest.mark.parametrize("names", [["ppo"], ["a", "b"], SIX[:3], SIX, [f"{x} {'long name ' * 9}" for x in "abcdefgh"]])
-def test_panels_keep_their_size_however_many_and_long_the_names_are(names):
+def test_panels_keep_their_size_with_long_names(names):
     """With six named cases, panels were .3 inches wide and names ran into each other."""
     figure = draw_scores(scores_by_algorithm(named(names)))
     inches = np.array(figure.get_size_inches())
@@ -55,7 +55,7 @@ def test_panels_keep_their_size_however_many_and_long_the_names_are(names):
     assert len(figure.axes) == 2 + (len(names) > 1)
 
 
-def test_environments_that_share_a_name_are_drawn_together(tmp_path):
+def test_environments_of_one_name_are_drawn_together(tmp_path):
     runs = named(["λ = .9", "λ = .5"], envs=("One-v0", "Two-v0"))
     scores = scores_by_algorithm(runs)
     assert {name: list(of_name) for name, of_name in scores.items()} == {
