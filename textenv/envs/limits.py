@@ -106,7 +106,9 @@ class StopConditions:
         self.text_of_end: dict[int, str] = {}
         """By token id, the text of an end: of the special tokens in ``stop``, and of the model's own ends that are no
         special tokens."""
-        self.add(turn_ends(tokenizer) if model_ends is None else model_ends)
+        if model_ends is None:
+            model_ends = turn_ends(tokenizer)
+        self.add(model_ends)
 
     def add(self, model_ends: TurnEnds) -> None:
         """Add the own ends of another model.
