@@ -10,14 +10,16 @@ import re
 import shlex
 import sys
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from algos.make import PROMPTS
-from algos.storage.run_folder import RUN, is_in_checkpoint, is_own, run_folder_of
+from algos.storage.run_files import RUN
+from algos.storage.run_folder import is_in_checkpoint, is_own, run_folder_of
 from algos.storage.run_reader import MOST_BYTES_OF_OPTIONS, read_options_file
-from algos.storage.saved_environment import names_that_run_code
+from algos.storage.saved_environment import runs_code
 from textenv.json_files import parse_json, read_bytes
 
 ENVIRONMENT_PATTERN = r"[^\W\d][\w./:-]*"
@@ -135,14 +137,25 @@ def _check_own(
     words = []
     if ":" in env and not named_env:
         words.append(env)
-    for name, option_words in names_that_run_code(options).items():
-        if name not in named_again:
+    for name, option_words in options.items():
+        if name not in named_again and any(_runs_code(word) for word in option_words):
             words += option_words
     if words:
         raise ValueError(
             f"{run / RUN} was not written by a command of yours, or changed since; what would run or be asked by it is "
             f"used only if you name it: {shlex.join(words):.500} (or copy the file under another name, for --config)"
         )
+
+
+def _runs_code(word: str) -> bool:
+    """Return True if an option, ``--name=value``, would import, execute or connect to what it names."""
+    option, _, text = word.partition("=")
+    name = option.removeprefix("--").replace("-", "_")
+    value: object = text
+    if name in ("env_kwargs", "policy_kwargs"):
+        with suppress(ValueError):  # what is no JSON is no plain object
+            value = parse_json(text)
+    return runs_code(name, value)
 
 
 def read_options(path: Path, switches: Collection[str]) -> tuple[str, dict[str, list[str]]]:

@@ -14,7 +14,7 @@ import tyro
 from algos.cli.arguments import Command
 from algos.cli.tables import print_table
 from algos.lab.run_summary import SUMMARY, read_run
-from algos.storage.run_reader import METRICS
+from algos.storage.run_files import METRICS
 from textenv.registration import NAMES
 from textenv.rendering import sparkline
 

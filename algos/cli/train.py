@@ -17,7 +17,9 @@ from algos.cli.arguments import ModelCommand, flag, json_object, named, one_thre
 from algos.config import CONFIGS, AlgorithmName, Config, field_values
 from algos.make import PROMPTS, READY_MODELS, is_text
 from algos.policies.registry import PolicyName
-from algos.storage.run_folder import RUN, check_new, mark_as_own, run_folder_of
+from algos.recipe import Recipe
+from algos.storage.run_files import BEST, RUN
+from algos.storage.run_folder import check_new, mark_as_own, run_folder_of
 from textenv.importing import absolute_name, read_module
 
 if TYPE_CHECKING:
@@ -28,12 +30,6 @@ if TYPE_CHECKING:
     from algos.training.run import Callback
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
-
-POLICY_OPTIONS = ("temperature", "lora", "critic", "dtype", "autocast", "gradient_checkpointing")
-"""Options of text that `LMPolicy.load` takes."""
-
-ENV_OPTIONS = ("max_prompt_tokens", "max_new_tokens", "stop")
-"""Options of text that the environment takes."""
 
 COUNT_OPTIONS = ("num_envs", "num_episodes", "eval_num_episodes", "checkpoint_every", "eval_every", "patience")
 """Options that are at least 1."""
@@ -185,7 +181,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         """
         return self._with_absolute_paths()._train()
 
-    def recipe(self) -> presets.Recipe:
+    def recipe(self) -> Recipe:
         """Check the options and return what they train, with absolute paths."""
         return self._with_absolute_paths()._build_recipe()
 
@@ -248,7 +244,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
 
         if evaluations is not None:
             result["best_mean_return"] = evaluations.best
-            result["best"] = str(self.folder / "best")
+            result["best"] = str(self.folder / BEST)
         result["steps"] = steps
         result["seconds"] = time.perf_counter() - start
         result["run_dir"] = str(self.folder)
@@ -316,7 +312,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
             return []
         return self.logger.split(",")
 
-    def _collection(self, agent: "Agent[Any]", recipe: presets.Recipe) -> AbstractContextManager[None]:
+    def _collection(self, agent: "Agent[Any]", recipe: Recipe) -> AbstractContextManager[None]:
         """Return the context to train in: with Ray's workers if the options ask for them."""
         if self.workers is None and not self.staleness:
             return nullcontext()
@@ -399,23 +395,12 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         values = field_values(self)
         return {field.name: values[field.name] for field in fields(kind) if values[field.name] != field.default}
 
-    def _build_recipe(self) -> presets.Recipe:
+    def _build_recipe(self) -> Recipe:
         """Return what the options train."""
-        # Those of text belong to the model or to the environment
-        text_options = self._changed_options(TextOptions)
-        if self.autocast:
-            text_options["autocast"] = "bfloat16"
-        policy_options = {name: value for name, value in text_options.items() if name in POLICY_OPTIONS}
-        env_options = self._changed_options(PromptOptions)
-        env_options |= {name: value for name, value in text_options.items() if name in ENV_OPTIONS}
-
-        # Most options have the name of a field of the recipe
-        values = field_values(self)
-        arguments = {field.name: values[field.name] for field in fields(presets.Recipe) if field.name in values}
-        control_options: dict[str, Any] = {"process_timeout": self.process_timeout, "wrappers": self.wrapper}
-        arguments["policy_kwargs"] = json_object(self.policy_kwargs, "--policy-kwargs") | policy_options
-        arguments["env_kwargs"] = control_options | json_object(self.env_kwargs, "--env-kwargs") | env_options
-        return presets.Recipe(**arguments, algorithm=self.algo)
+        options = field_values(self)
+        for name in ("policy_kwargs", "env_kwargs"):
+            options[name] = json_object(options[name], flag(name))
+        return Recipe.from_dict(options, trusted=True)
 
     def _to_yaml(self, config: Config) -> str:
         """Return the options that repeat the run as YAML, with the agent's resolved config."""
@@ -480,11 +465,11 @@ def train_command(arguments: Sequence[str], name: str = "train", kind: Any = Tra
         recipe = presets.RECURRENT
     else:
         recipe = presets.recipe(env_id, algorithm, model)
-    preset = field_values(recipe)
-    defaults = {option: preset[option] for option in ("total_steps", "num_envs", "policy", "kl_coef", "config")}
+    preset = recipe.to_dict()
+    defaults = {option: preset[option] for option in ("algo", "total_steps", "num_envs", "policy", "kl_coef")}
     for option in ("policy_kwargs", "env_kwargs"):
-        defaults[option] = json.dumps(dict(preset[option]))
-    default = kind(env=tyro.MISSING, algo=algorithm, **defaults)
+        defaults[option] = json.dumps(preset[option])
+    default = kind(env=tyro.MISSING, config=recipe.config, **defaults)
     return Annotated[kind[type(recipe.config)], tyro.conf.subcommand(name, default=default)]
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from algos.config import CONFIGS
-from algos.storage.run_folder import RUN, status
+from algos.storage.run_files import CONFIG, RUN
+from algos.storage.run_folder import status
 from algos.storage.run_reader import DamagedRunError, read_metrics, read_options_file, read_samples
 from algos.training.save import describe, read_description
 
@@ -82,7 +83,7 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 def describe_run(folder: Path) -> Mapping[str, Any]:
     """Read ``config.json`` of a run; while it is missing, return the same from its flags, or an empty one."""
-    if (folder / "config.json").is_file():
+    if (folder / CONFIG).is_file():
         return read_description(folder)
     options = read_options(folder)
     if not options:

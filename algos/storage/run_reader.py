@@ -11,14 +11,9 @@ from typing import Any, NotRequired, TypedDict, cast
 
 import yaml
 
+from algos.storage.run_files import METRICS, SAMPLES, TOKENS
 from textenv.json_files import json_lines, read_bytes, read_json
 
-METRICS = "metrics.jsonl"
-"""File with the metrics of each iteration."""
-SAMPLES = "samples.jsonl"
-"""File with the rows of tables of samples."""
-TOKENS = "tokens.jsonl"
-"""File with the rows of tables of tokens."""
 MOST_BYTES_OF_RECORD = 2**24
 """Maximum size of ``config.json``, in bytes."""
 MOST_BYTES_OF_OPTIONS = 2**17

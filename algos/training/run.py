@@ -13,8 +13,8 @@ from torch import nn
 from algos.ranks import collectives
 from algos.storage.checkpoint import read_checkpoint, write_checkpoint
 from algos.storage.env_state import env_state, restore_objects, set_env_state
+from algos.storage.run_files import METRICS
 from algos.storage.run_folder import checkpoint_steps, checkpoints, run_folder_of
-from algos.storage.run_reader import METRICS
 from algos.storage.serialization import attributes, frozen_checksum, set_attributes
 from algos.training.learner import Learner
 from algos.training.loggers import Logs, Values

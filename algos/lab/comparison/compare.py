@@ -12,19 +12,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from algos import presets
-from algos.config import CONFIGS, field_values
+from algos.config import CONFIGS
 from algos.envs.wrapping import Wrapper
-from algos.lab.comparison.record import Record, changed_settings, read_record, settings_of_recipe, write_record
+from algos.lab.comparison.record import Record, changed_settings, read_record, write_record
 from algos.lab.comparison.runs import STUDY, folder_name, read_study
 from algos.lab.comparison.summary import Case, RunResult, by_case, name_cases, summary, update_kl
-from algos.make import absolute_paths
 from algos.storage.run_folder import checkpoints, holds_run
 from algos.training.signals import Interrupted, interrupted_by_signals
 
@@ -86,10 +84,7 @@ def _cases_of_text(text: str) -> list[Case]:
     except gymnasium.error.Error as error:
         advice = "give an environment of a package, or your own, as module:id, such as my_envs:Chase-v0"
         raise ValueError(f"case {text!r}: {error} {advice}") from error
-    cases = [Case(env, algorithm) for algorithm in algorithms.split(",")]
-    for case in cases:
-        recipe_of(case)  # raises now if the algorithm is unknown, or not for text
-    return cases
+    return [Case(env, algorithm) for algorithm in algorithms.split(",")]
 
 
 def compare(
@@ -163,8 +158,7 @@ def compare(
 
 
 def _wrapped(case: Case, wrappers: Sequence[Wrapper]) -> Case:
-    env_kwargs = dict(case.env_kwargs or {}) | {"wrappers": wrappers}
-    return dataclasses.replace(case, env_kwargs=env_kwargs)
+    return dataclasses.replace(case, env_kwargs={**case.recipe.env_kwargs, "wrappers": wrappers})
 
 
 def _earlier_runs(run_dir: Path, cases: Sequence[Case], trained: Sequence[RunResult]) -> list[RunResult]:
@@ -179,14 +173,15 @@ def _earlier_runs(run_dir: Path, cases: Sequence[Case], trained: Sequence[RunRes
         if folder.name in here or not folder.is_dir():
             continue
         case = run.env, run.label or run.case
-        if case not in settings or _settings_of(run) == settings[case]:
+        if case not in settings or not changed_settings(_settings_of(run), settings[case]):
             earlier.append(run)
     return earlier
 
 
-def _settings_of(run: RunResult) -> dict[str, Any] | None:
+def _settings_of(run: RunResult) -> Mapping[str, Any]:
+    """Settings of a run of `compare`; empty if its record is missing."""
     record = read_record(Path(run.folder))
-    return None if record is None else record.settings
+    return {} if record is None else record.settings
 
 
 def _place_among(cases: Sequence[Case]) -> Callable[[RunResult], tuple[int, int]]:
@@ -237,7 +232,7 @@ def train_all(
         model_folder(EMBEDDED)  # created once, before the workers start
     if total_steps is not None:
         cases = [dataclasses.replace(case, total_steps=total_steps) for case in cases]
-    cases = [dataclasses.replace(case, env_kwargs=absolute_paths(case.env_kwargs or {}) or None) for case in cases]
+    cases = [dataclasses.replace(case, recipe=case.recipe.with_absolute_paths()) for case in cases]
     evaluation: dict[str, Any] = {"num_episodes": num_episodes, "deterministic": deterministic}
 
     # Everything that can be refused is refused before the first training
@@ -250,7 +245,7 @@ def train_all(
         _check_folder(job)
     for case in cases:
         try:
-            recipe_of(case).build(seed=1)
+            case.recipe.build(seed=1)
         except (TypeError, ValueError) as error:
             raise ValueError(f"case {case}: {error}") from error
         if processes:
@@ -311,7 +306,7 @@ class _Job(NamedTuple):
     @property
     def settings(self) -> dict[str, Any]:
         """What `Record` stores to know this run again."""
-        return settings_of_recipe(recipe_of(self.case), dynamics_every=self.dynamics_every, **self.evaluation)
+        return self.case.recipe.to_dict() | {"dynamics_every": self.dynamics_every, **self.evaluation}
 
 
 def _seeds(seeds: Any) -> list[int]:
@@ -408,7 +403,7 @@ def _train(job: _Job, *, again: bool) -> RunResult:
     case = job.case
     seed = job.seed
     folder = job.folder
-    recipe = recipe_of(case)
+    recipe = case.recipe
     agent = recipe.build(seed)
     policy = agent.policy
 
@@ -472,20 +467,6 @@ def _train(job: _Job, *, again: bool) -> RunResult:
     )
     write_record(folder, record._replace(result=result))
     return result
-
-
-def recipe_of(case: Case) -> presets.Recipe:
-    """Return the recipe of a case, after importing the module that registers its environment."""
-    from textenv.importing import read_module
-
-    env_id = case.env if isinstance(case.env, str) else ""
-    module = env_id.rpartition(":")[0]
-    if module:
-        read_module(module)
-    of_recipe = ("env", "policy", "config", "total_steps", "num_envs", "kl_coef", "env_kwargs")
-    settings = field_values(case)
-    changes = {name: settings[name] for name in of_recipe if settings[name] is not None}
-    return dataclasses.replace(presets.recipe(env_id, case.algorithm), **changes)
 
 
 def _samples(env: Any, policy: Any, count: int = 8) -> list[tuple[str, str]]:

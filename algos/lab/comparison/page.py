@@ -27,7 +27,8 @@ from algos.lab.comparison.summary import (
     steps_grid,
 )
 from algos.storage import run_reader
-from algos.training.loggers import SAMPLES, SHADED
+from algos.storage.run_files import SAMPLES
+from algos.training.loggers import SHADED
 from textenv.rendering import printable
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from typing import Any
 from algos.lab.comparison.record import read_record, result_from
 from algos.lab.comparison.summary import Case, RunResult, by_case, name_cases
 from algos.lab.run_summary import describe_run, read_options
+from algos.storage.run_files import METRICS
 from algos.storage.run_folder import status
-from algos.storage.run_reader import METRICS, DamagedRunError, read_metrics
+from algos.storage.run_reader import DamagedRunError, read_metrics
 from textenv.json_files import read_json
 
 STUDY = "report.json"
@@ -118,7 +119,7 @@ def _read_run(folder: Path) -> RunResult:
     seed = (description.get("config") or {}).get("seed", 0)
     if record is not None:  # a run of `compare` under way
         env = str(record.settings.get("env")).rpartition(":")[2]
-        algorithm = str(record.settings.get("algorithm")).rpartition(".")[2]
+        algorithm = str(record.settings.get("algo")).rpartition(".")[2]
         seed = record.seed
     env = env or "an environment without an id"
 

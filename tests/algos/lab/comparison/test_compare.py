@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from algos.config import PPOConfig
-from algos.lab.comparison.compare import compare, parse_cases, recipe_of, train_all
+from algos.lab.comparison.compare import compare, parse_cases, train_all
 from algos.lab.comparison.report import write_report
 from algos.lab.comparison.runs import read_runs
 from algos.lab.comparison.summary import (
@@ -392,9 +392,9 @@ def test_an_algorithm_is_a_class_too(tmp_path):
         [Case("CartPole-v1", OnlyGood, num_envs=2, total_steps=64)], run_dir=tmp_path, seeds=1, processes=0, quiet=True
     )
     assert (run.case, run.line, type(run.history[0]["value/loss"])) == ("CartPole-v1:OnlyGood", "OnlyGood", float)
-    assert recipe_of(Case("CartPole-v1", NamedPPO)).config == recipe_of(Case("CartPole-v1", "ppo")).config
+    assert Case("CartPole-v1", NamedPPO).recipe.config == Case("CartPole-v1", "ppo").recipe.config
     with pytest.raises(TypeError, match="expected one of ppo.* or a class that inherits algos.Agent"):
-        recipe_of(Case("CartPole-v1", dict))
+        Case("CartPole-v1", dict)
 
 
 @pytest.mark.long
