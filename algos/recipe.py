@@ -224,7 +224,7 @@ class Recipe:
         if not isinstance(config, Config):
             if not isinstance(config, dict):
                 raise ValueError(f"config is {config!r:.200}, expected hyper-parameters by name")
-            values: dict[str, Any] = {name: _hashable(value) for name, value in config.items()}
+            values: dict[str, Any] = {name: _as_tuple(value) for name, value in config.items()}
             if "seed" in options:
                 values["seed"] = options["seed"]
             arguments["config"] = find_config(algorithm)(**values)
@@ -237,7 +237,7 @@ class Recipe:
         if "process_timeout" in options:
             control_options["process_timeout"] = options["process_timeout"]
         if "wrapper" in options:
-            control_options["wrappers"] = _hashable(options["wrapper"])
+            control_options["wrappers"] = _as_tuple(options["wrapper"])
         env_options = _changed(options, ENV_OPTIONS)
         arguments["policy_kwargs"] = dict(arguments.get("policy_kwargs", {})) | policy_options
         arguments["env_kwargs"] = control_options | dict(arguments.get("env_kwargs", {})) | env_options
@@ -263,14 +263,14 @@ def _changed(options: Mapping[str, object], defaults: Mapping[str, object]) -> d
     """Return the options that differ from their defaults."""
     changed = {}
     for name, default in defaults.items():
-        value = _hashable(options.get(name, default))
+        value = _as_tuple(options.get(name, default))
         if value != default:
             changed[name] = value
     return changed
 
 
-def _hashable(value: object) -> object:
-    """Return a tuple for a list, as the command line has it."""
+def _as_tuple(value: object) -> object:
+    """Return a tuple for a list, as the command line and configs have it; other values as they are."""
     return tuple(value) if isinstance(value, list) else value
 
 

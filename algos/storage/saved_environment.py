@@ -34,7 +34,7 @@ def _is_integer(value: object) -> bool:
 
 
 def _is_size(value: object) -> bool:
-    return _is_integer(value) and 0 <= value <= MOST_TOKENS
+    return isinstance(value, int) and _is_integer(value) and 0 <= value <= MOST_TOKENS
 
 
 def _is_switch(value: object) -> bool:

@@ -158,7 +158,9 @@ def compare(
 
 
 def _wrapped(case: Case, wrappers: Sequence[Wrapper]) -> Case:
-    return dataclasses.replace(case, env_kwargs={**case.recipe.env_kwargs, "wrappers": wrappers})
+    """Return the case with what wraps its environment."""
+    env_kwargs = {**case.recipe.env_kwargs, "wrappers": wrappers}
+    return Case(recipe=case.recipe, env_kwargs=env_kwargs, name=case.name)
 
 
 def _earlier_runs(run_dir: Path, cases: Sequence[Case], trained: Sequence[RunResult]) -> list[RunResult]:
@@ -230,9 +232,7 @@ def train_all(
         from textenv.lm.loading import EMBEDDED, model_folder
 
         model_folder(EMBEDDED)  # created once, before the workers start
-    if total_steps is not None:
-        cases = [dataclasses.replace(case, total_steps=total_steps) for case in cases]
-    cases = [dataclasses.replace(case, recipe=case.recipe.with_absolute_paths()) for case in cases]
+    cases = [Case(recipe=case.recipe.with_absolute_paths(), total_steps=total_steps, name=case.name) for case in cases]
     evaluation: dict[str, Any] = {"num_episodes": num_episodes, "deterministic": deterministic}
 
     # Everything that can be refused is refused before the first training

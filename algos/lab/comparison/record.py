@@ -86,7 +86,7 @@ def result_from(row: Mapping[str, Any], *, folder: Path) -> RunResult:
         raise ValueError(f"{folder} has no complete result of a run ({error!r:.200}): remove it") from error
 
 
-def _as_in_version_0_10(value: object) -> object:
+def _as_in_version_0_10(value: Any) -> Any:
     """Return plain data as version 0.10 described it: functions by names with dots only, objects by their ``type``."""
     if isinstance(value, list):
         return [_as_in_version_0_10(item) for item in value]

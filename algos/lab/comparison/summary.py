@@ -92,9 +92,7 @@ class Case:
         recipe: Recipe | None = None,
     ) -> None:
         if (env is None) == (recipe is None) or (algorithm is not None and recipe is not None):
-            raise TypeError(
-                "a case has an environment and perhaps an algorithm, Case('CartPole-v1', 'a2c'), or a recipe"
-            )
+            raise TypeError("a case has either an environment (and an algorithm), such as 'CartPole-v1', or a recipe")
 
         # The recipe; the module registers the environment, and so says whether it is one of text
         if recipe is None:
@@ -114,7 +112,7 @@ class Case:
             "kl_coef": kl_coef,
             "env_kwargs": env_kwargs,
         }
-        changes: dict[str, Any] = {field: value for field, value in settings.items() if value is not None}
+        changes: dict[str, Any] = {setting: value for setting, value in settings.items() if value is not None}
         object.__setattr__(self, "recipe", replace(recipe, **changes))
         object.__setattr__(self, "name", name)
 
