@@ -41,7 +41,7 @@ def _function(literal: Any) -> FieldRule:
     """Rule of a function, or the name of one; the names are those of a `Literal`."""
     names = get_args(literal)
 
-    def allows(value: Any) -> bool:
+    def allows(value: object) -> bool:
         return callable(value) or value in names
 
     return FieldRule(allows, f"a function, or one of {', '.join(map(repr, names))}")
@@ -56,7 +56,7 @@ UnitInterval = Annotated[float, _number(lambda x: 0 <= x <= 1, "a number from 0 
 _DECAY_RULE = _number(lambda x: 0 <= x < 1, "a number from 0 to below 1")
 
 
-def _are_two_decays(value: Any) -> bool:
+def _are_two_decays(value: object) -> bool:
     return isinstance(value, (tuple, list)) and len(value) == 2 and all(_DECAY_RULE.allows(x) for x in value)
 
 
@@ -442,7 +442,7 @@ CONFIGS: dict[str, type[Config]] = {
 """Config of each algorithm."""
 
 
-def find_config(algorithm: Any) -> type[Config]:
+def find_config(algorithm: object) -> type[Config]:
     """Find the config class of an algorithm, by its name, or of a class of algorithms (`algos.Agent`).
 
     Raises:
@@ -462,7 +462,7 @@ def find_config(algorithm: Any) -> type[Config]:
     return config_type
 
 
-def compares_groups(algorithm: Any) -> bool:
+def compares_groups(algorithm: object) -> bool:
     """Return True for algorithms that compare episodes with the same start; raises as `find_config`.
 
     They reset a control environment with one seed per slot.

@@ -278,12 +278,11 @@ def _recipe_of_class(env_id: str, algorithm: type[Agent[Any]], model: str) -> Re
         if config_type is known_type:
             return replace(recipe(env_id, name, model), algorithm=algorithm)
     num_envs = 64 if is_text(env_id.rpartition(":")[2]) else 8
-    policy: Any = algorithm.policy_name
     return Recipe(
         env=env_id,
         algorithm=algorithm,
         model=model,
         config=config_type(),
-        policy=policy,
+        policy=algorithm.policy_name,
         num_envs=num_envs,
     )

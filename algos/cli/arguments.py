@@ -166,15 +166,15 @@ def read_options(path: Path, switches: Collection[str]) -> tuple[str, dict[str, 
         ValueError: if it is neither TOML nor YAML, does not map names of options to values, or is too large.
     """
     values = _parse_file(path)
-    if not isinstance(values.get("config", {}), dict):
+    hyper_parameters = values.pop("config", {})
+    if not isinstance(hyper_parameters, dict):
         raise ValueError(
-            f"{path} holds {values!r:.200}, expected names of options with their values, hyper-parameters under config"
+            f"{path} has config: {hyper_parameters!r:.200}, expected names of hyper-parameters with their values"
         )
     for name in {"overwrite", "resume"} & values.keys():
         raise ValueError(f"{path} sets {name}, which is for the command line only: a file must not decide about runs")
 
     # Hyper-parameters become options config.NAME, after the others
-    hyper_parameters = values.pop("config", {})
     for name, value in hyper_parameters.items():
         values[f"config.{name}"] = value
 
@@ -192,7 +192,7 @@ def read_options(path: Path, switches: Collection[str]) -> tuple[str, dict[str, 
         raise ValueError(f"{path}: {error}") from error
 
 
-def _parse_file(path: Path) -> dict[str, Any]:
+def _parse_file(path: Path) -> dict[str, object]:
     """Return what a file of options holds; a ValueError or an OSError names the file."""
     import tomllib
 
@@ -210,7 +210,7 @@ def _parse_file(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is no toml in UTF-8 ({' '.join(str(error).split())})") from error
 
 
-def _words(name: str, value: Any, switches: Collection[str]) -> list[str]:
+def _words(name: str, value: object, switches: Collection[str]) -> list[str]:
     """Return an option of a file as words of the command line."""
     if isinstance(value, bool) and name in switches:
         prefix, dot, switch = name.rpartition(".")
@@ -271,7 +271,7 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def json_object(text: str, option: str) -> dict[str, Any]:
+def json_object(text: str, option: str) -> dict[str, object]:
     """Parse the JSON object of an option; raises a ValueError that names the option."""
     try:
         value = parse_json(text)

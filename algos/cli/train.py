@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from algos.agent import Agent
     from algos.evaluation import EvaluateEvery
-    from algos.training.run import Callback
+    from algos.training.run import Callback, Run
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
@@ -295,7 +295,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         class StoreOptions(Callback):
             """Stores the options when the run starts: one that cannot start or resume changes nothing."""
 
-            def on_start(self, run: Any) -> None:
+            def on_start(self, run: "Run") -> None:
                 (run_dir / RUN).write_text(options_yaml, encoding="utf-8")
                 mark_as_own(run_dir)
 
@@ -385,33 +385,31 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
 
     def _refuse_options(self, kind: type, purpose: str) -> None:
         """Raise a ValueError if an option of ``kind`` is set, since the environment does not serve its purpose."""
-        names = self._changed_options(kind)
+        values = field_values(self)
+        names = [field.name for field in fields(kind) if values[field.name] != field.default]
         if names:
             flags = " and ".join(map(flag, names))
             raise ValueError(f"{flags}: only for {purpose}, not for {self.env}; leave out what does not fit")
 
-    def _changed_options(self, kind: type) -> dict[str, Any]:
-        """Return the options of a class of options that differ from their defaults."""
-        values = field_values(self)
-        return {field.name: values[field.name] for field in fields(kind) if values[field.name] != field.default}
-
-    def _build_recipe(self) -> Recipe:
-        """Return what the options train."""
+    def _options(self) -> dict[str, Any]:
+        """Return the options by name; those in JSON are parsed."""
         options = field_values(self)
         for name in ("policy_kwargs", "env_kwargs"):
             options[name] = json_object(options[name], flag(name))
-        return Recipe.from_dict(options, trusted=True)
+        return options
+
+    def _build_recipe(self) -> Recipe:
+        """Return what the options train."""
+        return Recipe.from_dict(self._options(), trusted=True)
 
     def _to_yaml(self, config: Config) -> str:
         """Return the options that repeat the run as YAML, with the agent's resolved config."""
         import yaml
 
         stored: dict[str, Any] = {"env": self.env}
-        for name, value in field_values(self).items():
+        for name, value in self._options().items():
             if name not in UNSTORED_OPTIONS:
                 stored[name] = value
-        for name in ("policy_kwargs", "env_kwargs"):
-            stored[name] = json_object(stored[name], name)
 
         # The seed is an option, beside the hyper-parameters
         hyper_parameters = field_values(config)

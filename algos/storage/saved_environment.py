@@ -12,7 +12,6 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Collection
-from typing import Any
 
 import gymnasium
 
@@ -138,7 +137,7 @@ OF_MAKING = (
 """Arguments that decide how an environment is made; no environment has them itself."""
 
 
-def saved_arguments(saved: EnvironmentRecord, *, renamed: Collection[str]) -> dict[str, Any]:
+def saved_arguments(saved: EnvironmentRecord, *, renamed: Collection[str]) -> dict[str, object]:
     """Return the arguments of a saved agent's environment, if they are names of ours and plain data.
 
     Args:

@@ -28,6 +28,7 @@ from algos.training.signals import Interrupted, interrupted_by_signals
 
 if TYPE_CHECKING:
     from algos.lab.comparison.report import Report
+    from algos.training.run import Run
 
 DEFAULT_CASES = ("CartPole-v1:ppo", "textenv/Reviews-v0:ppo")
 TEXT_EPISODES = 288
@@ -139,8 +140,16 @@ def compare(
 
     # Training, beside the runs of earlier calls
     run_dir.mkdir(parents=True, exist_ok=True)
-    options: dict[str, Any] = {"overwrite": overwrite, "quiet": quiet, "dynamics_every": dynamics_every}
-    runs = train_all(parsed, run_dir=run_dir, seeds=seeds, total_steps=total_steps, processes=processes, **options)
+    runs = train_all(
+        parsed,
+        run_dir=run_dir,
+        seeds=seeds,
+        total_steps=total_steps,
+        processes=processes,
+        overwrite=overwrite,
+        quiet=quiet,
+        dynamics_every=dynamics_every,
+    )
     runs = sorted([*_earlier_runs(run_dir, parsed, runs), *runs], key=_place_among(parsed))
     name_cases(runs)
     (run_dir / STUDY).write_text(json.dumps([dataclasses.asdict(run) for run in runs]), encoding="utf-8")
@@ -420,7 +429,7 @@ def _train(job: _Job, *, again: bool) -> RunResult:
     class StoreSettings(Callback):
         """Stores the settings when the run starts: one that cannot start changes nothing."""
 
-        def on_start(self, run: Any) -> None:
+        def on_start(self, run: Run) -> None:
             write_record(folder, record)
 
     def report(metrics: dict[str, float]) -> None:

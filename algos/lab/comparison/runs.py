@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +195,7 @@ def settings_of(run: RunResult) -> dict[str, str]:
     """Settings of a run by name, as texts: the options of ``algos train``, or else what was saved with the agent."""
     folder = Path(run.folder or "-")
     options = read_options(folder)
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     if options:
         # A run of ``algos train``
         settings |= {name: x for name, x in options.items() if name not in IGNORED_OPTIONS}
@@ -239,12 +239,12 @@ def _differing(settings: Sequence[dict[str, str]]) -> list[str]:
     return [name for name in names if len({x.get(name) for x in settings}) > 1]
 
 
-def listed(runs: Sequence[RunResult]) -> list[list[Any]]:
+def listed(runs: Sequence[RunResult]) -> list[list[object]]:
     """Return rows of a list of runs: case, seed, folder, status, steps, minutes, date and commit."""
     rows = []
     for run in runs:
         # What the folder says, if it still exists
-        provenance: dict[str, Any] = {}
+        provenance: Mapping[str, Any] = {}
         run_status = ""
         if run.folder and Path(run.folder).is_dir():
             provenance = describe_run(Path(run.folder)).get("made_by") or {}

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -202,7 +203,7 @@ def tune(
     }
 
 
-def _study(run_dir: Path, settings: dict[str, Any]) -> optuna.Study:
+def _study(run_dir: Path, settings: Mapping[str, object]) -> optuna.Study:
     """Open or begin the study of a folder; raise a ValueError if it has other settings."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(
