@@ -25,6 +25,7 @@ from .policies.mlp import MLPPolicy as MLPPolicy
 from .policies.policy import Policy as Policy
 from .policies.q_network import QPolicy as QPolicy
 from .ppo import PPO as PPO, PPOConfig as PPOConfig
+from .recipe import Recipe as Recipe
 from .reinforce import REINFORCE as REINFORCE, REINFORCEConfig as REINFORCEConfig
 from .rloo import RLOO as RLOO, RLOOConfig as RLOOConfig
 from .training.callbacks import RecordSamples as RecordSamples, StopAtKL as StopAtKL

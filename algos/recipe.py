@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from pkgutil import resolve_name
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
 from algos.config import Config, PPOConfig, compares_groups, field_values, find_config
@@ -20,7 +21,7 @@ from algos.make import absolute_paths, find_algorithm, is_ours, make_vector_envi
 from algos.policies.registry import make_policy
 from algos.storage.run_files import RUN
 from algos.storage.run_folder import is_own
-from algos.storage.run_reader import read_options_file
+from algos.storage.run_reader import check_kinds, read_options_file
 from algos.storage.saved_environment import runs_code
 from textenv.importing import load_function, name_of, read_module
 from textenv.kl.coefficients import CoefficientLike, as_coefficient
@@ -55,6 +56,21 @@ ENV_OPTIONS: dict[str, object] = {
     "stop": (),
 }
 """Options of ``algos train`` that are arguments of the environment, with their defaults, which are not passed on."""
+KINDS: dict[str, tuple[type, ...]] = {
+    "env": (str, dict),
+    "algo": (str, dict),
+    "num_envs": (int,),
+    "total_steps": (int,),
+    "policy": (str, dict),
+    "policy_kwargs": (dict,),
+    "env_kwargs": (dict,),
+    "model": (str,),
+    "config": (dict, Config),
+    "device": (str, NoneType),
+    "shard": (bool,),
+    "generator": (str, NoneType),
+}
+"""Types of the options that are fields of a recipe."""
 IMPORT = "import"
 """Key of plain data that stands for a Python object: ``{"import": "package.module:name"}``, see `_described`."""
 
@@ -206,25 +222,26 @@ class Recipe:
                 are imported and run.
 
         Raises:
+            TypeError: if a hyper-parameter is unknown.
             ValueError: if a value does not fit; or if something would be imported or run by data that is not trusted.
         """
+        options = _with_underscores(options)
+        check_kinds(options, KINDS, "option ")
         if not trusted:
             _refuse_code(options)
 
         # What has the name of a field of the recipe
         arguments: dict[str, Any] = {}
-        for name in cls.__dataclass_fields__:
-            if name in options:
-                arguments[name] = _restored(options[name])
+        for recipe_field in fields(cls):
+            if recipe_field.name in options:
+                arguments[recipe_field.name] = _restored(options[recipe_field.name])
         algorithm: Any = _restored(options.get("algo", "ppo"))
         arguments["algorithm"] = algorithm
 
         # Hyper-parameters, of the class that the algorithm has
         config = arguments.get("config", {})
         if not isinstance(config, Config):
-            if not isinstance(config, dict):
-                raise ValueError(f"config is {config!r:.200}, expected hyper-parameters by name")
-            values: dict[str, Any] = {name: _as_tuple(value) for name, value in config.items()}
+            values: dict[str, Any] = {name: _as_tuple(value) for name, value in _with_underscores(config).items()}
             if "seed" in options:
                 values["seed"] = options["seed"]
             arguments["config"] = find_config(algorithm)(**values)
@@ -252,11 +269,16 @@ class Recipe:
             trusted: see `from_dict`. The ``run.yaml`` of a run that you started yourself is always trusted.
 
         Raises:
-            ValueError: as `from_dict`, or if the file holds something else.
+            TypeError, ValueError: as `from_dict`, or if the file holds something else.
         """
         path = Path(path)
         is_of_own_run = path.name == RUN and is_own(path.parent)
         return cls.from_dict(read_options_file(path), trusted=trusted or is_of_own_run)
+
+
+def _with_underscores(options: Mapping[str, object]) -> dict[str, object]:
+    """Return options whose names are those of Python: a file may have ``num-envs`` too."""
+    return {str(name).replace("-", "_"): value for name, value in options.items()}
 
 
 def _changed(options: Mapping[str, object], defaults: Mapping[str, object]) -> dict[str, Any]:

@@ -57,9 +57,8 @@ def push_to_hub(
     api = HfApi(token=token, library_name="textenv")
     with hub_errors(f"{folder} could not be pushed to {repo_id}"):
         api.create_repo(repo_id, private=private, exist_ok=overwrite)
-        changes: list[CommitOperationAdd | CommitOperationDelete] = [
-            CommitOperationAdd(name, content) for name, content in files.items()
-        ]
+        changes: list[CommitOperationAdd | CommitOperationDelete] = []
+        changes += [CommitOperationAdd(name, content) for name, content in files.items()]
         old_files = set(api.list_repo_files(repo_id)) - {*files, ".gitattributes"}
         changes += [CommitOperationDelete(name) for name in old_files]
         return api.create_commit(repo_id, changes, commit_message="Upload an agent").commit_url

@@ -122,7 +122,7 @@ def check_record(record: Mapping[str, object], path: Path) -> AgentRecord:
     missing = [name for name in REQUIRED if name not in record]
     if missing:
         raise DamagedRunError(f"{path} has no {', '.join(missing)}, expected the description of an agent")
-    _check_kinds(record, KINDS, f"{path}: ")
+    check_kinds(record, KINDS, f"{path}: ")
     agent = cast("AgentRecord", record)
 
     # Environment and seed
@@ -131,13 +131,13 @@ def check_record(record: Mapping[str, object], path: Path) -> AgentRecord:
         absent = [name for name in ("id", "kwargs") if name not in environment]
         if absent:
             raise DamagedRunError(f"{path}: environment has no {', '.join(absent)}, expected id and kwargs")
-        _check_kinds(environment, KINDS_OF_ENVIRONMENT, f"{path}: environment.")
+        check_kinds(environment, KINDS_OF_ENVIRONMENT, f"{path}: environment.")
         _check_items(environment.get("wrappers", []), (str,), f"{path}: environment.wrappers")
-    _check_kinds(agent.get("config", {}), {"seed": (int,)}, f"{path}: config.")
+    check_kinds(agent.get("config", {}), {"seed": (int,)}, f"{path}: config.")
 
     # What made it: plain values, and dictionaries of these
     made_by = agent.get("made_by", MadeBy())
-    _check_kinds(made_by, KINDS_OF_MADE_BY, f"{path}: made_by.")
+    check_kinds(made_by, KINDS_OF_MADE_BY, f"{path}: made_by.")
     for name, value in made_by.items():
         values: list[object] = [value]
         if isinstance(value, dict):
@@ -246,7 +246,7 @@ def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, float)
 
 
-def _check_kinds(values: Mapping[str, object], kinds: Mapping[str, tuple[type, ...]], where: str) -> None:
+def check_kinds(values: Mapping[str, object], kinds: Mapping[str, tuple[type, ...]], where: str) -> None:
     """Raise a `DamagedRunError` if a value is not of one of the types for its name; missing values pass."""
     for name, expected in kinds.items():
         if name in values and not isinstance(values[name], expected):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from gymnasium.wrappers import TimeLimit
 from hypothesis import given, settings, strategies as st
 
 from algos import MLPPolicy, PPOConfig, losses, presets
@@ -186,6 +187,18 @@ def test_a_changing_coefficient_and_a_config_of_ones_own_are_the_same_after_a_fi
     assert replace(again, kl_coef=presets.TRL_0_7.kl_coef) == presets.TRL_0_7
 
 
+def shortened(env):
+    return TimeLimit(env, 5)
+
+
+def test_the_command_line_finds_the_functions_of_a_recipe(tmp_path):
+    config = PPOConfig(num_steps=16, minibatch_size=32)
+    recipe = Recipe(env="CartPole-v1", config=config, env_kwargs={"wrappers": [shortened]}, num_envs=2, total_steps=32)
+    (tmp_path / "best.yaml").write_text(yaml.safe_dump(recipe.to_dict()))
+    main(["train", "--config", str(tmp_path / "best.yaml"), "--run-dir", str(tmp_path / "run"), "--quiet"])
+    assert max(row["episode/length"] for row in rows_of(tmp_path / "run")) <= 5
+
+
 def test_a_function_without_a_name_has_a_plain_form_but_is_not_found_again():
     recipe = Recipe(policy=lambda env, seed: make_policy(env, seed))
     with refused(ValueError, "cannot be imported", "defined inside a function"):
@@ -214,6 +227,22 @@ def test_what_is_not_trusted_imports_nothing(option, tmp_path, monkeypatch):
     with refused(ValueError, next(iter(option)), "trusted=True"):
         Recipe.from_yaml(tmp_path / "run.yaml")
     assert not (tmp_path / "ran").exists() and "attack" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"num_envs": "many"}, "option num_envs is 'many', expected int"),
+        ({"policy_kwargs": 3}, "policy_kwargs is 3"),
+        ({"config": [1]}, "config is"),
+        ({"env": None}, "env is None"),
+        ({"algo": "sarsa"}, "expected one of ppo"),
+        ({"config": {"gamma": 3}}, "PPOConfig.gamma is 3"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused(options, words):
+    with refused(ValueError, words):
+        Recipe.from_dict(options)
 
 
 @pytest.mark.parametrize("options", [PromptOptions, TextOptions])
