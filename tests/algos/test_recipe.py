@@ -217,6 +217,7 @@ def test_a_function_without_a_name_has_a_plain_form_but_is_not_found_again():
         {"reward": ["attack.py:reward"]},
         {"wrapper": ["attack:wrap"]},
         {"env_kwargs": {"wrappers": ["attack:wrap"]}},
+        {"env-kwargs": {"wrappers": ["attack:wrap"]}},
         {"env_kwargs": {"x": [{"y": {"import": "attack:wrap"}}]}},
     ],
 )
@@ -224,7 +225,7 @@ def test_what_is_not_trusted_imports_nothing(option, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "attack.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({"env": "CartPole-v1"} | option))
-    with refused(ValueError, next(iter(option)), "trusted=True"):
+    with refused(ValueError, next(iter(option)).replace("-", "_"), "trusted=True"):
         Recipe.from_yaml(tmp_path / "run.yaml")
     assert not (tmp_path / "ran").exists() and "attack" not in sys.modules
 
@@ -253,18 +254,10 @@ def test_the_defaults_of_options_are_those_of_the_command_line(options):
 
 
 def test_options_of_text_are_arguments_of_policy_and_environment():
-    options = {
-        "temperature": 0.7,
-        "autocast": True,
-        "dtype": "float32",
-        "stop": ["."],
-        "chat": False,
-        "logger": "wandb",
-    }
-    recipe = Recipe.from_dict({"env": "textenv/Reviews-v0"} | options)
-    assert recipe.policy_kwargs == {"temperature": 0.7, "autocast": "bfloat16"} and recipe.env_kwargs == {
-        "stop": (".",)
-    }
+    of_policy = {"temperature": 0.7, "autocast": True, "dtype": "float32"}
+    recipe = Recipe.from_dict({"num-envs": 3, "logger": "wandb", "stop": ["."], "chat": False} | of_policy)
+    assert recipe.policy_kwargs == {"temperature": 0.7, "autocast": "bfloat16"}
+    assert recipe.env_kwargs == {"stop": (".",)} and recipe.num_envs == 3
 
 
 @pytest.fixture(scope="module")
