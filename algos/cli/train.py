@@ -173,7 +173,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
     config: AnyConfig
     """Hyper-parameters; the defaults shown are those of the environment's preset."""
 
-    def run(self) -> dict[str, Any] | None:
+    def run(self) -> dict[str, object] | None:
         """Train, save and evaluate; the resolved options are stored in the run's folder.
 
         Returns:
@@ -193,7 +193,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         env_name = self.env.replace("/", "-")
         return Path("runs") / f"{env_name}-{self.algo}-{self.config.seed}"
 
-    def _train(self) -> dict[str, Any] | None:
+    def _train(self) -> dict[str, object] | None:
         """Train, save and evaluate, once the options are checked and all paths are absolute."""
         start = time.perf_counter()
 
@@ -240,7 +240,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
             if rank:
                 return None
             steps = history[-1]["steps"]
-            result: dict[str, Any] = self._evaluate(agent, test_env, steps=int(steps))
+            result: dict[str, object] = {**self._evaluate(agent, test_env, steps=int(steps))}
 
         if evaluations is not None:
             result["best_mean_return"] = evaluations.best
@@ -332,9 +332,14 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         share_objects(agent.env, test_env)
         run_dir = self.folder
         saved = f"in the evaluation after the training, whose agent is saved in {run_dir}: algos evaluate {run_dir}"
-        options: dict[str, Any] = {"num_episodes": self.num_episodes, "seed": self.config.seed}
         with interrupted_by_signals(saved), training(steps, 1.0):  # the end of a curriculum
-            return summarise(test_env, agent.policy, penalty=agent.penalty, **options)
+            return summarise(
+                test_env,
+                agent.policy,
+                penalty=agent.penalty,
+                num_episodes=self.num_episodes,
+                seed=self.config.seed,
+            )
 
     def _with_absolute_paths(self) -> Self:
         """Check the options and return the same command with absolute paths, which are valid in every folder."""
@@ -406,7 +411,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         """Return the options that repeat the run as YAML, with the agent's resolved config."""
         import yaml
 
-        stored: dict[str, Any] = {"env": self.env}
+        stored: dict[str, object] = {"env": self.env}
         for name, value in self._options().items():
             if name not in UNSTORED_OPTIONS:
                 stored[name] = value
@@ -474,7 +479,7 @@ def train_command(arguments: Sequence[str], name: str = "train", kind: Any = Tra
 def switches() -> set[str]:
     """Return the names of the options of ``train`` that take no value."""
     names = set()
-    kinds: list[tuple[str, Any]] = [("", Train), *(("config.", config) for config in CONFIGS.values())]
+    kinds: list[tuple[str, type]] = [("", Train), *(("config.", config) for config in CONFIGS.values())]
     for prefix, kind in kinds:
         for field in fields(kind):
             if field.type in (bool, "bool"):

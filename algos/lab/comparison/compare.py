@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +29,7 @@ from algos.training.signals import Interrupted, interrupted_by_signals
 
 if TYPE_CHECKING:
     from algos.lab.comparison.report import Report
+    from algos.policies.policy import Policy
     from algos.training.run import Run
 
 DEFAULT_CASES = ("CartPole-v1:ppo", "textenv/Reviews-v0:ppo")
@@ -242,11 +244,19 @@ def train_all(
 
         model_folder(EMBEDDED)  # created once, before the workers start
     cases = [Case(recipe=case.recipe.with_absolute_paths(), total_steps=total_steps, name=case.name) for case in cases]
-    evaluation: dict[str, Any] = {"num_episodes": num_episodes, "deterministic": deterministic}
 
     # Everything that can be refused is refused before the first training
     jobs = [
-        _Job(case, seed, run_dir / folder_name(case, seed), overwrite, quiet, dynamics_every, evaluation)
+        _Job(
+            case=case,
+            seed=seed,
+            folder=run_dir / folder_name(case, seed),
+            overwrite=overwrite,
+            quiet=quiet,
+            dynamics_every=dynamics_every,
+            num_episodes=num_episodes,
+            deterministic=deterministic,
+        )
         for seed in chosen
         for case in reversed(cases)
     ]
@@ -309,13 +319,19 @@ class _Job(NamedTuple):
     overwrite: bool
     quiet: bool
     dynamics_every: int
-    evaluation: dict[str, Any]
-    """Arguments of `algos.evaluation.evaluate`; ``num_episodes`` may be None."""
+    num_episodes: int | None
+    """Episodes per evaluation; None: `TEXT_EPISODES` or `CONTROL_EPISODES`."""
+    deterministic: bool
+    """Evaluate with the most probable actions."""
 
     @property
     def settings(self) -> dict[str, Any]:
         """What `Record` stores to know this run again."""
-        return self.case.recipe.to_dict() | {"dynamics_every": self.dynamics_every, **self.evaluation}
+        return self.case.recipe.to_dict() | {
+            "dynamics_every": self.dynamics_every,
+            "num_episodes": self.num_episodes,
+            "deterministic": self.deterministic,
+        }
 
 
 def _seeds(seeds: Any) -> list[int]:
@@ -417,10 +433,12 @@ def _train(job: _Job, *, again: bool) -> RunResult:
     policy = agent.policy
 
     # Evaluation before the training: of the initial weights, also when a checkpoint is restored afterwards
-    played = job.evaluation["num_episodes"] or (TEXT_EPISODES if is_episode_env(agent.env) else CONTROL_EPISODES)
-    evaluation = job.evaluation | {"num_episodes": played, "seed": seed}
-    test_env = recipe.environment(min(played, 64), split="test")
-    before = summarise(test_env, policy, **evaluation)
+    num_episodes = job.num_episodes or (TEXT_EPISODES if is_episode_env(agent.env) else CONTROL_EPISODES)
+    test_env = recipe.environment(min(num_episodes, 64), split="test")
+    evaluate = partial(
+        summarise, test_env, policy, num_episodes=num_episodes, deterministic=job.deterministic, seed=seed
+    )
+    before = evaluate()
     samples_before = _samples(test_env, policy)
 
     # Training
@@ -454,7 +472,7 @@ def _train(job: _Job, *, again: bool) -> RunResult:
 
     # Evaluation after the training, with the states that rewards have now
     share_objects(agent.env, test_env)
-    after = summarise(test_env, policy, **evaluation)
+    after = evaluate()
     samples_after = _samples(test_env, policy)
     samples = [(prompt, first, last) for (prompt, first), (_, last) in zip(samples_before, samples_after, strict=True)]
     spec = agent.env.spec
@@ -478,7 +496,7 @@ def _train(job: _Job, *, again: bool) -> RunResult:
     return result
 
 
-def _samples(env: Any, policy: Any, count: int = 8) -> list[tuple[str, str]]:
+def _samples(env: Any, policy: Policy, count: int = 8) -> list[tuple[str, str]]:
     """Return a few prompts of a text environment and the policy's completions; none in control."""
     from algos.evaluation import evaluate
     from textenv.rollout import is_episode_env
