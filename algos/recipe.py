@@ -66,6 +66,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "env_kwargs": (dict,),
     "model": (str,),
     "config": (dict, Config),
+    "kl_coef": (int, float, dict, NoneType),
     "device": (str, NoneType),
     "shard": (bool,),
     "generator": (str, NoneType),
