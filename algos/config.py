@@ -9,12 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from inspect import Parameter, signature
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from tyro.conf import FlagConversionOff, arg
 
 from textenv.names import NamedFields
 from textenv.plain import plain
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class FieldRule(NamedTuple):
@@ -37,7 +40,7 @@ def _number(in_range: Callable[[Any], bool], expected: str, kind: Any = (int, fl
     return FieldRule(allows, expected)
 
 
-def _function(literal: Any) -> FieldRule:
+def _function(literal: object) -> FieldRule:
     """Rule of a function, or the name of one; the names are those of a `Literal`."""
     names = get_args(literal)
 
@@ -80,12 +83,12 @@ CONTROL_LEARNING_RATE = 2.5e-4
 """Learning rate of Adam in control, where a config has none."""
 
 
-def field_values(config: Any) -> dict[str, Any]:
+def field_values(config: "DataclassInstance") -> dict[str, Any]:
     """Return the fields of a dataclass by name, without copying the values as `dataclasses.asdict` does."""
     return {field.name: getattr(config, field.name) for field in fields(config)}
 
 
-def check_fields(config: Any) -> None:
+def check_fields(config: "DataclassInstance") -> None:
     """Raise a ValueError that names the first field with a value that its type does not allow.
 
     NumPy scalars become Python numbers first.
@@ -108,7 +111,7 @@ def check_fields(config: Any) -> None:
         raise ValueError(f"{type(config).__name__}.{name} is {value!r}, expected {expected}{advice}")
 
 
-def _rule_of(field_type: Any) -> tuple[FieldRule | None, bool]:
+def _rule_of(field_type: object) -> tuple[FieldRule | None, bool]:
     """Rule of a field's type, None if every value is allowed; and whether the type allows None."""
     parts: tuple[Any, ...] = (field_type,)
     if get_origin(field_type) in (Union, UnionType):

@@ -250,25 +250,28 @@ def recipe(env_id: str, algorithm: str | type[Agent[Any]] = "ppo", model: str = 
     """
     if not isinstance(algorithm, str):
         return _recipe_of_class(env_id, algorithm, model)
-    fields: dict[str, Any] = {"env": env_id, "algorithm": algorithm, "model": model}
-    env_id = env_id.rpartition(":")[2]
+    bare_id = env_id.rpartition(":")[2]
+    return replace(_settings(bare_id, algorithm, model), env=env_id, algorithm=algorithm, model=model)
 
+
+def _settings(env_id: str, algorithm: str, model: str) -> Recipe:
+    """Find the settings of `recipe` for an id without a module; it sets the names of environment, algorithm and model."""
     # An entry of the table; PPO's for text are for the embedded model
     if (env_id, algorithm) in RECIPES and (algorithm != "ppo" or model == "embedded"):
-        return replace(RECIPES[env_id, algorithm], **fields)
+        return RECIPES[env_id, algorithm]
 
     # Control
     config_type = find_config(algorithm)
     if not is_text(env_id):
         policy = "q" if algorithm == "dqn" else "auto"
-        return Recipe(config=config_type(), policy=policy, **fields)
+        return Recipe(config=config_type(), policy=policy)
 
     # Text
     if algorithm not in _TEXT_CONFIGS:
         raise ValueError(f"{algorithm} is not for text: expected one of {', '.join(_TEXT_CONFIGS)}")
     default_recipe = Recipe(num_envs=64, total_steps=100_000, kl_coef=0.01)
     ppo_recipe = RECIPES.get((env_id, "ppo"), default_recipe)
-    return replace(ppo_recipe, config=_TEXT_CONFIGS[algorithm], **fields)
+    return replace(ppo_recipe, config=_TEXT_CONFIGS[algorithm])
 
 
 def _recipe_of_class(env_id: str, algorithm: type[Agent[Any]], model: str) -> Recipe:

@@ -80,7 +80,7 @@ class Evaluate(ModelCommand):
             tokens=tokens,
         )
 
-    def _evaluate(self) -> dict[str, Any]:
+    def _evaluate(self) -> dict[str, object]:
         """Play with a command whose paths are absolute, and write the files that it asks for."""
         self._check_files()
         from algos.storage.hub import agent_folder
@@ -121,7 +121,7 @@ class Evaluate(ModelCommand):
                 from algos.lab.insight.tokens import show_tokens
 
                 show_tokens(env, policy, self.tokens, config=description["config"], **options)
-            result: dict[str, Any] = summarise(env, policy, **options)
+            result: dict[str, object] = {**summarise(env, policy, **options)}
 
         if self.transcripts is not None:
             samples = env.samples(range(self.num_episodes))
