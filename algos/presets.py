@@ -255,7 +255,7 @@ def recipe(env_id: str, algorithm: str | type[Agent[Any]] = "ppo", model: str = 
 
 
 def _settings(env_id: str, algorithm: str, model: str) -> Recipe:
-    """Find the settings of `recipe` for an id without a module; it sets the names of environment, algorithm and model."""
+    """Find what `recipe` returns, but for its env, algorithm and model; ``env_id`` has no module."""
     # An entry of the table; PPO's for text are for the embedded model
     if (env_id, algorithm) in RECIPES and (algorithm != "ppo" or model == "embedded"):
         return RECIPES[env_id, algorithm]
