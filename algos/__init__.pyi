@@ -25,7 +25,7 @@ from .policies.policy import Policy as Policy
 from .policies.q_network import QPolicy as QPolicy
 from .policies.registry import make_policy as make_policy
 from .ppo import PPO as PPO, PPOConfig as PPOConfig
-from .presets import Recipe as Recipe
+from .recipe import Recipe as Recipe
 from .reinforce import REINFORCE as REINFORCE, REINFORCEConfig as REINFORCEConfig
 from .rloo import RLOO as RLOO, RLOOConfig as RLOOConfig
 from .training.callbacks import StopAtKL as StopAtKL

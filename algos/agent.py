@@ -16,9 +16,9 @@ from tensordict import TensorDict
 from algos.collection import Collector, add_log_probs, agree_on_ends, autoreset_mode
 from algos.config import ActorCriticConfig, ClippedConfig, Config, PolicyGradientConfig, PPOConfig
 from algos.envs.spaces import check_readable
-from algos.generator import Generator, check_generator
 from algos.optimizer import Optimizer
 from algos.policies.fitted_value import FittedValue
+from algos.policies.generator import Generator, check_generator
 from algos.policies.normalizers import RewardNormalizer
 from algos.policies.policy import Policy, check_policy, check_spaces, refuse_strings
 from algos.policies.registry import PolicyName, make_policy

@@ -113,7 +113,7 @@ def check_fields(config: "DataclassInstance") -> None:
         raise ValueError(f"{type(config).__name__}.{name} is {value!r}, expected {expected}{advice}")
 
 
-def _rule_of(field_type: Any) -> tuple[FieldRule | None, bool]:
+def _rule_of(field_type: object) -> tuple[FieldRule | None, bool]:
     """Rule of a field's type, None if every value is allowed; and whether the type allows None."""
     parts: tuple[Any, ...] = (field_type,)
     if get_origin(field_type) in (Union, UnionType):

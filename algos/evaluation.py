@@ -14,6 +14,7 @@ from algos.collection import collect
 from algos.make import is_ours, make_vector_environment
 from algos.policies.policy import Policy, check_policy, check_spaces
 from algos.storage.env_state import share_objects
+from algos.storage.run_files import BEST
 from algos.training.metrics import EpisodeMeter, Metrics, reference_metrics
 from algos.training.run import Callback, Run
 from textenv.envs.text_env import TextEnv
@@ -267,7 +268,7 @@ class EvaluateEvery(Callback):
             self.best = mean_return
             self.waited = 0
             if run.run_dir is not None:
-                agent.save(run.run_dir / "best")
+                agent.save(run.run_dir / BEST)
 
         # End the training
         if self.stop_at is not None and mean_return >= self.stop_at:

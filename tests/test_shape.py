@@ -38,7 +38,7 @@ LAYERS = {
     "algos": """
         cli
         lab
-        presets make evaluation
+        presets recipe make evaluation
         extras
         ppo a2c reinforce rloo grpo trpo dqn
         agent
@@ -46,7 +46,6 @@ LAYERS = {
         optimizer advantages finetuning
         training
         collection
-        generator
         policies
         storage
         fast losses ranks config envs
@@ -223,7 +222,9 @@ UNFOLDED = """
     algos/evaluation.py
     algos/make.py
     algos/presets.py
-    algos/generator.py
+    algos/recipe.py
+    algos/storage/run_files.py
+    algos/policies/generator.py
     algos/envs/subprocess_env.py
     algos/envs/env_worker.py
     algos/envs/wrapping.py

@@ -11,6 +11,7 @@ import tyro
 
 from algos.cli.arguments import ModelCommand, load_newest, one_thread
 from algos.cli.tables import print_table
+from algos.storage.run_files import POLICY
 from algos.storage.run_folder import newest_agent
 from textenv.lm.loading import EMBEDDED
 from textenv.rendering import printable
@@ -151,7 +152,7 @@ def load_policy(name: str) -> "LMPolicy":
     from algos.training.save import load
 
     policy: Policy
-    if (newest_agent(name) / "policy").is_dir():
+    if (newest_agent(name) / POLICY).is_dir():
         policy = load(name)
     else:
         policy = LMPolicy.load(name)

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
-from algos.generator import Generated, Sampling
+from algos.policies.generator import Generated, Sampling
 from algos.policies.lm import LMPolicy
 from textenv.envs.episode_batch import OpenTurn
 from textenv.envs.vector_env import TextVectorEnv

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from algos.storage.run_files import AGENT, CHECKPOINTS, MANIFEST, STATE, TENSORS
 from algos.storage.run_folder import (
-    AGENT,
     agent_steps,
     checkpoint_steps,
     checkpoints,
@@ -26,12 +26,6 @@ CHECKPOINT_FORMAT = 3
 """Format version of a checkpoint."""
 NUM_KEPT = 2
 """Number of checkpoints to keep: the newest, and the previous one in case the newest is damaged."""
-STATE = "state.json"
-"""File with the state of the run; its arrays and tensors are in `TENSORS`."""
-TENSORS = "state.safetensors"
-"""File with the arrays and tensors of the state."""
-MANIFEST = "manifest.json"
-"""File with format, steps and checksums."""
 
 
 def write_checkpoint(
@@ -59,7 +53,7 @@ def write_checkpoint(
     """
     from safetensors import SafetensorError
 
-    home = Path(run_dir) / "checkpoints"
+    home = Path(run_dir) / CHECKPOINTS
     earlier = checkpoints(run_dir)
     folder = home / f"step-{steps:012d}"
     try:
@@ -118,7 +112,7 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
 
     # Which one
     folder = Path(folder)
-    if folder.parent.name != "checkpoints":
+    if folder.parent.name != CHECKPOINTS:
         present = checkpoints(folder)
         if not present:
             raise FileNotFoundError(

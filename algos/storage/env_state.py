@@ -13,7 +13,8 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from torch import Tensor
 
-from algos.storage.run_folder import OBJECTS, remove, replacing
+from algos.storage.run_files import OBJECTS
+from algos.storage.run_folder import remove, replacing
 from algos.storage.serialization import attributes, from_json, set_attributes, to_json, write_tensors
 from textenv.json_files import parse_json
 from textenv.rollout import is_episode_env

@@ -13,8 +13,8 @@ from typing import IO, Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
+from algos.storage.run_files import METRICS, SAMPLES, TENSORBOARD, TOKENS, WANDB_ID
 from algos.storage.run_folder import replacing
-from algos.storage.run_reader import METRICS, SAMPLES, TOKENS
 from textenv.json_files import parse_json
 from textenv.optional import package
 
@@ -55,9 +55,9 @@ class _TensorBoard:
     def start(self, run_dir: Path | None, config: Mapping[str, object], *, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = "tensorboard"
+        folder = TENSORBOARD
         if run_dir is not None:
-            folder = str(run_dir / "tensorboard")
+            folder = str(run_dir / TENSORBOARD)
         purge_step = None
         if step > 0:  # values from before the resume are void
             purge_step = step + 1
@@ -94,7 +94,7 @@ class _Tracker:
             options["name"] = run_dir.name
         if run_dir is not None and self.name == "wandb":
             options["dir"] = str(run_dir)
-            options["id"] = self._run_id(run_dir / "wandb.id", is_resumed=step > 0)
+            options["id"] = self._run_id(run_dir / WANDB_ID, is_resumed=step > 0)
         with redirect_stdout(sys.stderr):  # stdout is for results
             self._run = self._module.init(**options)
 

@@ -21,11 +21,11 @@ from algos.config import ClippedConfig, Config, PolicyGradientConfig, field_valu
 from algos.ranks import collectives
 from algos.storage.checkpoint import goes_back
 from algos.storage.provenance import commit
+from algos.storage.run_files import UNFINISHED, UNSCORED
 from algos.storage.run_folder import (
     BROKEN_OFF,
     FAILED,
     STOPPED,
-    UNFINISHED,
     checkpoint_steps,
     has_nothing_to_resume,
     lock_run_folder,
@@ -369,7 +369,7 @@ def _save_what_is_left(error: BaseException, run: Run, run_dir: Path) -> None:
 
 def _write_unscored(answers: Sequence[Mapping[str, object]], run_dir: Path) -> Path:
     """Write answers that could not be scored, one a line; return the file, which each rank has for itself."""
-    name = "unscored.jsonl"
+    name = UNSCORED
     if collectives.rank() > 0:
         name = f"unscored-{collectives.rank()}.jsonl"
     lines = [json.dumps(answer, default=str) + "\n" for answer in answers]

@@ -14,8 +14,8 @@ from algos.config import Config
 from algos.ranks import collectives
 from algos.storage.checkpoint import read_checkpoint, write_checkpoint
 from algos.storage.env_state import PartState, env_state, restore_objects, set_env_state
+from algos.storage.run_files import METRICS
 from algos.storage.run_folder import checkpoint_steps, checkpoints, run_folder_of
-from algos.storage.run_reader import METRICS
 from algos.storage.serialization import attributes, set_attributes
 from algos.storage.weights import frozen_checksum
 from algos.training.learner import Learner

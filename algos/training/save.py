@@ -13,6 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from algos.storage.hub import agent_folder, download
 from algos.storage.provenance import made_by
+from algos.storage.run_files import CONFIG, POLICY
 from algos.storage.run_folder import replacing
 from algos.storage.run_reader import AgentRecord, DamagedRunError, check_record, read_record
 from textenv.device import find_device
@@ -55,7 +56,7 @@ def save(agent: Learner[Config], folder: str | Path) -> Path:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with replacing(folder / "config.json") as new_config, replacing(folder / "policy") as new_weights:
+        with replacing(folder / CONFIG) as new_config, replacing(folder / POLICY) as new_weights:
             new_weights.mkdir()
             description = _write_policy_and_describe(agent, new_weights)
             new_config.write_text(json.dumps(description, indent=2, default=describe) + "\n", encoding="utf-8")
@@ -125,7 +126,7 @@ def load(
     _check_class(loaded_class, saved_name, folder)
 
     # Policy
-    weights = Path(folder) / "policy"
+    weights = Path(folder) / POLICY
     try:
         if _is_language_model(loaded_class):
             return loaded_class.load(weights, device=target)
@@ -216,7 +217,7 @@ def read_description(folder: str | Path) -> AgentRecord:
         DamagedRunError: if it is damaged, has another format, or names an environment with a module to import.
     """
     # The file
-    path = agent_folder(folder) / "config.json"
+    path = agent_folder(folder) / CONFIG
     if not path.is_file():
         raise FileNotFoundError(
             f"{folder} holds no saved agent ({path.name} is missing): give a folder written by agent.save(folder) "

@@ -5,9 +5,10 @@ import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
 
-from algos import PPO, Case, LMPolicy, PPOConfig, collect, compare, evaluate, load, presets
+from algos import PPO, Case, LMPolicy, PPOConfig, collect, compare, evaluate, load
 from algos.cli import main
 from algos.make import make_policy
+from algos.recipe import Recipe
 from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from textenv import KLPenalty, ScheduledCoefficient, TextVectorEnv
@@ -75,9 +76,9 @@ def test_a_function_in_an_environment_and_in_a_recipe(tmp_path):
     agent = PPO(env, LMPolicy.load("embedded"), num_steps=None, num_episodes=4, minibatch_size=4)
     agent.learn(16, run_dir=tmp_path)
     main(["evaluate", str(tmp_path), "--num-episodes", "2", "--json"])  # its environment is known
-    recipe = presets.Recipe(env="textenv/Reviews-v0", config=agent.config, num_envs=4, kl_coef=linear)
+    recipe = Recipe(env="textenv/Reviews-v0", config=agent.config, num_envs=4, kl_coef=linear)
     assert recipe.build(1).penalty.coef == 0.2
-    control = presets.Recipe(env="CartPole-v1", num_envs=2, kl_coef=linear).build(1)
+    control = Recipe(env="CartPole-v1", num_envs=2, kl_coef=linear).build(1)
     assert control.penalty.coef == 0.2, "what is given is charged, on control too"
 
 
@@ -121,7 +122,7 @@ def test_a_function_that_turns_negative_is_an_error():
     (lambda: evaluate(Echo(), LMPolicy.load("embedded")), ValueError, "textenv.TokenVectorEnv"),
     (lambda: collect(SyncVectorEnv([Echo] * 2), LMPolicy.load("embedded"), num_steps=4), ValueError, "TokenVectorEnv"),
     (lambda: make_policy(cartpole(), model="smollm2"), ValueError, "'smollm2', a language model, but CartPole"),
-    (lambda: presets.Recipe(env="CartPole-v1", model="smollm2").build(1), ValueError, "a language model, but CartPole"),
+    (lambda: Recipe(env="CartPole-v1", model="smollm2").build(1), ValueError, "a language model, but CartPole"),
     (lambda: PPOConfig(learning_rate=lambda p: p), ValueError, "linear, from learning_rate to final_learning_rate"),
     (lambda: PPOConfig(clip_range=lambda p: p), ValueError, "linear, from clip_range to final_clip_range"),
     (lambda: PPOConfig(ent_coef=lambda p: p), ValueError, "it has no schedule"),

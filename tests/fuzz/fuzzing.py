@@ -33,7 +33,8 @@ from algos.cli.arguments import json_object, with_files
 from algos.config import CONFIGS
 from algos.make import make_policy, make_vector_environment, remake_environment
 from algos.policies.policy import WEIGHTS
-from algos.storage.checkpoint import MANIFEST, STATE, TENSORS, read_checkpoint
+from algos.storage.checkpoint import read_checkpoint
+from algos.storage.run_files import MANIFEST, STATE, TENSORS
 from algos.training.run import Run
 from algos.training.save import load, read_description
 from tests.fuzz.fuzz_inputs import KEYS, LEAVES, TARGETS, anything, changed, edited, fuzz, target, text_of

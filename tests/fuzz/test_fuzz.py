@@ -9,7 +9,8 @@ import torch
 
 from algos import load
 from algos.cli import main
-from algos.storage.checkpoint import CHECKPOINT_FORMAT, MANIFEST, STATE, TENSORS, read_checkpoint
+from algos.storage.checkpoint import CHECKPOINT_FORMAT, read_checkpoint
+from algos.storage.run_files import MANIFEST, STATE, TENSORS
 from algos.training.run import Run
 from algos.training.save import read_description
 from tests.fuzz import fuzzing

@@ -9,6 +9,7 @@ import torch
 
 from algos import PPO, LMPolicy, presets
 from algos.cli import main
+from algos.recipe import Recipe
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def test_wrong_input_is_answered_with_a_sentence(run, tmp_path, capsys):
 
 
 def test_it_reads_control_policies_too(run, tmp_path, capsys):
-    recipe = presets.Recipe(env="CartPole-v1", config=presets.PPOConfig(num_steps=16, minibatch_size=32), num_envs=2)
+    recipe = Recipe(env="CartPole-v1", config=presets.PPOConfig(num_steps=16, minibatch_size=32), num_envs=2)
     agent = recipe.build(3)
     agent.learn(32)
     folder = agent.save(tmp_path / "run")

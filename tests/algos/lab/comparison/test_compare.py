@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from algos import presets
 from algos.config import PPOConfig
-from algos.lab.comparison.compare import compare, parse_cases, recipe_of, train_all
+from algos.lab.comparison.compare import compare, parse_cases, train_all
 from algos.lab.comparison.report import write_report
 from algos.lab.comparison.runs import read_runs
 from algos.lab.comparison.summary import (
@@ -149,6 +150,37 @@ def test_cases_are_read_and_refused_in_words():
     ]:
         with pytest.raises(ValueError, match=said):
             parse_cases(given)
+
+
+def test_a_case_is_a_recipe_and_a_name():
+    recipe = presets.recipe("Acrobot-v1")
+    assert Case(recipe=recipe) == Case("Acrobot-v1") and str(Case(recipe=recipe)) == "Acrobot-v1:ppo"
+    assert Case(recipe=recipe, num_envs=3, name="three").recipe == replace(recipe, num_envs=3)
+    assert {Case("Acrobot-v1"): 1}[Case(recipe=recipe)] == 1
+    assert replace(Case(recipe=recipe), total_steps=7).recipe.total_steps == 7
+
+
+@pytest.mark.parametrize("options", [{}, {"env": "Acrobot-v1"}, {"algorithm": "a2c"}])
+def test_a_case_has_either_an_environment_or_a_recipe(options):
+    recipe = presets.recipe("Acrobot-v1") if options else None
+    with pytest.raises(TypeError, match="either an environment .* or a recipe"):
+        Case(**options, recipe=recipe)
+
+
+def no_wrapper(env):
+    return env
+
+
+@pytest.mark.long
+def test_what_is_wrapped_keeps_the_arguments_of_its_preset(tmp_path):
+    options = {"total_steps": 64, "processes": 0, "quiet": True, "wrappers": [no_wrapper]}
+    compare("CliffWalking-v1", seeds=1, run_dir=tmp_path, **options)
+    (record,) = tmp_path.glob("*/comparison.json")
+    arguments = json.loads(record.read_text())["settings"]["env_kwargs"]
+    assert arguments == {
+        "max_episode_steps": 200,
+        "wrappers": [{"import": "tests.algos.lab.comparison.test_compare:no_wrapper"}],
+    }
 
 
 @pytest.mark.parametrize("options", [{"seeds": 0}, {"seeds": 1, "total_steps": 0}])
@@ -392,9 +424,9 @@ def test_an_algorithm_is_a_class_too(tmp_path):
         [Case("CartPole-v1", OnlyGood, num_envs=2, total_steps=64)], run_dir=tmp_path, seeds=1, processes=0, quiet=True
     )
     assert (run.case, run.line, type(run.history[0]["value/loss"])) == ("CartPole-v1:OnlyGood", "OnlyGood", float)
-    assert recipe_of(Case("CartPole-v1", NamedPPO)).config == recipe_of(Case("CartPole-v1", "ppo")).config
+    assert Case("CartPole-v1", NamedPPO).recipe.config == Case("CartPole-v1", "ppo").recipe.config
     with pytest.raises(TypeError, match="expected one of ppo.* or a class that inherits algos.Agent"):
-        recipe_of(Case("CartPole-v1", dict))
+        Case("CartPole-v1", dict)
 
 
 @pytest.mark.long

@@ -14,6 +14,7 @@ from algos import PPOConfig, presets
 from algos.cli import main
 from algos.config import CONFIGS
 from algos.lab.comparison.tune import COMPLEMENTS, RANGES, SIZES, searched_fields, suggested_recipe, tune
+from algos.recipe import Recipe
 from tests.helpers.errors import refused
 
 SMALL = PPOConfig(num_steps=16, minibatch_size=32, num_epochs=1, ent_coef=0.0)
@@ -46,7 +47,7 @@ def sound(num_envs):
 
 
 def recipe(env=sound):
-    return presets.Recipe(env=env, config=SMALL, num_envs=4, total_steps=128)
+    return Recipe(env=env, config=SMALL, num_envs=4, total_steps=128)
 
 
 def trials(folder):

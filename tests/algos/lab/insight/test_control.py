@@ -11,6 +11,7 @@ from gymnasium import spaces
 from algos import PPO, CNNPolicy, LSTMPolicy, MLPPolicy, collect, presets
 from algos.lab.insight.control import control_run, integrated_gradients, interpret_control
 from algos.policies.gsde import GSDEPolicy
+from algos.recipe import Recipe
 from tests.helpers.errors import refused
 from tests.helpers.small_agents import cartpole
 from tests.helpers.tolerances import METRIC
@@ -113,7 +114,7 @@ def test_the_unexplained_part_is_not_hidden():
 
 
 def test_a_run_has_first_policy_states_and_names(tmp_path):
-    recipe = presets.Recipe(env="CartPole-v1", config=presets.PPOConfig(num_steps=16, minibatch_size=32), num_envs=2)
+    recipe = Recipe(env="CartPole-v1", config=presets.PPOConfig(num_steps=16, minibatch_size=32), num_envs=2)
     agent = recipe.build(3)
     first = {name: x.clone() for name, x in agent.policy.state_dict().items()}
     agent.learn(32, run_dir=tmp_path / "run")
