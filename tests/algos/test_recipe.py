@@ -163,7 +163,7 @@ def test_any_recipe_is_the_same_after_a_file(recipe):
     assert through_yaml(recipe) == recipe
 
 
-def test_functions_classes_and_partials_are_found_again_by_their_names():
+def test_functions_and_classes_are_found_by_their_names():
     fixed_length = partial(losses.fixed_length_mean, length=7)
     recipe = Recipe(
         env="CartPole-v1",
@@ -181,7 +181,7 @@ def test_functions_classes_and_partials_are_found_again_by_their_names():
     assert through_yaml(Recipe(policy=partial(make_policy, hidden=[4]))).policy.keywords == {"hidden": [4]}
 
 
-def test_a_changing_coefficient_and_a_config_of_ones_own_are_the_same_after_a_file():
+def test_coefficients_and_own_configs_survive_a_file():
     again = through_yaml(presets.TRL_0_7)
     assert vars(again.kl_coef) == vars(presets.TRL_0_7.kl_coef) and type(again.kl_coef) is AdaptiveCoefficient
     assert replace(again, kl_coef=presets.TRL_0_7.kl_coef) == presets.TRL_0_7
@@ -191,7 +191,7 @@ def shortened(env):
     return TimeLimit(env, 5)
 
 
-def test_the_command_line_finds_the_functions_of_a_recipe(tmp_path):
+def test_the_command_finds_a_recipes_functions(tmp_path):
     config = PPOConfig(num_steps=16, minibatch_size=32)
     recipe = Recipe(env="CartPole-v1", config=config, env_kwargs={"wrappers": [shortened]}, num_envs=2, total_steps=32)
     (tmp_path / "best.yaml").write_text(yaml.safe_dump(recipe.to_dict()))
