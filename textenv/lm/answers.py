@@ -247,8 +247,8 @@ def _read_answer(index: int, chat: _Chat) -> _Answer:
         common = len(os.path.commonprefix([chat_start, rendered]))
         raise ValueError(
             f"the chat template asks a model for message {index} with {unmarked(chat_start[common:])[-60:]!r}, but "
-            f"begins the message itself with {unmarked(rendered[common:])[:60]!r}, so a model that answers never writes "
-            f"this: {_ADVICE}"
+            f"begins the message itself with {unmarked(rendered[common:])[:60]!r}, so a model that answers never "
+            f"writes this: {_ADVICE}"
         )
     body = rendered[len(chat_start) :]
     _check_complete(index, chat.messages[index], chat_start, body)
