@@ -499,6 +499,7 @@ BEFORE_THE_STEPS = {
     "algos.ranks.collectives:map_rows",
     "algos.agent:Agent.optimizer",
     "algos.agent:Agent.sharded_weights",
+    "textenv.acceleration:fast_module",
 }
 """What `PPO.update` calls before its steps, whichever way they are computed, and a context of nothing."""
 INSIDE = {
