@@ -60,7 +60,8 @@ class Page(HTMLParser):
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_the_site_is_built_without_a_warning_and_every_link_in_it_leads_somewhere(tmp_path):
+def test_the_site_builds_without_a_warning(tmp_path):
+    """And every link in it leads somewhere."""
     pytest.importorskip("sphinx", reason="install the extra: pip install '.[docs]'")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", ROOT / "docs", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
@@ -81,7 +82,7 @@ def test_the_site_is_built_without_a_warning_and_every_link_in_it_leads_somewher
     assert all(name in (tmp_path / "llms.txt").read_text() for name in ("metrics", "write-a-reward", "algorithms"))
 
 
-def test_the_grpo_script_of_the_page_for_trl_runs_and_its_two_halves_are_one_training(tmp_path, monkeypatch):
+def test_the_grpo_script_of_the_trl_page_runs(tmp_path, monkeypatch):
     """From top to bottom; both halves have the same prompts, rewards and numbers."""
     page = (ROOT / "docs/from-trl.md").read_text().partition("## A GRPO script")[2].partition("## TRL's settings")[0]
     theirs, ours = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)

@@ -185,12 +185,12 @@ def test_single_and_registered_environments_pass():
     check_text_env(gymnasium.make("textenv/Copy-v0"))
 
 
-def test_every_check_has_an_environment_that_only_it_catches():
+def test_every_check_has_an_environment_of_its_own():
     assert set(BROKEN.values()) == set(CHECKS)
 
 
 @pytest.mark.parametrize("cls", BROKEN)
-def test_each_bug_is_found_by_its_check_and_by_no_other(cls):
+def test_each_bug_is_found_by_its_check_alone(cls):
     env = make(cls, num_envs=3)
     assert found(env) == {BROKEN[cls]}
     with pytest.raises(ValueError, match="1 of 9 checks failed") as caught:
@@ -198,7 +198,7 @@ def test_each_bug_is_found_by_its_check_and_by_no_other(cls):
     assert BROKEN[cls] in str(caught.value)
 
 
-def test_autoreset_bugs_are_found_in_the_other_modes_too():
+def test_autoreset_bugs_are_found_in_other_modes():
     for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
         assert found(make(KeepsTheOldAnswer, autoreset_mode=mode, num_envs=2)) == {"reset"}
 
@@ -231,7 +231,7 @@ class ByHand(gymnasium.Env):
         return {"tokens": tokens, "length": np.array(len(self.ids))}
 
 
-def test_an_environment_written_from_scratch_is_checked_too():
+def test_an_environment_from_scratch_is_checked():
     check_text_env(ByHand())
     assert found(ByHand(seeded=False)) == {"seeds"}
 
@@ -270,7 +270,7 @@ class LeaksByHand(ByHand):
         (LeaksByHand, "no prompt in the answer"),
     ],
 )
-def test_bugs_of_an_environment_written_from_scratch_are_found(cls, name):
+def test_bugs_of_environments_from_scratch_are_found(cls, name):
     assert name in found(cls())
 
 
@@ -339,7 +339,7 @@ def test_more_bugs_of_vector_environments(cls, name, mode):
         (["textenv/Copy-v0", "--env-kwargs", "[]"], 2),
     ],
 )
-def test_the_command_line_says_by_its_status_whether_all_holds(words, status, capsys):
+def test_the_exit_status_says_whether_all_holds(words, status, capsys):
     gymnasium.register("textenv/Broken-v0", lambda: ByHand(seeded=False))
     try:
         main(["check", *words, "--json"])
@@ -359,6 +359,6 @@ def test_the_command_line_says_by_its_status_whether_all_holds(words, status, ca
         assert broken == ["single: seeds"] * status
 
 
-def test_an_environment_of_another_kind_is_refused_with_a_reason():
+def test_another_kind_of_environment_is_refused():
     with pytest.raises(ValueError, match="expected Dict"):
         check_text_env(gymnasium.make("CartPole-v1"))

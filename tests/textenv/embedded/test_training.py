@@ -26,7 +26,7 @@ def draw(n, seed=0):
     return [sample_review(rng) for _ in range(n)]
 
 
-def test_the_recogniser_knows_every_sample_and_its_label():
+def test_the_recogniser_accepts_every_sample():
     reviews = draw(3000)
     assert all(label_of(review.text) == review.label for review in reviews)
     assert all(review.text.startswith(review.opening + " ") for review in reviews)
@@ -35,7 +35,7 @@ def test_the_recogniser_knows_every_sample_and_its_label():
     assert draw(5) == draw(5) != draw(5, seed=1)
 
 
-def test_there_are_thousands_of_reviews_and_hundreds_of_openings():
+def test_there_are_thousands_of_reviews():
     assert len({review.text for review in draw(5000)}) > 4800
     assert len({review.text.removeprefix(review.opening) for review in draw(5000)}) > 3000
     assert len(openings()) == len(set(openings())) >= 400
@@ -43,7 +43,8 @@ def test_there_are_thousands_of_reviews_and_hundreds_of_openings():
     assert 100 <= len({word.strip(".") for review in draw(5000) for word in review.text.split()}) <= 150
 
 
-def test_no_opening_begins_another_so_a_response_never_prolongs_its_prompt():
+def test_no_opening_begins_another():
+    """So a response never prolongs its prompt."""
     known = set(openings())
     for opening in openings():
         words = opening.split()
@@ -86,7 +87,7 @@ def test_a_changed_review_is_refused(change):
     assert change[0] in REVIEW and not accepts(REVIEW.replace(*change))
 
 
-def test_mixed_sentiments_and_unfinished_reviews_are_refused():
+def test_mixed_or_unfinished_reviews_are_refused():
     positive, negative = (next(r for r in draw(99) if r.label == label and r.text.count(".") == 1) for label in (1, 0))
     assert accepts(positive.text + " catch it tonight.") and not accepts(positive.text + " skip it tonight.")
     assert accepts(negative.text + " skip it tonight.") and not accepts(negative.text + " catch it tonight.")
@@ -95,7 +96,7 @@ def test_mixed_sentiments_and_unfinished_reviews_are_refused():
         assert all(tail.endswith(".") for tail in tails if accepts(tail)), review
 
 
-def test_finding_the_embedded_models_loads_neither_torch_nor_transformers(folder):
+def test_finding_the_models_loads_nothing_heavy(folder):
     program = (
         "from textenv.embedded import embedded_folder as f; import sys; print(f()); assert 'torch' not in sys.modules"
     )
@@ -163,20 +164,20 @@ def test_single_tokens_and_special_tokens(tokenizer):
     assert len(tokenizer) <= 1024 and tokenizer.model_max_length == 128
 
 
-def test_tokens_of_an_opening_begin_the_tokens_of_its_review(tokenizer):
+def test_tokens_of_an_opening_begin_its_review(tokenizer):
     for review in draw(500):
         opening, whole = tokenizer.encode(review.opening), tokenizer.encode(review.text)
         assert whole[: len(opening)] == opening and tokenizer.decode(whole) == review.text
 
 
-def test_the_language_model_writes_different_reviews_of_both_sentiments(samples, classifier, tokenizer):
+def test_the_language_model_writes_both_sentiments(samples, classifier, tokenizer):
     texts = [text for _, text in samples]
     assert np.mean([accepts(text) for text in texts]) >= 0.9
     assert len({text.removeprefix(opening) for opening, text in samples}) >= 0.9 * len(samples)
     assert 0.4 <= positive(classifier, tokenizer, texts).mean() <= 0.6
 
 
-def test_the_classifier_knows_reviews_and_is_undecided_about_openings(classifier, tokenizer):
+def test_the_classifier_is_undecided_about_openings(classifier, tokenizer):
     reviews = draw(500, seed=99)
     scores = positive(classifier, tokenizer, [review.text for review in reviews])
     labels = torch.tensor([review.label for review in reviews])
@@ -185,14 +186,14 @@ def test_the_classifier_knows_reviews_and_is_undecided_about_openings(classifier
     assert (positive(classifier, tokenizer, openings()) - 0.5).abs().max() < 0.3
 
 
-def test_the_classifier_does_not_see_padding_on_either_side(classifier, tokenizer):
+def test_the_classifier_does_not_see_padding(classifier, tokenizer):
     texts = [review.text for review in draw(20)]
     alone = torch.cat([positive(classifier, tokenizer, [text]) for text in texts])
     for side in ("left", "right"):
         assert torch.allclose(positive(classifier, tokenizer, texts, side), alone, atol=1e-5)
 
 
-def test_training_is_repeatable_and_leaves_the_caller_as_it_was(tokenizer):
+def test_training_is_repeatable_and_isolated(tokenizer):
     from textenv.embedded.training import train_classifier, train_language_model
 
     def weights(train, reviews=48):
@@ -276,7 +277,7 @@ def test_of_two_at_once_one_builds_and_the_other_waits(tmp_path):
     assert build.calls == 1 and folders == {tmp_path / "embedded-0"}
 
 
-def test_a_cache_that_cannot_be_written_names_the_variable_to_set(tmp_path, monkeypatch):
+def test_an_unwritable_cache_names_the_variable(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TEXTENV_CACHE", str(tmp_path / "file"))
     with pytest.raises(OSError, match=r"file/textenv/embedded-\w+: .*TEXTENV_CACHE"):
@@ -294,7 +295,7 @@ def test_where_the_cache_is(tmp_path, monkeypatch):
     assert cache_root() == tmp_path / "mine" / "textenv"
 
 
-def test_the_name_changes_with_the_data_and_the_versions_alone(monkeypatch):
+def test_the_name_changes_with_data_and_versions(monkeypatch):
     names = [fingerprint(("1", {"the": ("a",)}), ["torch"]), fingerprint(("1", {"the": ("a",)}), ["numpy"])]
     names.append(fingerprint(("1", {"the": ("b",)}), ["torch"]))
     assert fingerprint(("1", {"the": ("a",)}), ["torch"]) == names[0]

@@ -24,7 +24,7 @@ def play(allowed, *, episodes=64, max_new_tokens=6, **options):
     return [sample["completion"] for sample in env.samples(range(episodes))], rollout
 
 
-def test_a_turn_is_one_of_the_texts_as_by_the_function_for_it():
+def test_a_turn_is_one_of_the_texts():
     texts = ["a", "a b", "c"]
     answers, rollout = play(texts)
     assert {answer.strip() for answer in answers} == set(texts)
@@ -35,7 +35,7 @@ def test_a_turn_is_one_of_the_texts_as_by_the_function_for_it():
     assert rollout["terminated"].any(1).all()
 
 
-def test_a_turn_has_only_the_tokens_of_a_list_and_may_then_end():
+def test_a_turn_has_only_the_tokens_of_a_list():
     ids = make_tokenizer(WORDS)("a b", add_special_tokens=False)["input_ids"]
     answers, rollout = play(np.array(ids))
     assert {word for answer in answers for word in answer.split()} == {"a", "b"} and all(answers)
@@ -58,6 +58,6 @@ def test_a_turn_has_only_the_tokens_of_a_list_and_may_then_end():
     ([-1], ValueError, "expected ids from 0 to"),
     ([10_000], ValueError, "expected ids from 0 to"),
 ])  # fmt: skip
-def test_what_no_list_can_be_is_refused_when_the_environment_is_made(allowed, kind, said):
+def test_a_wrong_list_is_refused_at_construction(allowed, kind, said):
     with refused(kind, said):
         play(allowed)

@@ -43,7 +43,7 @@ def answer(tokenizer, stop, ids):
 
 @pytest.mark.parametrize("stop", STOPS + MARKED)
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_a_turn_ends_where_its_decoded_text_first_has_the_stop(name, stop):
+def test_a_turn_ends_at_the_first_stop_text(name, stop):
     tokenizer = TOKENIZERS[name]()
     chance = random.Random(0)
     ended = 0
@@ -66,7 +66,7 @@ def test_a_turn_ends_where_its_decoded_text_first_has_the_stop(name, stop):
     assert ended >= 5
 
 
-def test_a_part_of_a_character_may_complete_any_stop_text():
+def test_part_of_a_character_may_complete_a_stop_text():
     """ByT5 decodes it to nothing."""
     tokenizer = byt5()
     ends = StopConditions(tokenizer, ["。"])
@@ -75,7 +75,7 @@ def test_a_part_of_a_character_may_complete_any_stop_text():
 
 
 @pytest.mark.parametrize("stop", ["<|im_start|>user", "<|im_start|>", "user", "r\n"])
-def test_generate_ends_at_stop_texts_as_an_environment_does(stop):
+def test_generate_ends_at_stop_texts_too(stop):
     tokenizer = byte_tokenizer(SPECIAL, template=CHATML, eos="<eos>")
     words = tokenizer("\na<|im_start|>user\n", add_special_tokens=False)["input_ids"]
     policy = LMPolicy(scripted_model(tokenizer, *itertools.pairwise(words[:-1])), tokenizer, stop=[stop])
@@ -85,7 +85,7 @@ def test_generate_ends_at_stop_texts_as_an_environment_does(stop):
     assert policy.generate([chat], deterministic=True, max_new_tokens=count - 1) != [completion] or "<" in stop
 
 
-def test_a_closing_tag_that_is_a_token_ends_a_turn_and_is_not_shown():
+def test_a_closing_tag_token_ends_a_turn_unshown():
     tokenizer = byte_tokenizer(["<answer>", "</answer>"])
     ids = tokenizer("<answer>4</answer>", add_special_tokens=False)["input_ids"]
     assert answer(tokenizer, "</answer>", ids) == (3, "<answer>4", "stop")

@@ -28,7 +28,7 @@ def make_env(num_envs=2, **options):
     return TextVectorEnv(**(arguments | options))
 
 
-def test_an_observation_is_the_prefix_and_an_action_the_next_token():
+def test_a_step_appends_one_token():
     env = make_env(num_envs=1)
     observation, _ = env.reset(seed=3)
     start = int(observation["length"][0, 0])
@@ -53,7 +53,7 @@ def test_the_length_limit_truncates_and_still_scores():
     assert info["end_reason"][0] == "length"
 
 
-def test_same_seed_same_prompts_and_with_the_same_actions_same_everything():
+def test_same_seed_same_prompts_and_episodes():
     def play(seed):
         env, rng, seen = make_env(num_envs=3), np.random.default_rng(0), []
         observation, _ = env.reset(seed=seed)
@@ -117,7 +117,7 @@ def play_by_hand(env, actions, prompts):
     return episodes
 
 
-def test_step_path_equals_the_batched_path_token_by_token():
+def test_stepping_equals_the_batched_path():
     """The same prompts and actions through `TextEnv.step` and through `collect`, whose slots are refilled."""
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=5)
     rollout = collect(make_env(num_envs=3), policy, num_episodes=9, seed=11)
@@ -137,7 +137,7 @@ def test_step_path_equals_the_batched_path_token_by_token():
         assert int(mask.sum()) == len(rewards)
 
 
-def test_exactly_the_dealt_episodes_are_collected_whatever_the_number_of_slots():
+def test_exactly_the_dealt_episodes_are_collected():
     """Short answers are not favoured: as many rows as asked for, every prompt of a pass once."""
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS))
     for num_envs in (1, 4, 20):
@@ -174,7 +174,7 @@ def test_deferred_and_immediate_scoring_agree():
     assert [call[0] for call in calls] == once
 
 
-def test_the_reward_function_gets_columns_and_the_completion_ids():
+def test_the_reward_gets_columns_and_ids():
     seen = {}
 
     def reward(prompts, completions, completion_ids, answer, **columns):
@@ -188,7 +188,8 @@ def test_the_reward_function_gets_columns_and_the_completion_ids():
     assert seen == {"prompts": ["a b"], "completions": [" good"], "ids": [[5, EOS]], "answer": [42]}
 
 
-def test_forbidden_tokens_are_never_chosen_and_the_reference_is_masked_alike():
+def test_forbidden_tokens_are_never_chosen():
+    """The reference is masked alike."""
     lm = make_gpt2()
     policy = LMPolicy(lm, make_tokenizer(WORDS))
     env = make_env(forbidden=[EOS, 0], num_envs=4, penalty=KLPenalty(policy.reference(), 0.5))
@@ -209,7 +210,7 @@ def test_forbidden_tokens_are_never_chosen_and_the_reference_is_masked_alike():
         env.step(np.full(4, EOS))
 
 
-def test_prompt_and_completion_make_the_text_where_a_tokenizer_drops_the_first_space():
+def test_prompt_and_completion_make_the_text():
     """As Llama's does: decoded alone, an answer would lose the space between it and the prompt."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -261,7 +262,7 @@ def test_stepwise_kl_equals_batched_kl_to_1e_5_a_token(temperature):
     assert rollout["kl"].abs().sum() > 1
 
 
-def test_one_step_identity_of_the_reference_reward_and_its_bias_over_two():
+def test_the_reference_reward_is_exact_over_one_step():
     """E[r - β·KL] = E[r + β·log π_ref] + β·H(π) by enumeration; ReferenceReward pays the middle term."""
     tokenizer, beta = make_tokenizer(WORDS), 0.4
     reference = LanguageModel(make_gpt2(seed=2), tokenizer).requires_grad_(False)
@@ -312,7 +313,7 @@ def test_make_vec_returns_the_native_batched_class():
     assert env.task.k == 2
 
 
-def test_sync_vector_env_over_text_env_equals_the_native_one():
+def test_sync_vector_env_equals_the_native_one():
     def single():
         return gymnasium.make("textenv/Copy-v0")
 
@@ -325,7 +326,7 @@ def test_sync_vector_env_over_text_env_equals_the_native_one():
         assert [x.tolist() for x in one[:3]] == [x.tolist() for x in two[:3]]
 
 
-def test_without_num_envs_whole_episodes_are_generated_in_many_slots(caplog):
+def test_whole_episodes_fill_many_slots(caplog):
     """In one slot, they take 14 times as long; the answers are the same."""
 
     def generated(**options):

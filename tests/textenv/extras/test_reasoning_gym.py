@@ -32,7 +32,7 @@ def turn(prompt, completion):
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_the_reference_answer_scores_one_and_a_wrong_one_less(name):
+def test_the_reference_answer_scores_one(name):
     task = ReasoningGym(name)
     for prompt in task.sample_prompts(range(5), seed=0):
         assert prompt.content == prompt.columns["question"]
@@ -42,7 +42,7 @@ def test_the_reference_answer_scores_one_and_a_wrong_one_less(name):
         assert scores[:3] == [1, 1, 1] and max(scores[3:]) < 0.5  # spell_backward pays for parts
 
 
-def test_the_last_tagged_answer_counts_or_else_the_whole_text():
+def test_the_last_tagged_answer_counts():
     assert answer_of("<answer>1</answer> <answer>\n2 </answer>") == "2"
     assert answer_of(" 3\n") == "3"
     task = ReasoningGym("chain_sum", extract=lambda completion: completion.split()[-1])
@@ -50,7 +50,7 @@ def test_the_last_tagged_answer_counts_or_else_the_whole_text():
     assert task.score([turn(prompt, f"it is {prompt.columns['answer']}")]) == [1]
 
 
-def test_prompts_are_a_function_of_seed_and_number_alone():
+def test_prompts_depend_on_seed_and_number_alone():
     for name in ("chain_sum", "pool_matrix", "word_ladder", "list_functions", "survo"):
         assert len({prompt.content for prompt in ReasoningGym(name, size=1).sample_prompts(range(8), seed=5)}) > 4, name
         first = ReasoningGym(name).sample_prompts(range(8), seed=5)
@@ -75,7 +75,7 @@ def test_prompts_are_the_same_in_another_process():
     )
 
 
-def test_prompts_do_not_depend_on_the_global_generators():
+def test_prompts_ignore_the_global_generators():
     orders = []
     for state in (1, 2):
         random.seed(state)
@@ -106,7 +106,7 @@ def test_splits_share_no_question(name):
     assert not contents["train"] & contents["test"]
 
 
-def test_a_generator_that_fails_on_a_seed_is_asked_again(monkeypatch):
+def test_a_failing_generator_is_asked_again(monkeypatch):
     """As basic_arithmetic, which divides by 0 once in more than 80,000 questions: a run must not end by it."""
     task = ReasoningGym("chain_sum")
     kind, failures = type(task._dataset), [ZeroDivisionError("by 0"), KeyError("operator")]
@@ -145,7 +145,7 @@ def dealt():
     return {name: (task, task.sample_prompts(numbers[name], seed=3)) for name, task in tasks.items()}
 
 
-def test_every_data_set_deals_and_its_reference_answer_scores(dealt):
+def test_every_data_set_scores_its_own_answer(dealt):
     without = set()
     for name, (task, prompts) in dealt.items():
         for prompt in prompts:
@@ -199,7 +199,7 @@ def test_no_verifier_runs_what_a_policy_writes(dealt, monkeypatch):
     assert careless == EVAL | SYMPY
 
 
-def test_the_guard_lets_answers_through_and_nothing_else():
+def test_the_guard_lets_only_answers_through():
     answers = ["x**12 - 3*y**(1/2)", "[[1, 2], [3, -4]]", "['a', 'b']", "6*(98 - 54) - 34", "1.5", "a", "2**(-3/4)"]
     assert all(is_harmless(text) for text in answers)
     assert is_harmless("-exp(x)*sin(x)**2 + C", sympy=True, functions=FUNCTIONS)

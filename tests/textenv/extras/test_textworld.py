@@ -32,7 +32,7 @@ def make_game(tokenizer, **options):
     return make_task("TextWorld", tokenizer=tokenizer, **{"games": 1} | options)[0]._make_env()
 
 
-def test_a_walkthrough_of_the_package_wins_and_earns_its_score(tokenizer, tmp_path):
+def test_a_walkthrough_wins_and_earns_its_score(tokenizer, tmp_path):
     make = [sys.executable, Path(sys.executable).with_name("tw-make"), "tw-coin_collector", "--level", "2"]
     subprocess.run([*make, "--seed", "1", "--output", tmp_path / "coin.z8", "--silent"], check=True)
     game = make_game(tokenizer, games=tmp_path)
@@ -43,7 +43,7 @@ def test_a_walkthrough_of_the_package_wins_and_earns_its_score(tokenizer, tmp_pa
     assert [reward for _, reward, *_ in steps] == [0, 1] and [over for _, _, over, *_ in steps] == [False, True]
 
 
-def test_a_policy_cannot_save_quit_restart_or_stop_the_interpreter(tokenizer, tmp_path, monkeypatch):
+def test_a_policy_cannot_command_the_interpreter(tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     game = make_game(tokenizer)
     game.reset(seed=0)
@@ -69,7 +69,7 @@ print(task.sample_prompts([0], seed=1)[0].content)
     assert len({task.sample_prompts([0], seed=1)[0].content for task in prompts}) == 2
 
 
-def test_admissible_commands_are_all_that_random_tokens_can_write(tokenizer):
+def test_random_tokens_write_admissible_commands(tokenizer):
     task, limits, _ = make_task("TextWorld", tokenizer=tokenizer, games=1, admissible=True)
     env, rng = TextVectorEnv(task, tokenizer=tokenizer, num_envs=2, **limits), np.random.default_rng(0)
     env.start_episodes(6, seed=0)

@@ -57,7 +57,7 @@ def replies(env, *texts):
 
 
 @pytest.mark.parametrize(("low", "high"), [(1, 100), (0, 0), (-5, 2), (1, 127), (1, 128)])
-def test_binary_search_finds_every_number_within_the_default_guesses(low, high):
+def test_binary_search_finds_every_number(low, high):
     env, turns = GuessNumber(low, high), []
     for secret in range(low, high + 1):
         total, used = play(env, BinarySearch(low, high), options={"secret": secret})
@@ -66,7 +66,7 @@ def test_binary_search_finds_every_number_within_the_default_guesses(low, high):
     assert max(turns) == env.max_guesses == int(np.ceil(np.log2(high - low + 2)))
 
 
-def test_with_fewer_guesses_binary_search_finds_what_that_many_can_tell_apart():
+def test_fewer_guesses_find_fewer_numbers():
     env = GuessNumber(1, 10, max_guesses=3)
     wins = [play(env, BinarySearch(1, 10), options={"secret": secret})[0] for secret in range(1, 11)]
     assert sum(wins) == 7 and env.best_return == 0.7
@@ -78,7 +78,7 @@ def test_the_calculator_player_answers_every_question(size):
     assert [play(env, CalculatorPlayer(), seed=seed) for seed in range(200)] == [(env.best_return, 2)] * 200
 
 
-def test_the_best_questions_earn_what_the_dynamic_program_says():
+def test_the_best_questions_earn_the_optimum():
     env, player = TwentyQuestions(), BestQuestions()
     results = [play(env, player, options={"secret": secret}) for secret in ANIMALS]
     assert np.mean([total for total, _ in results]) == pytest.approx(env.best_return, abs=1e-12)
@@ -101,7 +101,7 @@ def questions(left):
     return min(options, default=0)
 
 
-def test_the_dynamic_program_agrees_with_one_that_leaves_nothing_out():
+def test_the_dynamic_program_equals_a_full_one():
     animals, player, rng = list(ANIMALS), BestQuestions(), np.random.default_rng(0)
     for size in [*range(1, 17)] * 30:
         chosen = rng.choice(16, size=size, replace=False).tolist()
@@ -278,7 +278,7 @@ def test_any_text_gets_a_reply(game, text):
 
 
 @pytest.mark.parametrize("game", GAMES)
-def test_random_texts_get_replies_and_every_episode_ends(game):
+def test_random_texts_get_replies_to_the_end(game):
     env = game()
     env.action_space.seed(0)
     for seed in range(30):
@@ -308,7 +308,7 @@ def test_gymnasiums_checker_passes_without_a_warning(game):
 
 
 @pytest.mark.parametrize("game", GAMES)
-def test_same_seed_same_game_and_other_seeds_other_games(game):
+def test_same_seed_same_game(game):
     def secrets(seed):
         env = game()
         env.reset(seed=seed)

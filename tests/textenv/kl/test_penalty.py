@@ -93,7 +93,7 @@ class ThreeTokens:
         }[name, place]
 
 
-def test_the_mean_of_k1_and_k3_is_the_kl_and_that_of_k2_is_not():
+def test_k1_and_k3_estimate_the_kl_and_k2_does_not():
     case = ThreeTokens()
     exact = Kl(case.own, case.other).item()
     log_ratio = case.own.logits - case.other.logits
@@ -115,7 +115,7 @@ def test_the_expected_gradient_is_the_documented_one(name, place):
 
 
 @pytest.mark.parametrize(("name", "place"), COMBINATIONS)
-def test_combinations_of_the_wrong_gradient_warn_in_words(name, place):
+def test_combinations_of_a_wrong_gradient_warn(name, place):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         KLPenalty(None, 0.1, name, place)
@@ -127,7 +127,7 @@ def test_combinations_of_the_wrong_gradient_warn_in_words(name, place):
 
 
 @pytest.mark.parametrize("estimator", ["k1", k1])
-def test_k1_in_the_loss_has_no_expected_gradient_and_is_refused(estimator):
+def test_k1_in_the_loss_is_refused(estimator):
     case = ThreeTokens()
     log_ratio = case.own.logits - case.other.logits
     assert case.gradient((case.own.probs.detach() * k1(log_ratio)).sum()).abs().max() < 1e-6
@@ -135,7 +135,7 @@ def test_k1_in_the_loss_has_no_expected_gradient_and_is_refused(estimator):
         KLPenalty(case.reference, 0.1, estimator, "loss")
 
 
-def test_unknown_estimators_and_places_are_refused_with_those_known():
+def test_unknown_estimators_are_refused():
     with pytest.raises(ValueError, match="'k4'.*k1, k2, k3, exact"):
         KLPenalty(None, 0.1, "k4")
     with pytest.raises(ValueError, match="'advantage'.*'reward' or 'loss'"):
@@ -156,7 +156,7 @@ def text_case():
 @pytest.mark.parametrize("micro", [None, 3])
 @pytest.mark.parametrize("name", ["k2", "exact"])
 @pytest.mark.parametrize("make", [text_case, control_case, recurrent_case])
-def test_a_penalty_in_the_loss_adds_the_gradient_of_beta_times_its_mean(make, name, micro):
+def test_a_penalty_adds_beta_times_its_gradient(make, name, micro):
     env, policy, count = make()
     reference = perturbed(policy)
     rollout = collect(env, policy, **count)
@@ -179,7 +179,8 @@ def test_a_penalty_in_the_loss_adds_the_gradient_of_beta_times_its_mean(make, na
         torch.testing.assert_close(found[1][key] - found[0][key], gradient, atol=1e-5, rtol=1e-3)
 
 
-def test_the_penalised_return_is_another_where_the_reward_is_charged_and_the_kl_is_logged_in_both():
+def test_only_a_charged_reward_changes_the_return():
+    """The penalty in the loss leaves it; the KL is logged in both."""
     for name, place in (("k1", "reward"), ("k2", "loss")):
         env, policy, _ = text_case()
         agent = agent_of(env, policy, penalty=KLPenalty(perturbed(policy), 0.5, name, place))
@@ -215,21 +216,21 @@ BETAS = [0.1 * 1.02, 0.1 * 1.02 * 1.01, 0.1 * 1.02 * 1.01 * 0.98, 0.1 * 1.02 * 1
 BETAS.append(BETAS[-1])
 
 
-def test_five_steps_of_the_adaptive_coefficient_by_hand():
+def test_the_adaptive_coefficient_by_hand():
     penalty = KLPenalty(None, AdaptiveCoefficient(0.1, target=6.0))
     for rollout, expected in zip(TRACE, BETAS, strict=True):
         penalty.update(rollout)
         assert penalty.coef == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_adaptive_coefficient_saturates_at_a_fifth_either_way():
+def test_the_adaptive_coefficient_saturates():
     for kl, factor in ((1e6, 1.02), (-1e6, 0.98), (7.2, 1.02), (4.8, 0.98), (6.6, 1.01)):
         coefficient = AdaptiveCoefficient(0.1, target=6.0)
         coefficient.update(kl=kl, steps=1)
         assert coefficient.value == pytest.approx(0.1 * factor, rel=1e-9)
 
 
-def test_kl_of_episodes_that_have_not_ended_counts_when_they_end():
+def test_unfinished_episodes_count_when_they_end():
     penalty = KLPenalty(None, AdaptiveCoefficient(0.1, target=6.0))
     penalty.update(rollout_of([3.0, 1.2], done=False))
     assert penalty.coef == 0.1
@@ -239,7 +240,7 @@ def test_kl_of_episodes_that_have_not_ended_counts_when_they_end():
     assert penalty.coef == pytest.approx(0.101)
 
 
-def test_the_adaptive_coefficient_survives_save_and_load_in_the_agents_folder(tmp_path):
+def test_the_coefficient_is_saved_with_the_agent(tmp_path):
     env, policy, _ = control_case()
     penalty = KLPenalty(policy.reference(), AdaptiveCoefficient(0.1, target=6.0))
     for rollout in TRACE[:3]:
@@ -258,7 +259,7 @@ def test_the_adaptive_coefficient_survives_save_and_load_in_the_agents_folder(tm
 
 
 @pytest.mark.parametrize(("name", "place"), [("k1", "reward"), ("exact", "loss")])
-def test_an_update_is_charged_by_the_coefficient_before_it_is_adapted(name, place):
+def test_an_update_uses_the_coefficient_before_it(name, place):
     env, policy, _ = text_case()
     penalty = KLPenalty(perturbed(policy), AdaptiveCoefficient(0.2, target=0.5), name, place)
     history = [row for _ in range(3) for row in agent_of(env, policy, penalty=penalty).learn(1)]
@@ -281,7 +282,8 @@ def test_measuring_does_not_adapt_the_coefficient():
     assert state.pop("reference") and state == {"coefficient": {"value": 0.2}, "open_kl": 0.0}
 
 
-def test_a_reference_that_was_replaced_while_a_run_was_stopped_is_found_out():
+def test_a_replaced_reference_is_found_out():
+    """Also if it was replaced while the run was stopped."""
     env, policy, _ = text_case()
     before, same, other = (KLPenalty(perturbed(policy, seed=seed), 0.2) for seed in (0, 0, 1))
     rollout = collect(env, policy, num_episodes=4)
@@ -294,7 +296,7 @@ def test_a_reference_that_was_replaced_while_a_run_was_stopped_is_found_out():
         other(rollout.clone(), policy)
 
 
-def test_a_scheduled_coefficient_is_linear_in_the_steps_of_the_policy():
+def test_a_scheduled_coefficient_is_linear_in_steps():
     penalty = KLPenalty(None, ScheduledCoefficient(0.4, 0.2, steps=8))
     found = []
     for _ in range(4):
@@ -330,7 +332,7 @@ def policies():
 
 
 @pytest.mark.parametrize("index", range(4))
-def test_a_reference_is_a_copy_that_shares_neither_weights_nor_random_numbers(index):
+def test_a_reference_shares_no_weights_or_numbers(index):
     policy = policies()[index]
     observation = policy.observation_space.sample()[None]
     policy.act(observation)  # an LSTM remembers now
@@ -344,7 +346,7 @@ def test_a_reference_is_a_copy_that_shares_neither_weights_nor_random_numbers(in
     assert reference.reference() is not reference and copy.deepcopy(policy) is not policy
 
 
-def test_a_reference_may_share_what_does_not_train_and_nothing_else():
+def test_a_reference_may_share_frozen_weights_only():
     env, policy, count = control_case()
     rollout, reference = collect(env, policy, **count), policy.reference()
     reference.critic = policy.critic.requires_grad_(False)
@@ -365,7 +367,7 @@ CONTROL = {
     ("kind", "name", "place"),
     [("MLP", "k1", "reward"), ("MLP", "k2", "loss"), *((kind, "exact", "loss") for kind in CONTROL)],
 )
-def test_on_control_a_great_coefficient_leads_a_policy_back_to_its_reference(kind, name, place):
+def test_a_great_coefficient_leads_to_the_reference(kind, name, place):
     env, make, options = CONTROL[kind]()
     policy = make(env.single_observation_space, env.single_action_space, **options)
     reference = policy.reference()
@@ -388,7 +390,7 @@ def test_on_control_a_great_coefficient_leads_a_policy_back_to_its_reference(kin
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [pytest.param("k2", marks=pytest.mark.slow), "exact"])
-def test_a_penalty_in_the_loss_comes_near_the_optimum_of_many_steps_but_does_not_reach_it(name):
+def test_a_penalty_in_the_loss_misses_the_optimum(name):
     """It ignores the KL of later states (`textenv.kl.KLPenalty`). Share of the KL left after 120 iterations:
 
     β = .3, seeds 1 to 3: k2 8.7, 5.8, 16.7 %, exact 8.6, 6.4, 18.0 %, and k1 in the reward .3, .2, .2 %. Seed 1,

@@ -26,7 +26,7 @@ def plain_log_probs(lm, tokens):
         return lm.model(torch.tensor([tokens])).logits[0, :, : len(WORDS)].float().log_softmax(-1)
 
 
-def test_decoding_in_slots_with_refill_equals_a_plain_forward_pass(lm):
+def test_refilled_slots_equal_a_plain_forward_pass(lm):
     """Slots at unequal positions, one of them refilled in mid-run, one empty."""
     rng = np.random.default_rng(0)
     decoder = Decoder(lm, num_slots=3, max_length=12)
@@ -45,7 +45,8 @@ def test_decoding_in_slots_with_refill_equals_a_plain_forward_pass(lm):
             text.append(int(rng.integers(0, 7)))
 
 
-def test_a_slot_asked_twice_or_given_another_text_without_reset_is_read_again(lm):
+def test_a_changed_slot_is_read_again(lm):
+    """One that is asked twice, too, or gets another text without a reset."""
     decoder = Decoder(lm, num_slots=1, max_length=8)
     for text in ([1, 2, 3], [1, 2, 3], [4, 4], [5]):
         tokens = np.full((1, 8), 8, dtype=np.int64)
@@ -55,7 +56,7 @@ def test_a_slot_asked_twice_or_given_another_text_without_reset_is_read_again(lm
 
 
 @pytest.mark.parametrize(("idle", "passes"), [(0, [8, 8, 8]), (1, [8, 8, 8, 1]), (2, [6, 6, 6, 2])])
-def test_the_cache_is_not_copied_for_the_sake_of_one_idle_slot(idle, passes):
+def test_one_idle_slot_copies_no_cache(idle, passes):
     """Two steps, then the idle slots are filled while their neighbours go on; each pass with its rows."""
     lm, seen = LanguageModel(make_gpt2(), make_tokenizer(WORDS)), []
     decoder, tokens = Decoder(lm, num_slots=8, max_length=8), np.full((8, 8), 8, dtype=np.int64)
@@ -102,7 +103,7 @@ def make_rollout(rows=3, steps=7, seed=0):
 
 
 @pytest.mark.parametrize(("dtype", "accepted"), [(torch.bfloat16, True), (torch.float32, False)])
-def test_a_head_that_rounds_otherwise_in_another_shape_is_the_models_own_in_bf16_and_not_in_fp32(dtype, accepted):
+def test_a_head_that_rounds_by_shape_is_called_itself(dtype, accepted):
     """The disagreement is planted: the last digit of bf16, in the shape that `transformers` gives it."""
     model = make_gpt2().to(dtype)
     model.lm_head.register_forward_hook(lambda m, args, out: out * (1 + 2**-7) if out.ndim == 3 else out)
@@ -110,7 +111,7 @@ def test_a_head_that_rounds_otherwise_in_another_shape_is_the_models_own_in_bf16
         LanguageModel(model, make_tokenizer(WORDS))
 
 
-def test_scoring_at_true_entries_equals_the_full_logits(lm):
+def test_scoring_equals_the_full_logits(lm):
     rollout = make_rollout()
     log_prob, entropy, _ = lm.evaluate(rollout)
     for row in range(3):
@@ -139,7 +140,7 @@ def test_chunks_change_neither_values_nor_gradients(monkeypatch):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
-def test_no_tensor_of_batch_times_time_times_vocabulary_is_built(monkeypatch):
+def test_no_full_tensor_of_logits_is_built(monkeypatch):
     """The output layer sees a chunk at a time, of True entries only."""
     monkeypatch.setattr(model_module, "CHUNK_ELEMENTS", 4 * len(WORDS))
     lm, rollout, seen = LanguageModel(make_gpt2(), make_tokenizer(WORDS)), make_rollout(), []
@@ -164,7 +165,7 @@ def test_sampling_follows_the_distribution():
     torch.testing.assert_close(log_prob, logits.log_softmax(-1)[action])
 
 
-def test_forbidden_actions_are_never_sampled_and_the_rest_sums_to_one():
+def test_forbidden_actions_are_never_sampled():
     allowed = torch.tensor([False, True, True, False])
     logits = restrict(torch.zeros(5000, 4), temperature=1.0, allowed=allowed)
     action, log_prob = sample(logits, generator=torch.Generator().manual_seed(0))

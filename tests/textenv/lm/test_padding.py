@@ -29,7 +29,7 @@ def positions(lm, monkeypatch):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_slots_that_begin_with_one_prompt_go_on_as_if_each_had_read_it(family):
+def test_a_shared_prompt_serves_every_slot(family):
     """Two prompts of unequal length in six slots, then other tokens in each, and a prompt that another slot has."""
     lm = LanguageModel(make_family(family), make_tokenizer(WORDS))
     texts = np.random.default_rng(1).integers(0, len(WORDS), (SLOTS, LENGTH))
@@ -138,7 +138,7 @@ PACKABLE = {"gpt2": True, "llama": True, "qwen3_moe": True, "bloom": False, "gem
 
 
 @pytest.mark.parametrize("family", PACKABLE)
-def test_only_models_whose_every_layer_is_causal_attention_are_packed(family):
+def test_only_causal_attention_is_packed(family):
     lm = LanguageModel(make_family(family), make_tokenizer(WORDS))
     lm.hidden(torch.zeros(2, 5, dtype=torch.int64), None, torch.tensor([5, 3]))
     assert padding._packable[trunk_of(lm.model)] == PACKABLE[family]
@@ -156,7 +156,7 @@ def spoiled(change):
     return trunk_of(lm.model), run
 
 
-def test_what_does_not_keep_rows_apart_or_their_positions_is_not_packed():
+def test_what_mixes_rows_is_not_packed():
     def one_row(inputs):
         count = inputs["input_ids"].numel()
         inputs["packed_rows"] = padding._Rows(torch.arange(count), torch.Size([1, count]))
@@ -194,7 +194,7 @@ def test_adapters_and_low_precision_are_packed(options, monkeypatch):
     torch.testing.assert_close(found, expected, atol=1e-4 if "lora" in options else 0.1, rtol=0)
 
 
-def test_groups_have_the_fewest_positions_of_all_ways_to_cut():
+def test_groups_have_the_fewest_positions():
     """Against all of them, by enumeration."""
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -211,7 +211,7 @@ def test_groups_have_the_fewest_positions_of_all_ways_to_cut():
         assert sum(found) == 7 and cost(found) == min(map(cost, ways))
 
 
-def test_ranks_that_share_weights_take_equal_numbers_of_passes(monkeypatch):
+def test_ranks_take_equal_numbers_of_passes(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     seen = []
 

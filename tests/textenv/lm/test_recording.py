@@ -78,7 +78,7 @@ def decode(lm, decoder, tokens, starts, steps):
     [make_gpt2, make_llama, make_qwen, make_mistral, make_gemma, make_bloom],
     ids=["gpt2", "llama", "qwen", "one window", "windows in some layers", "ALiBi"],
 )
-def test_recorded_steps_are_the_models_own_at_every_width(make, monkeypatch):
+def test_recorded_steps_are_right_at_every_width(make, monkeypatch):
     """Slots at positions of their own, up to the longest text."""
     lm, decoder = recording_decoder(make, monkeypatch)
     decode(lm, decoder, texts(), np.array([2, 5, 3]), LENGTH - 4)
@@ -89,7 +89,7 @@ def test_recorded_steps_are_the_models_own_at_every_width(make, monkeypatch):
 @pytest.mark.parametrize(
     "make", [make_gpt2, make_llama, pytest.param(make_qwen, marks=pytest.mark.long)], ids=["gpt2", "llama", "qwen"]
 )
-def test_recorded_steps_of_some_slots_are_the_models_own_at_all_sizes(make, monkeypatch):
+def test_recorded_steps_of_some_slots_are_right(make, monkeypatch):
     """Slots fall idle and are given other texts, now one and now most of them; every step against a whole pass."""
     monkeypatch.setattr(recording, "RECORDED_AFTER", 3)
     lm = LanguageModel(make(), make_tokenizer(WORDS))
@@ -114,7 +114,8 @@ def test_recorded_steps_of_some_slots_are_the_models_own_at_all_sizes(make, monk
     assert decoder.one.recording is not None and decoder.several.recording is not None
 
 
-def test_a_model_that_makes_a_number_of_the_rows_is_found_out_at_another_number_of_them(monkeypatch):
+def test_a_number_made_of_rows_is_found_out(monkeypatch):
+    """At another number of rows."""
     lm, decoder = recording_decoder(make_gpt2, monkeypatch, after=0)
     layer = lm.model.transformer.ln_f
     own = layer.forward
@@ -126,7 +127,7 @@ def test_a_model_that_makes_a_number_of_the_rows_is_found_out_at_another_number_
         assert (decoder.several.recording is not None) == recorded
 
 
-def test_a_recording_reads_the_weights_as_they_are_now_and_new_texts(monkeypatch):
+def test_a_recording_reads_present_weights(monkeypatch):
     lm, decoder = recording_decoder(make_gpt2, monkeypatch)
     decode(lm, decoder, texts(), np.array([2, 5, 3]), 8)
     recorded = decoder.everywhere.recording
@@ -149,7 +150,7 @@ def test_weights_that_are_replaced_are_recorded_anew(monkeypatch):
     assert decoder.everywhere.recording is not None
 
 
-def test_a_model_that_takes_another_way_is_recorded_anew(monkeypatch):
+def test_another_way_is_recorded_anew(monkeypatch):
     """With its adapter switched off the weights are the same tensors, and the forward is another one."""
     lm, decoder = recording_decoder(lambda: with_adapter(make_gpt2()), monkeypatch, after=0)
     length = np.array([5, 7, 3])
@@ -172,7 +173,7 @@ def with_adapter(model):
     return get_peft_model(model, config)
 
 
-def test_a_replaced_forward_of_a_modules_class_is_recorded_anew(monkeypatch):
+def test_a_replaced_forward_is_recorded_anew(monkeypatch):
     lm, decoder = recording_decoder(make_llama, monkeypatch)
     decode(lm, decoder, texts(), np.array([2, 5, 3]), 8)
     assert decoder.everywhere.recording is not None
@@ -183,7 +184,7 @@ def test_a_replaced_forward_of_a_modules_class_is_recorded_anew(monkeypatch):
     decode(lm, decoder, texts(1), np.array([2, 5, 3]), 8)
 
 
-def test_a_model_that_looks_at_its_numbers_is_decoded_unrecorded(monkeypatch, caplog):
+def test_a_model_that_reads_values_is_not_recorded(monkeypatch, caplog):
     """A branch on a value cannot be recorded; it is said in the log, and the logits are right."""
     lm, decoder = recording_decoder(make_gpt2, monkeypatch)
     layer = lm.model.transformer.ln_f
@@ -196,7 +197,7 @@ def test_a_model_that_looks_at_its_numbers_is_decoded_unrecorded(monkeypatch, ca
     assert decoder.everywhere.recording is None and "decodes without a recording" in caplog.text
 
 
-def test_a_model_that_changes_with_the_length_is_found_out_when_the_width_doubles(monkeypatch):
+def test_a_change_with_the_length_is_found_out(monkeypatch):
     """From 16 keys on another branch, which a recording made before cannot know: it is dropped."""
     lm, decoder = recording_decoder(make_gpt2, monkeypatch, after=1)
     layer = lm.model.transformer.h[0].ln_1
@@ -210,7 +211,7 @@ def test_a_model_that_changes_with_the_length_is_found_out_when_the_width_double
     assert decoder.everywhere.recording is None
 
 
-def test_a_model_that_makes_a_number_of_the_width_is_found_out_at_the_next_one(monkeypatch):
+def test_a_number_made_of_the_width_is_found_out(monkeypatch):
     lm, decoder = recording_decoder(make_gpt2, monkeypatch, after=1)
     layer = lm.model.transformer.h[0].ln_1
     own, cache = layer.forward, decoder.cache.layers[0]
@@ -232,7 +233,7 @@ def test_acting_leaves_no_gradient_behind(after, deterministic, monkeypatch):
         assert not policy.act(observation, deterministic=deterministic).log_prob.requires_grad
 
 
-def test_a_policy_that_was_moved_decodes_where_it_is_now():
+def test_a_moved_policy_decodes_where_it_is():
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS))
     policy.act({"tokens": texts(), "length": np.full(SLOTS, 3)})
     policy.reset()
@@ -241,7 +242,7 @@ def test_a_policy_that_was_moved_decodes_where_it_is_now():
     assert policy.decoder is None, "its cache is on the CPU"
 
 
-def test_what_is_written_is_written_again_by_a_recording():
+def test_writes_into_buffers_are_repeated():
     """And any size above 1 may be another one."""
     memory = torch.zeros(5)
 
@@ -259,7 +260,7 @@ def test_what_is_written_is_written_again_by_a_recording():
 
 
 @pytest.mark.parametrize("n", [BLOCK * 4, 5000])
-def test_large_vocabularies_are_sampled_by_their_probabilities(n):
+def test_large_vocabularies_follow_probabilities(n):
     """Chi-square of 40,000 draws over 16 classes of tokens (99.9 % point for 15 degrees of freedom: 37.7)."""
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(n, generator=generator)
@@ -290,7 +291,7 @@ def test_no_uniform_number_draws_a_forbidden_token(n, level):
         assert action[0] == (7 if level == 0 else n - 3)
 
 
-def test_the_level_decides_the_token_as_the_distribution_function_says():
+def test_levels_decide_as_the_distribution_function():
     """The inverse by float64 over the whole vocabulary."""
     logits = 3 * torch.randn(64, 3000, generator=torch.Generator().manual_seed(2))
     level = torch.rand(64, 1, generator=torch.Generator().manual_seed(3))
@@ -306,7 +307,7 @@ def test_the_level_decides_the_token_as_the_distribution_function_says():
 
 @pytest.mark.parametrize("size", [3, 100], ids=["chunks", "whole"])
 @pytest.mark.parametrize("what", ["log_prob", "entropy", "both"])
-def test_scores_and_their_gradients_are_those_of_log_softmax(size, what):
+def test_scores_are_those_of_log_softmax(size, what):
     """With a temperature, forbidden tokens, and an output layer of more rows than there are tokens."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(10, 6, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -338,7 +339,7 @@ def test_scores_and_their_gradients_are_those_of_log_softmax(size, what):
 @pytest.mark.parametrize("scale", [1e-2, 10.0, 1e3])
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
 @pytest.mark.parametrize("make", [make_llama, make_biased], ids=["plain head", "head with a bias"])
-def test_the_gradient_of_the_entropy_is_finite_under_a_token_mask_at_any_scale(make, temperature, scale):
+def test_masked_entropy_has_a_finite_gradient(make, temperature, scale):
     """Against the distribution over the allowed tokens alone, in which nothing is forbidden."""
     lm = LanguageModel(make(), make_tokenizer(WORDS), temperature=temperature)
     head, generator = lm.model.get_output_embeddings(), torch.Generator().manual_seed(0)
@@ -374,7 +375,7 @@ def test_a_frozen_output_layer_gets_no_gradient():
 
 
 @pytest.mark.parametrize("make", [make_gpt2, make_llama, make_qwen], ids=["gpt2", "llama", "qwen"])
-def test_rows_read_a_few_at_a_time_are_read_as_all_at_once(make, monkeypatch):
+def test_rows_read_in_parts_equal_all_at_once(make, monkeypatch):
     """Without a gradient; padded on the left, so that positions and mask must be cut alike."""
     lm, tokens = LanguageModel(make(), make_tokenizer(WORDS)), torch.from_numpy(texts())
     mask = torch.ones_like(tokens)

@@ -54,7 +54,7 @@ def write(path, rows):
 
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.csv", "p.tsv", "p.parquet", "folder", "P.JSONL", "p.TSV", "p.Parquet"])
-def test_a_file_is_a_sequence_of_mappings_whatever_its_kind(tmp_path, name):
+def test_files_of_every_kind_are_sequences(tmp_path, name):
     prompts = load_prompts(write(tmp_path / name, ROWS))
     assert len(prompts) == 3
     assert [dict(prompts[i]) for i in (2, 0, 1)] == [ROWS[2], ROWS[0], ROWS[1]]
@@ -68,7 +68,7 @@ def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path):
         assert [dict(row) for row in load_prompts(path)] == ROWS
 
 
-def test_a_data_set_from_disk_is_prompts_as_it_is_and_its_columns_reach_the_reward(tmp_path):
+def test_a_data_sets_columns_reach_the_reward(tmp_path):
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_list([{"prompt": "a b", "answer": 7}]).save_to_disk(str(tmp_path / "d"))
     seen = []
@@ -130,7 +130,8 @@ def test_prompts_may_be_more_than_memory(tmp_path):
     assert path.stat().st_size > 100e6 and kept < 1.5e6
 
 
-def test_every_prompt_comes_once_before_any_comes_again_and_each_pass_has_its_own_order():
+def test_every_prompt_comes_once_a_pass():
+    """Each pass has an order of its own."""
     deck = PromptList([[i] for i in range(50)])
     first, second = ([p.content[0] for p in deck.sample_prompts(range(k, k + 50), seed=3)] for k in (0, 50))
     assert sorted(first) == sorted(second) == list(range(50))
@@ -138,7 +139,7 @@ def test_every_prompt_comes_once_before_any_comes_again_and_each_pass_has_its_ow
     assert first != [p.content[0] for p in deck.sample_prompts(range(50), seed=4)]
 
 
-def test_the_order_is_saved_by_two_integers_and_resumed():
+def test_an_order_is_saved_as_two_integers():
     prompts = [[i % 6, i // 6] for i in range(30)]
     whole = collect(make_env(prompts), policy(), num_episodes=40, seed=3)["observation"][:, :2].tolist()
     env = make_env(prompts)
@@ -168,7 +169,7 @@ def policy():
 # --- splits ------------------------------------------------------------------------------------------------------
 
 
-def test_splits_cannot_overlap_whatever_stands_around_a_prompt():
+def test_splits_cannot_overlap():
     texts = [f"prompt {i % 150}" for i in range(300)]
     rows = [{"prompt": text.replace(" ", "  " if i % 2 else " "), "id": i} for i, text in enumerate(texts)]
     train, test = split_prompts(rows, "train"), split_prompts(rows, "test")
@@ -184,7 +185,7 @@ def test_splits_cannot_overlap_whatever_stands_around_a_prompt():
 # --- chats -------------------------------------------------------------------------------------------------------
 
 
-def test_chat_messages_are_rendered_by_the_template_and_the_reward_gets_messages():
+def test_chats_are_rendered_and_rewarded_as_messages():
     """TRL's convention; ids against transformers' own rendering."""
     seen, tokenizer = [], chat_tokenizer()
     messages = [{"role": "user", "content": "a b"}]
@@ -238,7 +239,7 @@ def allowed(turn):
     return [*range(least, 5), *([EOS] if len(turn.completion_ids) >= 2 else [])] or [EOS]
 
 
-def test_a_users_rule_constrains_acting_and_scoring_alike():
+def test_a_rule_constrains_acting_and_scoring_alike():
     """log-probs by hand: the softmax over the allowed ids alone, at each entry."""
     lm, acting = make_gpt2(), policy()
     rollout = collect(make_env(num_envs=4, allowed=allowed), acting, num_episodes=32)
@@ -254,7 +255,7 @@ def test_a_users_rule_constrains_acting_and_scoring_alike():
             assert rollout["log_prob"][row, t].item() == pytest.approx(expected.item(), abs=1e-5)
 
 
-def test_rules_that_leave_nothing_or_name_no_token_are_refused():
+def test_impossible_rules_are_refused():
     for rule, message in ((lambda turn: [], "leaves no token"), (lambda turn: [99], "expected ids from 0 to 8")):
         with pytest.raises(ValueError, match=message):
             make_env(allowed=rule).reset(seed=0)
@@ -269,7 +270,7 @@ def test_rules_that_leave_nothing_or_name_no_token_are_refused():
     ActionMasks(2, ends=[0, 1])
 
 
-def test_stop_tokens_and_texts_end_a_turn_and_pay_as_ended():
+def test_stops_end_a_turn_and_pay():
     env = make_env(num_envs=1, stop=[GOOD, "d c"])
     for actions, reason, text in (([0, GOOD], "stop", "a"), ([3, 2], "stop", ""), ([0, EOS], "eos", "a")):
         env.reset(seed=0)
@@ -279,7 +280,7 @@ def test_stop_tokens_and_texts_end_a_turn_and_pay_as_ended():
         assert info["completion"][0].replace("good", "").strip() == text
 
 
-def test_a_stop_text_that_is_a_special_token_is_looked_for_by_its_id():
+def test_a_special_stop_text_is_found_by_its_id():
     env = make_env(num_envs=1, stop=["<pad>"])
     env.reset(seed=0)
     _, _, terminated, _, info = env.step(np.array([WORDS.index("<pad>")]))
@@ -298,7 +299,7 @@ def test_a_stop_text_that_was_passed_over_cuts_nothing():
     assert [text.split() for text in seen] == [["a", ".", "b", "c"], ["a", ".", "b"]]
 
 
-def test_a_stop_text_that_was_passed_over_ends_no_later_turn():
+def test_a_passed_stop_text_ends_no_later_turn():
     """ "good" comes too early and is passed over; "bad" ends with the same letter and completes nothing."""
     good, bad = WORDS.index("good"), WORDS.index("bad")
     env = make_env(["a"], 1, lambda prompts, completions, **_: [0.0], stop=["good"], min_new_tokens=2)
@@ -307,7 +308,7 @@ def test_a_stop_text_that_was_passed_over_ends_no_later_turn():
     assert ends == [False, False, False, False, True]
 
 
-def test_an_order_that_was_set_survives_the_seed_of_a_training():
+def test_a_set_order_survives_a_trainings_seed():
     prompts = [[i % 6, i // 6] for i in range(30)]
     config = PPOConfig(num_steps=None, num_episodes=4, minibatch_size=4, seed=3)
 
@@ -326,7 +327,7 @@ def test_an_order_that_was_set_survives_the_seed_of_a_training():
     assert trained_on(fresh) == second != first
 
 
-def test_evaluating_in_mid_training_does_not_pin_the_prompts():
+def test_evaluating_does_not_pin_the_prompts():
     prompts = [[i % 6, i // 6] for i in range(30)]
     plain, evaluated = make_env(prompts), make_env(prompts)
     for env in (plain, evaluated):
@@ -367,7 +368,7 @@ LABELS = {
 
 
 @pytest.mark.parametrize("labels", LABELS)
-def test_a_table_gives_its_rows_in_order_whatever_their_labels(labels):
+def test_a_table_gives_its_rows_in_order(labels):
     rows, frame = table(LABELS[labels])
     texts = [row["prompt"] for row in rows]
     assert [PromptList(frame["prompt"]).prompt(i).content for i in range(40)] == texts
@@ -381,7 +382,7 @@ def test_a_table_gives_its_rows_in_order_whatever_their_labels(labels):
         check_no_overlap(frame["prompt"], frame)
 
 
-def test_the_split_of_a_prompt_does_not_depend_on_the_order():
+def test_the_split_of_a_prompt_ignores_the_order():
     rows, frame = table(LABELS["shuffled"])
     for split in ("train", "test"):
         expected = {row["level"] for row in split_prompts(rows, split)}
@@ -397,7 +398,7 @@ def test_an_environment_and_a_policy_read_tables_too():
     assert policy().generate(prompts, max_new_tokens=3) == policy().generate(prompts.tolist(), max_new_tokens=3)
 
 
-def test_columns_of_a_table_that_have_one_name_are_refused():
+def test_columns_of_equal_names_are_refused():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame([["a", "b"]], columns=["prompt", "prompt"])
     with pytest.raises(ValueError, match="several columns named prompt"):
@@ -420,7 +421,7 @@ class Recorder:
 
 @pytest.mark.parametrize("name", ["role", "self", "function", "columns", "content", "messages"])
 @pytest.mark.parametrize("wrap", [lambda f: f, lambda f: Rewards({"f": f, "g": (f, 0.5)}), lambda f: clip(f, 0, 1)])
-def test_a_column_may_have_any_name_that_is_no_rewards_argument(name, wrap):
+def test_a_column_may_have_any_other_name(name, wrap):
     seen = {}
 
     def reward(completions, **columns):
@@ -433,7 +434,7 @@ def test_a_column_may_have_any_name_that_is_no_rewards_argument(name, wrap):
     assert seen[name] == ["poet"]
 
 
-def test_a_reward_object_gets_the_columns_but_one_named_as_itself():
+def test_a_reward_object_gets_the_columns():
     recorder = Recorder()
     env = make_env([{"prompt": "a", "self": "poet", "level": 3}], 1, recorder)
     env.reset(seed=0)
@@ -467,7 +468,7 @@ def test_a_prompt_of_another_type_is_found_in_any_row():
         make_env([*long_deck()[:10_321], 3.5])
 
 
-def test_an_error_names_the_row_of_the_data_not_of_the_split():
+def test_an_error_names_the_row_of_the_data():
     rows = [{"prompt": f"{letter} {other}"} for letter in "abcd" for other in "abcd"]
     long = "a b c d a b c d"
     split = "test" if split_prompts([*rows, long], "test")[-1] == long else "train"
@@ -475,7 +476,7 @@ def test_an_error_names_the_row_of_the_data_not_of_the_split():
         make_env(split_prompts([*rows, long], split))
 
 
-def test_prompts_that_are_too_long_are_left_out_and_counted(caplog):
+def test_too_long_prompts_are_skipped_and_counted(caplog):
     prompts = long_deck(number=12, at=(3, 9))
     env = make_env(prompts, 4, overlong="skip")
     assert env.skipped_prompts == 2 and "2 of 12 prompts" in caplog.text and "row 3" in caplog.text
@@ -487,7 +488,7 @@ def test_prompts_that_are_too_long_are_left_out_and_counted(caplog):
     assert len(env.task.prompts) == 10
 
 
-def test_skipping_needs_prompts_that_are_known_and_one_that_fits():
+def test_skipping_needs_one_prompt_that_fits():
     with pytest.raises(ValueError, match="the limit is 4"):
         make_env(["a b c d a"], overlong="skip")
     with pytest.raises(ValueError, match="expected 'error' or 'skip'"):
@@ -504,7 +505,7 @@ def test_a_rule_that_returns_a_mask_is_refused(rule):
         make_env(allowed=rule).reset(seed=0)
 
 
-def test_a_rollout_holds_the_sets_that_it_uses_and_no_others():
+def test_a_rollout_holds_only_sets_it_uses():
     def varied(turn):
         return [0, 1, 2, 3, 4, 5, 6][: 1 + (sum(turn.completion_ids) + turn.prompt_ids[0]) % 7] + [EOS]
 
@@ -516,7 +517,7 @@ def test_a_rollout_holds_the_sets_that_it_uses_and_no_others():
         assert sets[0].all() and len(sets) <= 8
 
 
-def test_a_reward_that_failed_is_not_paid_in_the_next_episode():
+def test_a_failed_reward_is_not_paid_later():
     def fails(prompts, completions, **_):
         if "bad" in completions[0]:
             raise RuntimeError("no")

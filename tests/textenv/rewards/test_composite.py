@@ -30,7 +30,7 @@ def paid(rollout):
 # --- what may be returned ----------------------------------------------------------------------------------------
 
 
-def test_functions_are_given_the_keywords_that_they_take():
+def test_functions_get_the_keywords_they_take():
     seen = {}
 
     def narrow(completions, terminated):
@@ -65,7 +65,9 @@ def test_a_reward_function_of_trl_works_unchanged():
     assert paid(rewarded(reward_func, REWARDED, prompts=prompts)) == [[0, 1], [0, 0, 1], [0] * 5, [0]]
 
 
-def test_an_answer_to_which_nothing_applies_is_left_out_of_the_update_and_counted():
+def test_an_answer_without_a_score_is_left_out():
+    """The update does not see it; the log counts it."""
+
     def picky(completions, **columns):
         return [None if "bad" in text else 1.0 for text in completions]
 
@@ -77,7 +79,7 @@ def test_an_answer_to_which_nothing_applies_is_left_out_of_the_update_and_counte
     assert rollout["mask"].any(1).all() and rollout["reward"].sum(1).tolist() == [2, 1, 0, 1]
 
 
-def test_left_out_answers_do_not_move_the_policy_or_the_log():
+def test_left_out_answers_do_not_move_the_policy():
     """The same update as with only the others in the rollout."""
 
     def picky(completions, **columns):
@@ -96,7 +98,7 @@ def test_left_out_answers_do_not_move_the_policy_or_the_log():
     assert results[0] == pytest.approx(results[1], rel=METRIC, abs=METRIC_NEAR_0)
 
 
-def test_async_functions_are_awaited_in_a_running_loop_too():
+def test_async_functions_are_awaited_in_any_loop():
     import asyncio
 
     async def slow(completions):
@@ -122,7 +124,7 @@ def test_a_list_is_one_number_a_token(make):
     assert paid(both)[:2] == [[0.25, 1.75], [-0.25, 0.25, 1.75]]
 
 
-def test_named_components_by_answer_or_by_column_are_logged_by_name():
+def test_named_components_are_logged_by_name():
     """Share and correlation by hand: lengths 2, 3, 5, 1; 'good' 1, 1, 0, 0; 'short' -.1 a token."""
 
     def by_answer(completion_ids):
@@ -142,7 +144,7 @@ def test_named_components_by_answer_or_by_column_are_logged_by_name():
         assert figures["reward_length_correlation/good"] == pytest.approx(expected)
 
 
-def test_weights_scale_what_is_paid_and_logged_and_names_nest():
+def test_weights_scale_what_is_paid_and_logged():
     def two(completions):
         return [{"x": 1.0, "y": None}] * len(completions)
 
@@ -153,7 +155,7 @@ def test_weights_scale_what_is_paid_and_logged_and_names_nest():
     assert figures["reward_raw/two/x"] == 1 and figures["reward_raw/good"] == 0.5
 
 
-def test_what_parts_add_adds_up_to_the_score_though_one_applies_now_and_then_and_another_is_only_logged():
+def test_what_parts_add_adds_up_to_the_score():
     """`rare` says 1 of two answers in four, so it adds .5 on average; by weight 0 `length` adds nothing."""
 
     def rare(completions):
@@ -174,7 +176,7 @@ def test_what_parts_add_adds_up_to_the_score_though_one_applies_now_and_then_and
     assert sum(figures[f"reward/{name}"] for name in ("rare", "constant", "length")) == pytest.approx(score)
 
 
-def test_a_part_of_weight_0_changes_nothing_that_is_paid():
+def test_a_part_of_weight_0_changes_no_payment():
     """It gave 0 where nothing applied, so that answers were learnt from which should have been left out."""
 
     def rare(completions):
@@ -207,7 +209,7 @@ def test_arrays_that_a_reward_changes_are_copies():
     assert seen == [([1, 2], ["a"]), ([3], ["b"])]
 
 
-def test_a_reward_that_changes_what_it_is_given_changes_nothing_else():
+def test_a_reward_cannot_change_its_arguments():
     seen = []
 
     def spoils(prompts, completions, completion_ids, notes):
@@ -250,7 +252,8 @@ def test_columns_of_another_argument_are_refused():
 # --- reward hacking ----------------------------------------------------------------------------------------------
 
 
-def test_a_batch_without_a_score_is_logged_though_a_function_of_weight_0_returns_numbers():
+def test_a_batch_without_a_score_is_logged():
+    """Even where a function of weight 0 returns numbers."""
     rewards = Rewards({"none": lambda completions: [None, None], "logged": (lambda completions: [1.0, 2.0], 0.0)})
     found = reward_metrics(rewards(prompts=["a", "b"], completions=["c", "d"]), [[1], [2]])
     assert found["reward/left_out"] == 2 and "reward/logged" not in found
@@ -267,7 +270,7 @@ def history(scores, variety):
     return [{"episode/return": s, "text/distinct_2": v} for s, v in zip(scores, variety, strict=True)]
 
 
-def test_one_warning_when_the_score_rises_while_the_texts_become_alike():
+def test_a_rising_score_with_alike_texts_warns_once():
     watch = RewardHackingMonitor()
     rising, falling = np.linspace(1, 5, 30), np.linspace(0.8, 0.1, 30)
     with pytest.warns(UserWarning, match=r"score rises \(.*distinct 2-grams 0\.7\d to 0\.3\d\)") as caught:
@@ -291,7 +294,7 @@ def test_no_warning_otherwise(scores, variety):
     assert not watch.warned
 
 
-def test_whitened_rewards_keep_their_mean_and_have_variance_one():
+def test_whitened_rewards_keep_their_mean():
     """And the rollout keeps what was paid."""
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
     config = PPOConfig(num_steps=None, num_episodes=4, whiten_rewards=True, gamma=0.0, normalize_advantage=False)

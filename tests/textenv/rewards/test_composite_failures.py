@@ -46,7 +46,8 @@ FAILURES = {
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_failure_names_function_row_prompt_and_value_and_loses_nothing(name, workers):
+def test_a_failure_is_named_and_loses_nothing(name, workers):
+    """By function, row, prompt and value."""
     function, message = FAILURES[name]
     env = make_env(Rewards({"mine": function}, workers=workers), prompts=["a b"])
     env.start_episodes(4, seed=0)
@@ -64,7 +65,7 @@ def test_a_failure_names_function_row_prompt_and_value_and_loses_nothing(name, w
 
 
 @pytest.mark.parametrize("name", list(FAILURES))
-def test_skip_leaves_out_the_rows_that_failed_and_counts_them(name):
+def test_skip_leaves_out_and_counts_failed_rows(name):
     rewards = Rewards(FAILURES[name][0], on_error="skip", max_failed=0.5)
     env = make_env(rewards)
     rollout = play(env, REWARDED)
@@ -74,7 +75,7 @@ def test_skip_leaves_out_the_rows_that_failed_and_counts_them(name):
     assert (rewards.seen, rewards.failed) == (4, 2)
 
 
-def test_failures_in_first_small_batches_count_as_of_a_hundred_answers():
+def test_failures_count_as_of_a_hundred_answers():
     rewards = Rewards(raises, on_error="skip", max_failed=0.1)
     rows = {"prompts": ["?"] * 4, "completions": ["good", "bad", "good", "good"]}
     for _ in range(10):  # 10 of 40 answers, which count as 10 of 100
@@ -84,7 +85,7 @@ def test_failures_in_first_small_batches_count_as_of_a_hundred_answers():
         rewards(**rows)
 
 
-def test_a_function_of_weight_0_that_fails_leaves_no_answer_out():
+def test_a_failure_of_weight_0_leaves_nothing_out():
     rewards = Rewards({"paid": good, "watched": (raises, 0.0)}, on_error="skip", max_failed=0.1)
     scores = rewards(prompts=["?"] * 4, completions=["good", "bad", "good", "bad good"])
     assert scores.earned == [1.0, 0.0, 1.0, 1.0] and scores.failed == frozenset() and rewards.failed == 0
@@ -106,7 +107,7 @@ def test_skip_stops_once_more_than_the_share_fails():
             rewards(**rows)
 
 
-def test_a_batch_in_which_too_many_fail_is_given_up_before_all_failures_are_found():
+def test_too_many_failures_end_the_batch_early():
     rewards = Rewards(raises, on_error="skip", max_failed=0.01)
     completions = ["good", "bad"] * 16
     message = (
@@ -142,7 +143,7 @@ def test_one_failing_answer_of_128_is_found_by_halving(on_error, row):
     assert len(function.calls) <= 1 + 2 * 7
 
 
-def test_rows_of_which_nothing_says_which_one_failed_all_count_as_failed():
+def test_unlocated_failures_count_for_all_rows():
     """It fails once, on the whole batch: both halves pass, and a score that came at a second try is none to trust."""
     attempts = []
 
@@ -162,7 +163,8 @@ def test_rows_of_which_nothing_says_which_one_failed_all_count_as_failed():
 
 
 @pytest.mark.parametrize("recovers", [True, False])
-def test_where_all_answers_fail_the_batch_is_called_again_after_a_pause_and_then_training_stops(recovers, tmp_path):
+def test_a_failed_batch_is_repeated_after_a_pause(recovers, tmp_path):
+    """If all answers fail then too, training stops."""
     attempts = []
 
     def down(completions):
@@ -185,7 +187,7 @@ def test_where_all_answers_fail_the_batch_is_called_again_after_a_pause_and_then
     assert attempts == [128, 64, 64, 32, 32, 32, 32, 1, 1, 1, 1, 128]
 
 
-def test_a_reward_that_exits_in_a_process_fails_on_that_row_only():
+def test_an_exit_in_a_process_fails_its_row_only():
     rows = {"prompts": ["?"] * 3, "completions": ["x", "exit", "y"]}
     for options in ({"processes": True}, {"workers": 3}, {}):
         assert Rewards(leaves, on_error="skip", **options)(**rows).earned == [1.0, None, 1.0]
@@ -193,7 +195,7 @@ def test_a_reward_that_exits_in_a_process_fails_on_that_row_only():
             Rewards(leaves, **options)(**rows)
 
 
-def test_a_reward_that_exits_ends_nothing_without_a_word():
+def test_a_reward_that_exits_is_reported():
     def leaves_now(completions):
         sys.exit(0)
 
@@ -205,7 +207,7 @@ def test_a_reward_that_exits_ends_nothing_without_a_word():
 
 @pytest.mark.parametrize("kind", ["", "async "])
 @pytest.mark.parametrize("returns", ["return [1.0]", "raise ValueError"])
-def test_a_process_that_a_reward_forks_ends_where_it_would_return(kind, returns):
+def test_a_forked_process_ends_at_its_return(kind, returns):
     program = f"""if True:
         import os
         from textenv import Rewards
@@ -248,14 +250,14 @@ def test_pools_keep_the_order(processes):
     assert scores.earned == [float(n * n) for n in numbers]
 
 
-def test_processes_are_processes_and_want_functions_that_can_be_imported():
+def test_processes_want_importable_functions():
     scores = Rewards(own_process, workers=2, processes=True)(prompts=["?"] * 4, completions=["x"] * 4)
     assert os.getpid() not in scores.earned and len(set(scores.earned)) >= 1
     with pytest.raises(TypeError, match="importable"):
         Rewards(lambda completions: [1.0], processes=True)(prompts=["?"], completions=["x"])
 
 
-def test_training_that_ends_by_a_failure_leaves_the_agent_and_the_answers(tmp_path):
+def test_a_failed_training_leaves_agent_and_answers(tmp_path):
     calls = []
 
     def fails_later(completions):
@@ -294,7 +296,7 @@ def test_wrong_arguments_are_refused(arguments, message):
 @pytest.mark.parametrize(("function", "word", "message"), [
     (raises_odd_error, "odd", "OddError: status 500"), (dies, "die", "worker process died"),
 ])  # fmt: skip
-def test_a_process_that_dies_or_an_odd_exception_ends_nothing_else(function, word, message):
+def test_a_dying_process_ends_nothing_else(function, word, message):
     rows = {"prompts": ["?"] * 3, "completions": ["x", word, "y"]}
     rewards = Rewards(function, processes=True, on_error="skip")
     assert rewards(**rows).earned == [1.0, None, 1.0]
@@ -303,7 +305,7 @@ def test_a_process_that_dies_or_an_odd_exception_ends_nothing_else(function, wor
         Rewards(function, processes=True)(**rows)
 
 
-def test_one_failed_turn_leaves_the_whole_conversation_out():
+def test_a_failed_turn_leaves_its_conversation_out():
     class Fails(StringGames):
         def score(self, turns):
             earned = [None if turn.index == 0 and turn.prompt_ids == [3] else 1.0 for turn in turns]
@@ -318,13 +320,14 @@ def test_one_failed_turn_leaves_the_whole_conversation_out():
     assert (rollout["mask"].any(1) == ~short).all()
 
 
-def test_failures_inside_nested_rewards_are_carried_out():
+def test_failures_of_nested_rewards_are_carried_out():
     inner = Rewards({"x": raises}, on_error="skip")
     scores = Rewards({"in": inner, "good": good})(prompts=["?"] * 3, completions=["good", "bad good", "a"])
     assert scores.earned == [2.0, None, 1.0] and scores.failed == {1}
 
 
-def test_the_share_counts_every_function_and_piece_and_the_last_answers_only():
+def test_the_share_counts_every_function():
+    """And every piece of a batch, over the last answers only."""
     rows = {"prompts": ["?"] * 100, "completions": ["bad"] * 100}
     some = rows | {"completions": ["bad"] * 90 + ["good"] * 10}
     with pytest.raises(RewardError, match="more than 10%"):
@@ -345,7 +348,7 @@ def test_the_share_counts_every_function_and_piece_and_the_last_answers_only():
             late(**some)
 
 
-def test_what_looks_at_whole_batches_is_not_called_in_parts():
+def test_whole_batch_functions_are_not_split():
     for options in ({"workers": 2}, {"processes": True}, {"on_error": "skip"}):
         for transform in (Normalize, whiten):
             with pytest.raises(ValueError, match="put it outside"):
@@ -355,12 +358,12 @@ def test_what_looks_at_whole_batches_is_not_called_in_parts():
 
 
 @pytest.mark.parametrize("value", [1e39, 10**400, [1e300, 0.0]])
-def test_rewards_that_are_too_great_for_float32_are_refused_by_row(value):
+def test_too_great_rewards_are_refused_by_row(value):
     with pytest.raises(RewardError, match="for row 0"):
         rewarded(lambda completions: [value] * len(completions), [(GOOD, EOS)])
 
 
-def test_a_column_that_only_some_prompts_have_is_none_for_the_others():
+def test_a_column_of_some_prompts_is_none_for_others():
     def scored(completions, answer):
         return [0.0 if each is None else 1.0 for each in answer]
 
@@ -380,7 +383,7 @@ def test_a_step_after_a_failed_reward_is_refused():
         env.step(np.array([EOS]))
 
 
-def test_a_reward_that_leaves_everything_out_ends_the_training_in_words():
+def test_leaving_everything_out_ends_the_training():
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
     config = PPOConfig(num_steps=None, num_episodes=8, minibatch_size=8)
     with pytest.raises(ValueError, match="no trainable steps: mask is False everywhere in this rollout .8 rows"):
@@ -388,7 +391,7 @@ def test_a_reward_that_leaves_everything_out_ends_the_training_in_words():
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, StopTraining])
-def test_a_wish_to_stop_is_no_failure_and_the_agent_is_saved(error, tmp_path):
+def test_a_wish_to_stop_saves_the_agent(error, tmp_path):
     def stops(completions):
         raise error
 

@@ -114,7 +114,8 @@ def test_the_box_keeps_its_braces():
     assert last_boxed("boxed{1} \\boxed{") is None
 
 
-def test_numeric_answers_are_compared_exactly_and_columns_are_read_alike():
+def test_numeric_answers_are_compared_exactly():
+    """The column's entries are read as the answers are."""
     given = ["0.1", 0.1, Decimal("0.1"), Fraction(1, 10), np.float64(0.1), "#### 0.1", "10%", 1, None, "none", math.nan]
     wanted = [1.0] * 7 + [0.0] + [None] * 3
     assert rate(rewards.numeric_answer(), *["it is 0.1"] * len(given), answer=given) == wanted
@@ -165,7 +166,7 @@ def test_a_chat_is_scored_as_its_text(name):
     assert rate(READY[name], *answers, **columns) == rate(READY[name], *answers, chat=True, **columns)
 
 
-def test_messages_of_parts_and_without_content_have_a_text():
+def test_messages_of_parts_have_a_text():
     parts = [{"role": "assistant", "content": [{"type": "text", "text": "Li"}, {"type": "text", "text": "ma"}]}]
     silent = [{"role": "assistant", "content": None}]
     found = rewards.exact_answer()(completions=[parts, silent], answer=["Lima", ""])
@@ -204,7 +205,7 @@ def test_words_are_whole_and_in_any_case():
     assert rate(rewards.keyword_count(["day", "good", "good day"], most=4), "good day") == [0.25]  # the longest counts
 
 
-def test_a_length_window_falls_off_on_a_line_and_counts_ids():
+def test_a_length_window_falls_off_linearly():
     ids = [[0] * n for n in range(12)]
     soft = rewards.length_window(4, 6, edge=4)
     expected = [0, 0.25, 0.5, 0.75, 1, 1, 1, 0.75, 0.5, 0.25, 0, 0]
@@ -212,7 +213,7 @@ def test_a_length_window_falls_off_on_a_line_and_counts_ids():
     assert rate(rewards.length_window(4, 6), *["x"] * 12, completion_ids=ids) == [float(4 <= n <= 6) for n in range(12)]
 
 
-def test_repetition_is_the_share_of_n_grams_seen_before():
+def test_repetition_is_the_share_of_seen_n_grams():
     texts = ["a b a b a b", "a b c", "a a", "a", ""]
     assert rate(rewards.repetition(2), *texts) == pytest.approx([-3 / 5, 0, 0, 0, 0])
     assert rate(rewards.repetition(1), *texts) == pytest.approx([-4 / 6, 0, -1 / 2, 0, 0])
@@ -242,7 +243,7 @@ def test_token_f1_and_exact_answers():
         lambda: rewards.clip(len, 1, 0),
     ],
 )
-def test_wrong_arguments_are_refused_with_what_was_given(make):
+def test_wrong_arguments_are_refused(make):
     with pytest.raises(ValueError, match="expected"):
         make()
 
@@ -255,7 +256,7 @@ class PaysForAnEnd(PromptList):
         return rewards.unfinished(2.0)(**said, terminated=[turn.terminated for turn in turns])
 
 
-def test_unfinished_rows_pay_once_and_finished_ones_never_with_a_stop_id_that_is_not_eos():
+def test_unfinished_rows_pay_once():
     """trl#5338: the penalty looked at the wrong token."""
     stop = WORDS.index(".")
     env = TextVectorEnv(
@@ -281,7 +282,7 @@ def test_ready_made_functions_pay_in_an_environment():
     assert env.step([EOS, EOS])[1].tolist() == [1, 0]
 
 
-def test_a_function_is_called_with_what_its_signature_takes():
+def test_a_function_gets_what_its_signature_takes():
     columns = dict(prompts=["a"], completions=["b"], answer=["c"])
     assert call_reward(lambda completions, prompts: [completions, prompts], columns) == [["b"], ["a"]]
     assert call_reward(lambda **given: sorted(given), columns) == ["answer", "completions", "prompts"]
@@ -304,7 +305,7 @@ def echo(x):
 
 @pytest.mark.parametrize("center", [True, False])
 @pytest.mark.parametrize("scale", [True, False])
-def test_normalize_agrees_with_numpy_over_all_that_was_seen(center, scale):
+def test_normalize_agrees_with_numpy(center, scale):
     normalize, seen = rewards.Normalize(echo, center=center, scale=scale), []
     assert normalize.__name__ == "echo"
     for batch in batches():
@@ -318,7 +319,7 @@ def test_normalize_agrees_with_numpy_over_all_that_was_seen(center, scale):
     np.testing.assert_allclose(normalize.variance, np.var(seen), rtol=1e-9)
 
 
-def test_normalize_goes_on_from_json_and_none_changes_nothing():
+def test_normalize_goes_on_from_json():
     first, second = rewards.Normalize(echo), rewards.Normalize(echo)
     for batch in batches()[:3]:
         first(x=batch)
@@ -357,14 +358,14 @@ def test_transforms_compose_and_clip():
 
 @pytest.mark.parametrize("transform", [rewards.Normalize, rewards.whiten])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_is_refused_before_it_stays_in_the_mean(transform, bad):
+def test_non_finite_scores_never_enter_the_mean(transform, bad):
     function = transform(echo)
     with pytest.raises(ValueError, match="'echo' returned (nan|inf) for row 2"):
         function(x=[1.0, None, bad])
     assert function(x=[1.0, 3.0]) == [-1, 1]
 
 
-def test_a_percent_sign_that_the_data_leave_out_is_no_error():
+def test_a_percent_sign_may_be_left_out():
     """As in GSM8K: "What percentage ...", answer 60."""
     score = rewards.numeric_answer()
     answers = ["60%", "60 %", "60", "0.6", "6%"]
@@ -372,7 +373,7 @@ def test_a_percent_sign_that_the_data_leave_out_is_no_error():
     assert score(prompts=["?"] * 5, completions=answers, answer=["60%"] * 5) == [1, 1, 0, 1, 0]
 
 
-def test_of_a_very_long_answer_the_last_characters_are_read():
+def test_a_long_answer_is_read_from_its_end():
     long = "1," * 500_000
     said = long + " so it is 42", "42 " + long, long
     assert rate(rewards.numeric_answer(), *said, answer=["42", "42", "1"]) == [1.0, 0.0, 1.0]

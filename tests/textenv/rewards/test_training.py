@@ -56,7 +56,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_function_sees_step_and_progress_and_its_log_arrives_however_it_is_called(way):
+def test_step_progress_and_log_arrive_in_every_way(way):
     rewards = WAYS[way]()
     with training(8, 0.5):
         scores = rewards(**ROWS)
@@ -66,14 +66,15 @@ def test_a_function_sees_step_and_progress_and_its_log_arrives_however_it_is_cal
     assert rewards(**ROWS).earned == [0] * 5, "outside a training"
 
 
-def test_what_a_fallback_logs_stands_at_the_rows_that_it_scored(tmp_path):
+def test_a_fallback_logs_at_the_rows_it_scored(tmp_path):
     with training(8, 0.5):
         scores = Rewards(human(tmp_path))(**ROWS)
     assert scores.earned == [1.0, 8.5, 8.5, 8.5, 8.5]
     assert scores.logged == {"length": [None, 2, 3, 4, 5], "rows": [None, 4, 4, 4, 4]}
 
 
-def test_values_logged_several_times_are_averaged_and_none_does_not_count():
+def test_values_logged_twice_are_averaged():
+    """None does not count."""
     log = RewardLog(3)
     for value in (1, [3, None, 6], 2.0):
         log("x", value)
@@ -84,7 +85,7 @@ def test_values_logged_several_times_are_averaged_and_none_does_not_count():
 @pytest.mark.parametrize("value", [[], [1, 2], [1, 2, 3, 4], None, "good", ["1", "2", "3"], [[1], [2], [3]],
                                    float("nan"), [1, float("inf"), None], {"a": 1}, 1j, [1, 2, "x"]],
                          ids=repr)  # fmt: skip
-def test_a_value_that_is_no_number_for_each_completion_is_refused(value):
+def test_a_logged_value_is_a_number_per_completion(value):
     with pytest.raises(
         ValueError, match=r"log\('x', ...\) was given .* for 3 completions, expected a name, and a finite"
     ):
@@ -106,7 +107,7 @@ def test_a_wrong_log_is_an_error_of_the_function():
         Rewards({"wrong": wrong, "other": sees_training})(**ROWS)
 
 
-def test_logged_numbers_are_metrics_and_samples_but_not_paid():
+def test_logged_numbers_are_shown_but_not_paid():
     def words(completions, log):
         log("words", [len(text.split()) or None for text in completions])
         return [float("good" in text) for text in completions]
@@ -122,7 +123,7 @@ def test_logged_numbers_are_metrics_and_samples_but_not_paid():
     assert "reward/log/c" not in " ".join(several.metrics)
 
 
-def test_what_is_logged_for_a_completion_that_fails_does_not_count():
+def test_logs_of_a_failed_completion_do_not_count():
     def length(completions, log):
         log("length", [len(text) for text in completions])
         if "bb" in completions:
@@ -133,7 +134,8 @@ def test_what_is_logged_for_a_completion_that_fails_does_not_count():
     assert scores.failed == {1} and scores.logged == {"length": [1, None, 3, 4, 5]}
 
 
-def test_a_column_of_the_prompts_goes_before_the_training_and_a_warning_says_so(caplog):
+def test_columns_of_prompts_win_over_the_training(caplog):
+    """A warning says so."""
     seen = {}
 
     def look(completions, step, progress, log):
@@ -147,14 +149,14 @@ def test_a_column_of_the_prompts_goes_before_the_training_and_a_warning_says_so(
     assert caplog.text.count("the prompts have columns named log, step: rewards get these, not the training's") == 1
 
 
-def test_a_function_with_further_columns_gets_only_columns_in_them():
+def test_further_columns_hold_only_columns():
     def look(completions, **columns):
         return [float("step" in columns or "progress" in columns or "log" in columns)] * len(completions)
 
     assert Rewards(look)(**ROWS).earned == [0] * 5
 
 
-def test_a_single_environment_calls_its_reward_outside_a_training():
+def test_a_single_environment_sees_no_training():
     env = make_env(sees_training, num_envs=1)
     single = TextEnv(env.task, tokenizer=env.tokenizer, max_prompt_tokens=4, max_new_tokens=2)
     for where, paid in ((training(8, 0.5), 8.5), (training(0, 0.0), 0.0)):
@@ -164,7 +166,7 @@ def test_a_single_environment_calls_its_reward_outside_a_training():
             assert single.step(GOOD)[1] == paid
 
 
-def test_check_reward_gives_these_arguments_and_finds_a_wrong_log():
+def test_check_reward_gives_step_progress_and_log():
     assert not run_reward_checks(
         lambda completions, step, progress, log: [len(x) + step + progress for x in completions]
     ).broken
@@ -181,7 +183,7 @@ def test_check_reward_gives_these_arguments_and_finds_a_wrong_log():
 
 
 @pytest.mark.parametrize("options", [{}, {"timeout": 60}, {"workers": 2}, {"on_error": "skip"}], ids=str)
-def test_async_functions_run_at_once_and_keep_their_order(options):
+def test_async_functions_run_at_once_in_order(options):
     """All calls are needed to pass the barrier."""
     meeting = threading.Barrier(3 * options.get("workers", 1), timeout=30)
 
@@ -198,14 +200,14 @@ def test_async_functions_run_at_once_and_keep_their_order(options):
     assert scores.raw["f1"] == [2, 3, 4, 5, 6] and scores.parts["f3"] == [12, 15, 18, 21, 24]
 
 
-def test_async_functions_run_inside_the_event_loop_of_a_notebook():
+def test_async_functions_run_in_a_notebooks_loop():
     async def cell():
         return Rewards({"f": Judge(), "g": sees_training_async})(**ROWS).logged["g/length"]
 
     assert asyncio.run(cell()) == [1, 2, 3, 4, 5]
 
 
-def test_one_of_several_async_functions_may_fail_or_be_late():
+def test_one_async_function_may_fail_or_be_late():
     async def fails(completions):
         if "ccc" in completions:
             raise KeyError("no such thing")
@@ -230,7 +232,7 @@ def test_one_of_several_async_functions_may_fail_or_be_late():
         Rewards({"good": good, "leaves": leaves})(**one)
 
 
-def test_an_async_function_is_not_called_if_a_plain_one_before_it_fails():
+def test_a_failure_before_it_stops_an_async_function():
     called = threading.Event()
 
     async def paid(completions):
@@ -245,7 +247,7 @@ def test_an_async_function_is_not_called_if_a_plain_one_before_it_fails():
     assert not called.is_set()
 
 
-def test_functions_that_need_whole_batches_are_found_at_any_depth():
+def test_nested_whole_batch_functions_are_found():
     inner = clip(Rewards({"a": Normalize(sees_training)}), -1, 1)
     with pytest.raises(ValueError, match="reward 'outer' needs whole batches"):
         Rewards({"outer": Rewards({"inner": inner})}, workers=2)

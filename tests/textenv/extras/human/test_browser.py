@@ -57,7 +57,7 @@ def test_alpha_is_that_of_the_package():
         assert krippendorff_alpha(units, squared=squared) == pytest.approx(expected, abs=1e-12)
 
 
-def test_each_person_is_asked_everything_and_the_score_is_their_mean(tmp_path):
+def test_the_score_is_the_mean_over_people(tmp_path):
     path = tmp_path / "thumbs.jsonl"
     people = [Named("ann", ["up", "down", "up"]), Named("bob", ["up", "up", "skip"])]
     human = HumanReward(path, annotator=people)
@@ -114,7 +114,7 @@ def showing(browser, number):
 
 
 @needs_chromium
-def test_a_person_clicks_through_thumbs_goes_back_and_comments(tmp_path):
+def test_a_person_clicks_goes_back_and_comments(tmp_path):
     human = HumanReward(tmp_path / "thumbs.jsonl", annotator=(ann := BrowserAnnotator("ann")))
     evil = "<img src=x onerror=alert(1)>\x1b[2J"
     with ThreadPoolExecutor(1) as pool, Browser() as browser:
@@ -146,7 +146,7 @@ def test_a_person_clicks_through_thumbs_goes_back_and_comments(tmp_path):
 
 
 @needs_chromium
-def test_by_keys_alone_a_pair_is_rated_commented_and_chosen(tmp_path):
+def test_a_pair_is_judged_by_keys_alone(tmp_path):
     human = HumanReward(tmp_path / "pairs.jsonl", scale="pairs", annotator=(ann := BrowserAnnotator("ann")))
     with ThreadPoolExecutor(1) as pool, Browser() as browser:
         scores = pool.submit(call, human, ["a", "b"])
@@ -168,7 +168,7 @@ def test_by_keys_alone_a_pair_is_rated_commented_and_chosen(tmp_path):
 
 
 @needs_chromium
-def test_two_people_answer_at_once_and_one_who_quits_ends_it_for_both(tmp_path):
+def test_one_of_two_people_may_quit_for_both(tmp_path):
     people = [BrowserAnnotator("ann"), BrowserAnnotator("bob")]
     human = HumanReward(tmp_path / "marks.jsonl", scale="0-5", annotator=people)
     with ThreadPoolExecutor(1) as pool, Browser() as ann, Browser() as bob:
@@ -200,7 +200,7 @@ def test_two_people_answer_at_once_and_one_who_quits_ends_it_for_both(tmp_path):
 
 
 @needs_chromium
-def test_a_held_key_and_a_second_click_answer_no_question_that_nobody_has_read(tmp_path):
+def test_held_keys_and_second_clicks_answer_nothing(tmp_path):
     human = HumanReward(tmp_path / "thumbs.jsonl", annotator=(ann := BrowserAnnotator("ann")))
     with ThreadPoolExecutor(1) as pool, Browser() as browser:
         scores = pool.submit(call, human, ["a", "b", "c", "d"])
@@ -252,7 +252,7 @@ def test_after_a_kill_only_the_rest_is_asked(tmp_path):
             assert second.stdout.readline() == "[1.0, 0.0, 1.0]\n"
 
 
-def test_wrong_answers_of_a_page_are_refused_and_the_question_stays():
+def test_wrong_posts_are_refused_and_asked_again():
     import urllib.error
     import urllib.request
 

@@ -54,7 +54,7 @@ def path(tmp_path):
 # --- scores ---------------------------------------------------------------------------------------------------
 
 
-def test_thumbs_are_one_and_zero_and_a_skipped_response_does_not_apply(path):
+def test_thumbs_are_one_and_zero_and_a_skip_is_none(path):
     human = HumanReward(path, annotator=Scripted(["up", "down", "skip"]))
     assert call(human, ["a", "b", "c"]) == [1.0, 0.0, None]
 
@@ -69,7 +69,8 @@ def better(question):
     return "tie" if "=" in (first, second) else "first" if first > second else "second"
 
 
-def test_neighbours_of_a_prompt_are_compared_and_one_left_over_gets_none(path):
+def test_neighbours_of_a_prompt_are_compared(path):
+    """One that is left over gets no score."""
     annotator = Scripted(better)
     human = HumanReward(path, scale="pairs", annotator=annotator)
     scores = human(prompts=["p", "q", "p", "q", "p", "p", "p"], completions=["a", "x", "b", "=", "d", "c", "e"])
@@ -78,7 +79,7 @@ def test_neighbours_of_a_prompt_are_compared_and_one_left_over_gets_none(path):
     assert [set(shown) for shown in annotator.shown[:2]] == [{"a", "b"}, {"d", "c"}]
 
 
-def test_which_of_a_pair_is_shown_first_is_drawn_by_the_seed(tmp_path):
+def test_the_order_of_a_pair_is_drawn_by_the_seed(tmp_path):
     def firsts(seed):
         annotator = Scripted(better)
         human = HumanReward(
@@ -92,7 +93,8 @@ def test_which_of_a_pair_is_shown_first_is_drawn_by_the_seed(tmp_path):
     assert firsts(0) == firsts(0) != firsts(1)
 
 
-def test_equal_responses_are_asked_about_once_and_equal_pairs_in_either_order(path):
+def test_equal_questions_are_asked_once(path):
+    """Equal pairs in either order."""
     annotator = Scripted(["up", "down"])
     assert call(HumanReward(path, annotator=annotator), ["a", "b", "a"]) == [1.0, 0.0, 1.0]
     annotator = Scripted(better)
@@ -117,12 +119,13 @@ def length(prompts, completions, weight, trainer_state=None, **columns):
     return [len(text) * w for text, w in zip(completions, weight, strict=True)]
 
 
-def test_otherwise_scores_what_the_person_did_not_with_the_columns_of_those_rows(path):
+def test_a_fallback_scores_what_nobody_did(path):
+    """It gets the columns of those rows."""
     human = HumanReward(path, annotator=Scripted(["up", "skip", "down"]), fallback=length)
     assert call(human, ["a", "bb", "c"], weight=[7, 10, 7], trainer_state=None) == [1.0, 20, 0.0]
 
 
-def test_a_share_is_asked_at_most_chosen_by_seed_and_batch(tmp_path):
+def test_at_most_a_share_is_asked(tmp_path):
     said = [str(i) for i in range(30)]
 
     def asked(name, *, share=0.1, seed=0, batch=said):
@@ -154,7 +157,7 @@ def test_what_cannot_be_is_refused_at_construction(path, options, error, says):
         HumanReward(path, **options)
 
 
-def test_wrong_answers_of_an_asker_and_wrong_counts_of_a_reward_are_named(path):
+def test_wrong_answers_and_counts_are_named(path):
     with pytest.raises(ValueError, match=r"'script' answered 'undo', expected one of up, down, skip, quit"):
         call(HumanReward(path, annotator=Scripted(["undo"])), ["a"])
     with pytest.raises(ValueError, match="'fallback' returned 1 values for 2"):
@@ -164,7 +167,7 @@ def test_wrong_answers_of_an_asker_and_wrong_counts_of_a_reward_are_named(path):
 # --- undo and quit --------------------------------------------------------------------------------------------
 
 
-def test_undo_takes_the_last_answer_out_of_the_file_and_asks_it_again(path):
+def test_undo_asks_the_last_question_again(path):
     annotator = Scripted(["up", "up", "undo", "undo", "down", "down", "up"])
     assert call(HumanReward(path, annotator=annotator), ["a", "b", "c"]) == [0.0, 0.0, 1.0]
     assert [(q.responses[0], q.number, q.total, q.can_undo) for q in annotator.questions] == [
@@ -174,7 +177,7 @@ def test_undo_takes_the_last_answer_out_of_the_file_and_asks_it_again(path):
     assert [line["answer"] for line in lines(path)] == ["down", "down", "up"]
 
 
-def test_an_answer_that_somebody_took_out_of_the_file_cannot_be_undone(path):
+def test_a_removed_answer_cannot_be_undone(path):
     def answer(question):
         if question.number == 1:
             return "up"
@@ -185,7 +188,7 @@ def test_an_answer_that_somebody_took_out_of_the_file_cannot_be_undone(path):
         call(HumanReward(path, annotator=Scripted(answer)), ["a", "b"])
 
 
-def test_who_quits_is_told_what_is_saved_and_goes_on_where_he_stopped(path):
+def test_who_quits_goes_on_where_he_stopped(path):
     with pytest.raises(
         FeedbackStopped, match=rf"after 2 of 4 .*\(2 with .* saved in {path}: run the same program again"
     ):
@@ -198,7 +201,8 @@ def test_who_quits_is_told_what_is_saved_and_goes_on_where_he_stopped(path):
 # --- the file -------------------------------------------------------------------------------------------------
 
 
-def test_a_line_says_who_answered_what_when_and_reads_as_triples_and_preferences(path):
+def test_a_line_reads_as_triples_and_preferences(path):
+    """It says who answered what, and when."""
     call(HumanReward(path, scale="0-5", annotator=Scripted(["4", "skip"])), ["a", "b"])
     call(HumanReward(path, scale="pairs", annotator=Scripted(better)), ["a", "b", "=", "c"])
     score, skipped, pair, tie = lines(path)
@@ -216,7 +220,7 @@ def test_a_line_says_who_answered_what_when_and_reads_as_triples_and_preferences
     assert FeedbackFile(path).preferences() == [{"prompt": "p", "chosen": "b", "rejected": "a"}]
 
 
-def test_each_answer_is_on_the_disk_before_the_next_question(path, monkeypatch):
+def test_each_answer_is_synced_before_the_next(path, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_size))
 
@@ -230,7 +234,7 @@ def test_each_answer_is_on_the_disk_before_the_next_question(path, monkeypatch):
     assert len(synced) == 3
 
 
-def test_half_a_line_at_the_end_is_put_aside_and_asked_again(path):
+def test_half_a_line_is_put_aside_and_asked_again(path):
     call(HumanReward(path, annotator=Scripted(["up", "up"])), ["a", "\u00e9\U0001f600\ud800"])
     whole = path.read_bytes()
     first = whole.index(b"\n") + 1
@@ -243,14 +247,14 @@ def test_half_a_line_at_the_end_is_put_aside_and_asked_again(path):
         assert call(human, ["a", "\u00e9\U0001f600\ud800"]) == [1.0, 0.0] and len(annotator.questions) == 1
 
 
-def test_a_whole_last_line_without_its_line_end_is_kept(path):
+def test_a_last_line_without_its_end_is_kept(path):
     call(HumanReward(path, annotator=Scripted(["up", "down"])), ["a", "b"])
     path.write_bytes(path.read_bytes()[:-1])
     assert call(HumanReward(path, annotator=Scripted([])), ["a", "b"]) == [1.0, 0.0]
     assert path.read_bytes().endswith(b"}\n")
 
 
-def test_half_a_line_of_another_process_does_not_swallow_the_next_answer(path):
+def test_anothers_half_line_swallows_no_answer(path):
     def answer(question):
         if question.number == 2:
             with path.open("ab") as file:
@@ -310,7 +314,7 @@ HumanReward(sys.argv[1], annotator=Undoing())(prompts=[sys.argv[2]] * 60, comple
 """
 
 
-def test_two_processes_that_write_and_undo_in_one_file_lose_nothing(path):
+def test_two_processes_in_one_file_lose_nothing(path):
     children = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), name], cwd=ROOT) for name in ("one", "two")]
     assert [child.wait(60) for child in children] == [0, 0]
     given = sorted((line["prompt"], int(line["completion"])) for line in lines(path))
@@ -352,7 +356,8 @@ def test_the_end_of_the_input_is_quit(path):
         call(HumanReward(path, annotator=annotator), ["a", "b"])
 
 
-def test_a_response_cannot_command_the_terminal_nor_use_markup_nor_leave_its_frame():
+def test_a_response_cannot_leave_its_frame():
+    """Nor command the terminal, nor use markup."""
     evil = "\x1b[2J\x1b]0;mine\x07[bold]loud[/bold] :smile: \r\x08\x9b\u202egpj [/nothing]\nIs this response good?"
     annotator, paper = terminal("u", width=100)
     annotator.ask(Question([{"role": evil, "content": evil}], (evil,), "thumbs"))
@@ -421,7 +426,8 @@ class Pty:
         return code
 
 
-def test_killed_in_the_middle_of_a_question_nothing_is_lost_and_only_the_missing_are_asked(path):
+def test_a_kill_in_a_question_loses_nothing(path):
+    """Only what is missing is asked again."""
     screen = Pty(PERSON, str(path))
     for key in (b"u\n", b"\xff\nd\n"):  # a broken byte is a wrong key and no crash
         screen.until("> ")
@@ -434,7 +440,7 @@ def test_killed_in_the_middle_of_a_question_nothing_is_lost_and_only_the_missing
     assert annotator.shown == [("c",), ("d",)]
 
 
-def test_what_was_typed_before_the_question_answers_nothing(path):
+def test_keys_typed_early_answer_nothing(path):
     slow = "import sys, time; print('busy', flush=True); sys.stdin.readline(); print('ready', flush=True)\n" + PERSON
     screen = Pty(slow, str(path))
     screen.until("busy")
@@ -448,7 +454,7 @@ def test_what_was_typed_before_the_question_answers_nothing(path):
 # --- training -------------------------------------------------------------------------------------------------
 
 
-def test_a_person_who_quits_in_training_ends_it_and_is_not_asked_again(tmp_path):
+def test_who_quits_in_training_is_not_asked_again(tmp_path):
     from algos import PPO, LMPolicy, PPOConfig
     from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
     from textenv import TextVectorEnv
