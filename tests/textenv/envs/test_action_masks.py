@@ -8,7 +8,7 @@ from algos import LMPolicy, collect
 from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from textenv import TextVectorEnv
-from textenv.envs.action_masks import next_ids
+from textenv.envs.action_masks import ActionMasks, next_ids
 
 EOS = 0
 
@@ -61,3 +61,12 @@ def test_a_turn_has_only_the_tokens_of_a_list():
 def test_a_wrong_list_is_refused_at_construction(allowed, kind, said):
     with refused(kind, said):
         play(allowed)
+
+
+def test_masks_of_many_rows_are_those_of_each_row():
+    masks = ActionMasks(5, forbidden=[0], ends=[4], min_new_tokens=2, rule=lambda turn: turn)
+    turns = [[1, 2], None, [3], None]
+    together = masks.index(lambda i: turns[i], np.array([0, 1, 2, 3]))
+    each = [masks.index(lambda i, turn=turn: turn, np.array([n]))[0] for n, turn in enumerate(turns)]
+    assert together.tolist() == each
+    assert [masks.sets[i].nonzero().squeeze(-1).tolist() for i in together] == [[1, 2], [1, 2, 3], [3], [1, 2, 3, 4]]

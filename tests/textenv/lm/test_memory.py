@@ -9,8 +9,15 @@ import torch
 import algos
 from algos import LMPolicy, collect
 from algos.training.invariants import InvariantError, scoring_dtype
+from tests.helpers.architectures import make_family
 from tests.helpers.lora import adapted, lora
-from tests.helpers.models import MODELS, WORDS, make_gpt2, make_llama, make_tokenizer
+from tests.helpers.models import (
+    MODELS,
+    WORDS,
+    make_gpt2,
+    make_llama,
+    make_tokenizer,
+)
 from tests.helpers.small_agents import (
     agent_of,
     close_gradients,
@@ -25,6 +32,7 @@ from tests.helpers.small_agents import (
 from tests.helpers.text_envs import play, text_env
 from textenv import KLPenalty, KLReward, PromptList, TextEnv
 from textenv.lm import memory
+from textenv.lm.model import LanguageModel
 
 ANSWERS = [(5, 1, 7), (7,), (3, 3, 3, 3, 3)]
 
@@ -140,14 +148,16 @@ def test_decoding_keeps_its_cache(name, caplog):
         assert rollout["action"][row][mask].tolist() == expected.tolist()
 
 
-def test_without_a_gradient_nothing_is_checkpointed(monkeypatch):
+def test_without_a_gradient_nothing_is_checkpointed():
     """Afterwards the layers are as they were."""
     policy, rollout = lm_policy(gradient_checkpointing=True), play(text_env(), ANSWERS)
-    with monkeypatch.context() as without:
-        without.setattr(memory, "checkpoint", lambda *_, **__: pytest.fail("checkpointed without a gradient"))
-        policy.values(rollout)
-        collect(text_env(), policy, num_episodes=4)
+    layer, replaced = policy.lm.model.transformer.h[0], []
+    layer.ln_1.register_forward_pre_hook(lambda *_: replaced.append("forward" in vars(layer)))
+    policy.values(rollout)
+    collect(text_env(), policy, num_episodes=4)
+    assert set(replaced) == {False}
     loss_and_gradients(policy, rollout)
+    assert replaced[-2:] == [True, False], "a pass, and its recomputation after it"
     assert not any("forward" in vars(module) for module in policy.modules())
 
 
@@ -208,8 +218,11 @@ def test_autocast_is_bf16_to_the_logits_only(name):
     assert {x.dtype for x in two} == {torch.float32}
     for x, y in zip(one, two, strict=True):
         torch.testing.assert_close(x, y, atol=0.3, rtol=0.1)
-    log_probs, _ = policy.lm._normalized(policy.lm.hidden(rollout["observation"])[rollout["mask"]], None)
-    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(len(log_probs)), atol=1e-5, rtol=0)
+    probabilities = []
+    for token in range(len(WORDS)):
+        rollout["action"] = torch.full_like(rollout["action"], token)
+        probabilities.append(policy.evaluate(rollout).log_prob[rollout["mask"]].exp())
+    torch.testing.assert_close(sum(probabilities), torch.ones_like(probabilities[0]), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
@@ -301,3 +314,23 @@ def test_both_options_are_saved_with_the_policy(tmp_path):
         for one, two in zip(agent.policy.evaluate(rollout), loaded.evaluate(rollout), strict=True):
             assert torch.equal(one, two)
         assert LMPolicy.load(tmp_path / str(number) / "policy", autocast=None).autocast is None
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3"])
+def test_rows_read_in_parts_equal_all_at_once(family):
+    """Without a gradient; padded on the left, so that positions and mask must be cut alike."""
+    lm, length = LanguageModel(make_family(family), make_tokenizer(WORDS)), 40
+    rows, at_once = 20, memory.POSITIONS_AT_ONCE // length
+    tokens = torch.randint(0, len(WORDS), (rows, length), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(tokens)
+    mask[1, :7] = mask[at_once + 1, :5] = 0
+    inputs = {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+    read = []
+    lm.model.base_model.register_forward_pre_hook(
+        lambda module, given, options: read.append(len(options["input_ids"])), with_kwargs=True
+    )
+    whole = lm.hidden(tokens, **inputs)
+    with torch.no_grad():
+        parts = lm.hidden(tokens, **inputs)
+    assert read == [rows, at_once, rows - at_once] and at_once < rows
+    torch.testing.assert_close(parts[mask.bool()], whole[mask.bool()], atol=1e-5, rtol=1e-5)
