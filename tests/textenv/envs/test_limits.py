@@ -9,6 +9,8 @@ from transformers import ByT5Tokenizer
 
 from algos import LMPolicy
 from tests.helpers.chat_families import CHATML, byte_tokenizer, scripted_model
+from tests.helpers.models import WORDS
+from tests.helpers.text_envs import EOS, GOOD, prompt_env
 from textenv import TextVectorEnv
 from textenv.envs.limits import StopConditions
 
@@ -90,3 +92,41 @@ def test_a_closing_tag_token_ends_a_turn_unshown():
     ids = tokenizer("<answer>4</answer>", add_special_tokens=False)["input_ids"]
     assert answer(tokenizer, "</answer>", ids) == (3, "<answer>4", "stop")
     assert answer(tokenizer, "4</answer>", ids) == (3, "<answer>", "stop")
+
+
+def test_stops_end_a_turn_and_pay():
+    env = prompt_env(num_envs=1, stop=[GOOD, "d c"])
+    for actions, reason, text in (([0, GOOD], "stop", "a"), ([3, 2], "stop", ""), ([0, EOS], "eos", "a")):
+        env.reset(seed=0)
+        for token in actions:
+            _, _, terminated, truncated, info = env.step(np.array([token]))
+        assert (terminated[0], truncated[0], info["end_reason"][0]) == (True, False, reason)
+        assert info["completion"][0].replace("good", "").strip() == text
+
+
+def test_a_special_stop_text_is_found_by_its_id():
+    env = prompt_env(num_envs=1, stop=["<pad>"])
+    env.reset(seed=0)
+    _, _, terminated, _, info = env.step(np.array([WORDS.index("<pad>")]))
+    assert terminated[0] and info["end_reason"][0] == "stop"
+
+
+def test_a_stop_text_that_was_passed_over_cuts_nothing():
+    seen = []
+    env = prompt_env(["a"], 1, lambda prompts, completions, **_: seen.extend(completions) or [0.0], stop=["."],
+                   min_new_tokens=3)  # fmt: skip
+    for answer in ([0, 4, 1, 2, EOS], [0, 4, 1, 4]):
+        env.reset(seed=0)
+        for token in answer:
+            _, _, terminated, _, info = env.step(np.array([token]))
+        assert terminated[0]
+    assert [text.split() for text in seen] == [["a", ".", "b", "c"], ["a", ".", "b"]]
+
+
+def test_a_passed_stop_text_ends_no_later_turn():
+    """ "good" comes too early and is passed over; "bad" ends with the same letter and completes nothing."""
+    good, bad = WORDS.index("good"), WORDS.index("bad")
+    env = prompt_env(["a"], 1, lambda prompts, completions, **_: [0.0], stop=["good"], min_new_tokens=2)
+    env.reset(seed=0)
+    ends = [env.step(np.array([token]))[2][0] for token in (good, 0, bad, 1, good)]
+    assert ends == [False, False, False, False, True]

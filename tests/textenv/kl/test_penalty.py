@@ -23,9 +23,7 @@ from tests.helpers.kl_cases import (
 )
 from tests.helpers.oracle import response_log_probs, run
 from tests.helpers.small_agents import agent_of, cartpole, gradients
-from textenv import (
-    KLPenalty,
-)
+from textenv import KLPenalty
 
 
 @pytest.mark.parametrize(("name", "place"), COMBINATIONS)

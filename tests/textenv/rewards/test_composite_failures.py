@@ -1,10 +1,6 @@
 """What happens when a reward function fails: it is named, nothing is lost, and by choice its answers are left out."""
 
 import json
-import os
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -13,9 +9,8 @@ import torch
 from algos import PPO, LMPolicy, PPOConfig, collect
 from tests.helpers.conversations import Parrot
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from tests.helpers.slow_rewards import dies, hangs, leaves, own_process, raises_odd_error, slow_square
 from tests.helpers.text_envs import BAD, EOS, GOOD, REWARDED, good, make_env, play, rewarded
-from textenv import RewardError, Rewards, Scores, StringGames, TextVectorEnv, check_reward
+from textenv import RewardError, Rewards, Scores, StringGames, TextVectorEnv
 from textenv.rewards import Normalize, whiten
 from textenv.rewards.scores import StopTraining
 
@@ -187,40 +182,6 @@ def test_a_failed_batch_is_repeated_after_a_pause(recovers, tmp_path):
     assert attempts == [128, 64, 64, 32, 32, 32, 32, 1, 1, 1, 1, 128]
 
 
-def test_an_exit_in_a_process_fails_its_row_only():
-    rows = {"prompts": ["?"] * 3, "completions": ["x", "exit", "y"]}
-    for options in ({"processes": True}, {"workers": 3}, {}):
-        assert Rewards(leaves, on_error="skip", **options)(**rows).earned == [1.0, None, 1.0]
-        with pytest.raises(RewardError, match=r"SystemExit.* in row 1 \(prompt"):
-            Rewards(leaves, **options)(**rows)
-
-
-def test_a_reward_that_exits_is_reported():
-    def leaves_now(completions):
-        sys.exit(0)
-
-    with pytest.raises(RewardError, match=r"'leaves_now' raised RuntimeError: ended by SystemExit\(0\) in row 0"):
-        Rewards(leaves_now)(prompts=["?"], completions=["a"])
-    with pytest.raises(ValueError, match=r"raised RuntimeError on ordinary completions, .*SystemExit\(0\)"):
-        check_reward(leaves_now)
-
-
-@pytest.mark.parametrize("kind", ["", "async "])
-@pytest.mark.parametrize("returns", ["return [1.0]", "raise ValueError"])
-def test_a_forked_process_ends_at_its_return(kind, returns):
-    program = f"""if True:
-        import os
-        from textenv import Rewards
-        {kind}def forks(completions):
-            if os.fork() == 0:
-                {returns}
-            os.wait()
-            return [2.0]
-        print(Rewards(forks)(prompts=["?"], completions=["a"]).earned, flush=True)"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "[2.0]\n" and "reward 'forks' called os.fork and r" in done.stderr
-
-
 def test_an_exceptions_own_text_is_escaped_and_cut():
     def screams(completions):
         raise ValueError("\x1b[2J\u202e" + "a" * 1_000_000)
@@ -229,32 +190,6 @@ def test_an_exceptions_own_text_is_escaped_and_cut():
         Rewards(screams)(prompts=["?"], completions=["x"])
     text = str(caught.value)
     assert len(text) < 2_000 and "\x1b" not in text and "\\x1b[2J\\u202e" in text and "1,000,005 characters" in text
-
-
-@pytest.mark.parametrize("processes", [False, True])
-def test_a_call_beyond_its_time_is_named_or_skipped(processes):
-    start = time.monotonic()
-    rows = {"prompts": ["?"] * 3, "completions": ["x", "hang", "y"]}
-    with pytest.raises(RewardError, match=r"TimeoutError.*time limit of .* row 1 \(prompt '\?', completion 'hang'"):
-        Rewards(hangs, timeout=0.7 if processes else 0.3, processes=processes)(**rows)
-    scores = Rewards(hangs, timeout=0.7 if processes else 0.3, processes=processes, on_error="skip")(**rows)
-    assert scores.earned == [1.0, None, 1.0]
-    assert time.monotonic() - start < 60
-
-
-@pytest.mark.parametrize("processes", [False, True])
-def test_pools_keep_the_order(processes):
-    rewards = Rewards(slow_square, workers=3, processes=processes)
-    numbers = list(range(10))
-    scores = rewards(prompts=["?"] * 10, completions=[str(n) for n in numbers])
-    assert scores.earned == [float(n * n) for n in numbers]
-
-
-def test_processes_want_importable_functions():
-    scores = Rewards(own_process, workers=2, processes=True)(prompts=["?"] * 4, completions=["x"] * 4)
-    assert os.getpid() not in scores.earned and len(set(scores.earned)) >= 1
-    with pytest.raises(TypeError, match="importable"):
-        Rewards(lambda completions: [1.0], processes=True)(prompts=["?"], completions=["x"])
 
 
 def test_a_failed_training_leaves_agent_and_answers(tmp_path):
@@ -291,18 +226,6 @@ def test_a_failed_training_leaves_agent_and_answers(tmp_path):
 def test_wrong_arguments_are_refused(arguments, message):
     with pytest.raises((ValueError, TypeError), match=message):
         Rewards(**arguments)
-
-
-@pytest.mark.parametrize(("function", "word", "message"), [
-    (raises_odd_error, "odd", "OddError: status 500"), (dies, "die", "worker process died"),
-])  # fmt: skip
-def test_a_dying_process_ends_nothing_else(function, word, message):
-    rows = {"prompts": ["?"] * 3, "completions": ["x", word, "y"]}
-    rewards = Rewards(function, processes=True, on_error="skip")
-    assert rewards(**rows).earned == [1.0, None, 1.0]
-    assert rewards(prompts=["?"], completions=["x"]).earned == [1.0]
-    with pytest.raises(RewardError, match=message):
-        Rewards(function, processes=True)(**rows)
 
 
 def test_a_failed_turn_leaves_its_conversation_out():

@@ -6,15 +6,10 @@ import threading
 import pytest
 
 from tests.helpers.errors import refused
+from tests.helpers.rating import rate
 from textenv import Rewards, rewards
 from textenv.importing import load_function
 from textenv.optional import package
-from textenv.rewards.calling import call_reward
-
-
-def rate(function, *answers, prompt="?", **columns):
-    given = {"prompts": [prompt] * len(answers), "completions": list(answers), "completion_ids": [[1]] * len(answers)}
-    return call_reward(function, given | columns)
 
 
 def test_vader_gives_the_scores_of_its_readme():

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from tests.helpers.errors import refused
+from tests.helpers.rating import rate
 from textenv import rewards
-from textenv.rewards.calling import call_reward
 
 DOUBLE = "def f(x):\n    return 2 * x\n"
 TESTS = ["assert f(2) == 4", "assert f(0) == 0", "assert f(1) == 3"]
@@ -18,10 +18,6 @@ TESTS = ["assert f(2) == 4", "assert f(0) == 0", "assert f(1) == 3"]
 @pytest.fixture(scope="module")
 def tested():
     return rewards.python_tests()
-
-
-def rate(function, *answers, **columns):
-    return call_reward(function, {"prompts": ["?"] * len(answers), "completions": list(answers)} | columns)
 
 
 def test_the_score_is_the_fraction_of_passed_tests(tested):

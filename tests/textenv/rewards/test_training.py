@@ -1,29 +1,17 @@
-"""A reward function sees where the training stands, and reports numbers that are not paid; async ones run at once."""
+"""A reward function sees where the training stands, and reports numbers that are not paid."""
 
-import asyncio
 import logging
-import threading
 
 import pytest
 
-from tests.helpers.slow_rewards import sees_training
+from tests.helpers.slow_rewards import Judge, sees_training, sees_training_async
 from tests.helpers.text_envs import GOOD, REWARDED, make_env, play
 from textenv import FunctionTask, HumanReward, RewardError, Rewards, TextEnv, check_reward
 from textenv.checks.reward_checker import run_reward_checks
-from textenv.rewards import Normalize, clip
+from textenv.rewards import clip
 from textenv.rewards.training import RewardLog, training
 
 ROWS = {"prompts": ["?"] * 5, "completions": ["a", "bb", "ccc", "dddd", "eeeee"]}
-
-
-async def sees_training_async(completions, step, progress, log):
-    await asyncio.sleep(0)
-    return sees_training(completions, step, progress, log)
-
-
-class Judge:
-    async def __call__(self, completions, step, progress, log):
-        return sees_training(completions, step, progress, log)
 
 
 def human(tmp_path):
@@ -177,77 +165,3 @@ def test_check_reward_gives_step_progress_and_log():
 
     with pytest.raises(ValueError, match=r"reward 'wrong' raised ValueError .*log\('length', ...\) was given"):
         check_reward(wrong)
-
-
-# --- async functions ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("options", [{}, {"timeout": 60}, {"workers": 2}, {"on_error": "skip"}], ids=str)
-def test_async_functions_run_at_once_in_order(options):
-    """All calls are needed to pass the barrier."""
-    meeting = threading.Barrier(3 * options.get("workers", 1), timeout=30)
-
-    def function(score):
-        async def waits(completions):
-            await asyncio.to_thread(meeting.wait)
-            return [score + len(text) for text in completions]
-
-        return waits
-
-    functions = {f"f{score}": (function(score), float(score)) for score in (3, 1, 2)}
-    scores = Rewards({"first": lambda completions: [0.5] * len(completions), **functions}, **options)(**ROWS)
-    assert list(scores.raw) == ["first", "f3", "f1", "f2"]
-    assert scores.raw["f1"] == [2, 3, 4, 5, 6] and scores.parts["f3"] == [12, 15, 18, 21, 24]
-
-
-def test_async_functions_run_in_a_notebooks_loop():
-    async def cell():
-        return Rewards({"f": Judge(), "g": sees_training_async})(**ROWS).logged["g/length"]
-
-    assert asyncio.run(cell()) == [1, 2, 3, 4, 5]
-
-
-def test_one_async_function_may_fail_or_be_late():
-    async def fails(completions):
-        if "ccc" in completions:
-            raise KeyError("no such thing")
-        return [1.0] * len(completions)
-
-    async def late(completions):
-        await asyncio.Event().wait()
-
-    async def leaves(completions):
-        raise SystemExit("good bye")
-
-    async def good(completions):
-        return [1.0] * len(completions)
-
-    with pytest.raises(RewardError, match=r"reward 'fails' raised KeyError: 'no such thing' in row 2 .*'ccc'"):
-        Rewards({"good": good, "fails": fails})(**ROWS)
-    assert Rewards({"good": good, "fails": fails}, on_error="skip", max_failed=0.5)(**ROWS).earned == [2, 2, None, 2, 2]
-    one = {name: column[:1] for name, column in ROWS.items()}
-    with pytest.raises(RewardError, match="reward 'late' raised TimeoutError: the call took longer than .* 0.05 s"):
-        Rewards({"good": good, "late": late}, timeout=0.05)(**one)
-    with pytest.raises(RewardError, match=r"reward 'leaves' raised RuntimeError: ended by SystemExit\('good bye'\)"):
-        Rewards({"good": good, "leaves": leaves})(**one)
-
-
-def test_a_failure_before_it_stops_an_async_function():
-    called = threading.Event()
-
-    async def paid(completions):
-        called.set()
-        return [1.0] * len(completions)
-
-    def fails(completions):
-        raise ValueError("no")
-
-    with pytest.raises(RewardError, match="reward 'fails'"):
-        Rewards({"fails": fails, "paid": paid})(**ROWS)
-    assert not called.is_set()
-
-
-def test_nested_whole_batch_functions_are_found():
-    inner = clip(Rewards({"a": Normalize(sees_training)}), -1, 1)
-    with pytest.raises(ValueError, match="reward 'outer' needs whole batches"):
-        Rewards({"outer": Rewards({"inner": inner})}, workers=2)
