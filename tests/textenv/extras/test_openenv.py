@@ -82,8 +82,7 @@ def test_more_episodes_than_sessions_are_played(serve, caplog):
     assert (again["observation"] == rollout["observation"]).all() and not caplog.records
     with pytest.raises(ValueError, match="action_field is 'words'.*fields text"):
         make_env(port, action_field="words")
-    session = env.task._make_env()
-    session.reset(seed=1)
+    session = env.task.sample_prompts([0], seed=1)[0].state.env
     session.step("?")
     assert session.state()["step_count"] == 1
     session.close()

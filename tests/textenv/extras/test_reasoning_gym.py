@@ -108,7 +108,7 @@ def test_splits_share_no_question(name):
 def test_a_failing_generator_is_asked_again(monkeypatch):
     """As basic_arithmetic, which divides by 0 once in more than 80,000 questions: a run must not end by it."""
     task = ReasoningGym("chain_sum")
-    kind, failures = type(task._dataset), [ZeroDivisionError("by 0"), KeyError("operator")]
+    kind, failures = DATASETS["chain_sum"][0], [ZeroDivisionError("by 0"), KeyError("operator")]
     generate = kind.__getitem__
 
     def sometimes(self, index):

@@ -18,7 +18,8 @@ from textenv.games import (
 )
 from textenv.games.dialogue import MAX_ACTION
 
-GAMES = [GuessNumber, Calculator, TwentyQuestions]
+PLAYERS = {GuessNumber: BinarySearch(), Calculator: CalculatorPlayer(), TwentyQuestions: BestQuestions()}
+GAMES = list(PLAYERS)
 HOSTILE = [
     "", " ", "\n\n", "\x00", "x" * 100_000, "is it " * 20_000,
     "9" * 3999, "calc: " + "9" * 3990, "answer: " + "9" * 3990,
@@ -36,12 +37,10 @@ def letters():
     return train_tokenizer()
 
 
-@pytest.mark.parametrize(
-    ("game", "player"),
-    [(GuessNumber, BinarySearch()), (Calculator, CalculatorPlayer()), (TwentyQuestions, BestQuestions())],
-)
-def test_the_oracles_play_as_well_by_tokens(game, player, letters):
+@pytest.mark.parametrize("game", GAMES)
+def test_the_oracles_play_as_well_by_tokens(game, letters):
     """The policy sees token ids only; what the game said is what follows the policy's own tokens."""
+    player = PLAYERS[game]
     env = TokenVectorEnv(game, tokenizer=letters, max_prompt_tokens=500, max_new_tokens=40, max_length=2000)
 
     def tokens(observation):
@@ -103,15 +102,21 @@ def test_gymnasiums_checker_passes_without_a_warning(game):
 
 @pytest.mark.parametrize("game", GAMES)
 def test_same_seed_same_game(game):
-    def secrets(seed):
-        env = game()
-        env.reset(seed=seed)
-        first = env._secret
-        env.reset()
-        return first, env._secret
+    player = PLAYERS[game]
 
-    assert secrets(3) == secrets(3)
-    assert len({secrets(seed) for seed in range(20)}) > 10
+    def dialogues(seed):
+        env, said = game(), []
+        for options in ({"seed": seed}, {}):
+            conversation, ended = [env.reset(**options)[0]], False
+            while not ended:
+                conversation.append(player(conversation))
+                reply, _, ended, *_ = env.step(conversation[-1])
+                conversation.append(reply)
+            said.append(tuple(conversation))
+        return tuple(said)
+
+    assert dialogues(3) == dialogues(3)
+    assert len({dialogues(seed) for seed in range(20)}) > 10
 
 
 @pytest.mark.parametrize("game", GAMES)

@@ -16,7 +16,6 @@ from tests.helpers.architectures import REFUSED, RIGHT, UNCACHED, make_family
 from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
 from tests.helpers.text_envs import text_env
 from textenv import LanguageModel
-from textenv.lm import recording
 from textenv.lm.decoding import Decoder
 
 LENGTH = 24
@@ -171,9 +170,7 @@ def test_the_check_reads_the_longest_text_twice(slots):
     assert 1100 <= sum(cached) < 1100 + 8
 
 
-@pytest.mark.parametrize("after", [0, 512])
-def test_the_check_leaves_nothing_behind(after, monkeypatch):
-    monkeypatch.setattr(recording, "RECORDED_AFTER", after)
+def test_the_check_leaves_nothing_behind():
     lm = language_model(make_llama())
     decoder, texts = Decoder(lm, num_slots=3, max_length=LENGTH), random_texts()[:3]
     assert not decoder.read.any()
