@@ -13,7 +13,6 @@ from tests.helpers.conversations import Parrot
 from tests.helpers.models import WORDS, make_tokenizer
 from textenv import TextEnv, TextVectorEnv, TokenVectorEnv, check_text_env
 from textenv.checks.env_checker import CHECKS, run_checks
-from textenv.envs.transcript import Transcript
 
 EOS, PAD = WORDS.index("<eos>"), WORDS.index("<pad>")
 ARGUMENTS = dict(prompts=["a b", "c", "d a b", "a", "b c"], max_prompt_tokens=4, max_new_tokens=5)
@@ -28,18 +27,25 @@ def make(cls=TextVectorEnv, **options):
 
 
 class HandsOutItsOwnArrays(TextVectorEnv):
-    def _observe(self):
-        return {"tokens": self._slots.tokens, "length": self._slots.length}
+    def reset(self, *, seed=None, options=None):
+        self.shown, info = super().reset(seed=seed, options=options)
+        return self.shown, info
+
+    def step(self, actions):
+        observation, *rest = super().step(actions)
+        for name, values in observation.items():
+            self.shown[name][:] = values
+        return self.shown, *rest
 
 
 class Rereads(TextVectorEnv):
     """As if ids were made from lower-cased text: some come back as others."""
 
-    def _transcript(self, rows):
-        transcript = super()._transcript(rows)
-        append = transcript.append
-        transcript.append = lambda rows, actions: append(rows, np.where(actions == 2, 1, actions))
-        return transcript
+    def step(self, actions):
+        return super().step(np.where(actions == 2, 1, actions))
+
+    def advance(self, actions):
+        return super().advance(np.where(actions == 2, 1, actions))
 
 
 class EndsAtPad(TextVectorEnv):
@@ -49,17 +55,36 @@ class EndsAtPad(TextVectorEnv):
 
 
 class ForgetsToPad(TextVectorEnv):
-    def _observe(self):
-        observation = super()._observe()
-        observation["tokens"][:, -2:] = [3, 4]
-        return observation
+    def reset(self, *, seed=None, options=None):
+        return self.unpadded(*super().reset(seed=seed, options=options))
 
-
-class PaysForEveryToken(TextVectorEnv):
     def step(self, actions):
-        acted = ~self._ended
+        return self.unpadded(*super().step(actions))
+
+    def unpadded(self, observation, *rest):
+        observation["tokens"][:, -2:] = [3, 4]
+        return observation, *rest
+
+
+class Counts(TextVectorEnv):
+    """Knows how many tokens each slot's episode has, and which slots are over."""
+
+    def reset(self, *, seed=None, options=None):
+        self.count, self.over = np.zeros(self.num_envs), np.zeros(self.num_envs, dtype=bool)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, actions):
+        self.acted = ~self.over
+        self.count = np.where(self.acted, self.count + 1, 0)
+        observation, reward, terminated, truncated, info = super().step(actions)
+        self.over = terminated | truncated
+        return observation, reward, terminated, truncated, info
+
+
+class PaysForEveryToken(Counts):
+    def step(self, actions):
         observation, reward, *rest = super().step(actions)
-        return observation, reward + np.float32(0.125) * acted, *rest
+        return observation, reward + np.float32(0.125) * self.acted, *rest
 
     def take_episodes(self):
         rollout = super().take_episodes()
@@ -67,44 +92,47 @@ class PaysForEveryToken(TextVectorEnv):
         return rollout
 
 
-class CallsTheLimitTruncatedThoughItEnded(TextVectorEnv):
-    def _transcript(self, rows):
-        transcript = super()._transcript(rows)
+class CallsTheLimitTruncatedThoughItEnded(Counts):
+    def step(self, actions):
+        observation, reward, terminated, truncated, info = super().step(actions)
+        full = self.count == 5
+        return observation, reward, terminated & ~full, truncated | terminated & full, info
 
-        def finish(turns):
-            Transcript.finish(transcript, turns)
-            for row in turns:
-                if transcript.length[row] - transcript.prompt_length[row] == 5:
-                    transcript.terminated[row], transcript.truncated[row] = False, True
-
-        transcript.finish = finish
-        return transcript
+    def take_episodes(self):
+        rollout = super().take_episodes()
+        full = rollout["mask"].sum(1, keepdim=True) == 5
+        rollout["truncated"] |= rollout["terminated"] & full
+        rollout["terminated"] &= ~full
+        return rollout
 
 
 class EndsWithoutALimit(TextVectorEnv):
     """A limit that terminates: the flag of a failure on a cut."""
 
-    def _transcript(self, rows):
-        transcript = super()._transcript(rows)
+    def step(self, actions):
+        observation, reward, terminated, truncated, info = super().step(actions)
+        return observation, reward, terminated | truncated, np.zeros_like(truncated), info
 
-        def finish(turns):
-            Transcript.finish(transcript, turns)
-            for row in turns:
-                transcript.terminated[row], transcript.truncated[row] = True, False
-
-        transcript.finish = finish
-        return transcript
+    def take_episodes(self):
+        rollout = super().take_episodes()
+        rollout["terminated"] |= rollout["truncated"]
+        rollout["truncated"][:] = False
+        return rollout
 
 
 class IgnoresTheSeed(TextVectorEnv):
-    def _seed(self, seed):
-        super()._seed(None if seed is None else 0)
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=None if seed is None else 0, options=options)
+
+    def start_episodes(self, episodes, *, seed=None, **options):
+        return super().start_episodes(episodes, seed=None if seed is None else 0, **options)
 
 
 class DealsTheFirstPromptForEver(TextVectorEnv):
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self._order.next = range
+        deal = self.task.sample_prompts
+        self.task.sample_prompts = lambda numbers, *, seed: deal(range(len(numbers)), seed=seed)
 
 
 class LeaksThePrompt(TextVectorEnv):
@@ -135,18 +163,24 @@ class MasksEOS(TextVectorEnv):
         return rollout
 
 
-class KeepsTheOldAnswer(TextVectorEnv):
+class KeepsTheOldAnswer(Counts):
     """A slot that resets itself keeps the first token of the answer before."""
 
+    def reset(self, *, seed=None, options=None):
+        self.first, self.stale = np.zeros(self.num_envs, dtype=int), np.full(self.num_envs, -1)
+        return super().reset(seed=seed, options=options)
+
     def step(self, actions):
-        old = self._slots.tokens[np.arange(self.num_envs), self._slots.prompt_length].copy()
-        resetting = self._ended.copy()
-        result = super().step(actions)
-        done = result[2] | result[3]
-        begun = done if self.autoreset_mode is AutoresetMode.SAME_STEP else resetting
-        for slot in np.flatnonzero(begun):
-            self._slots.tokens[slot, 0] = old[slot] if old[slot] < 7 else 0
-        return self._observe(), *result[1:]
+        observation, *rest = super().step(actions)
+        self.first = np.where(self.count == 1, actions, self.first)
+        begun = self.over if self.autoreset_mode is AutoresetMode.SAME_STEP else ~self.acted
+        self.stale[begun] = np.where(self.first < 7, self.first, 0)[begun]
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            self.over[:] = False
+            self.count[begun] = 0
+        kept = self.stale >= 0
+        observation["tokens"][kept, 0] = self.stale[kept]
+        return observation, *rest
 
 
 BROKEN = {

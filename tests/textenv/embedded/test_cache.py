@@ -106,10 +106,14 @@ def test_where_the_cache_is(tmp_path, monkeypatch):
     assert cache_root() == tmp_path / "mine" / "textenv"
 
 
-def test_the_name_changes_with_data_and_versions(monkeypatch):
-    names = [fingerprint(("1", {"the": ("a",)}), ["torch"]), fingerprint(("1", {"the": ("a",)}), ["numpy"])]
-    names.append(fingerprint(("1", {"the": ("b",)}), ["torch"]))
+def test_the_name_changes_with_data_and_versions(tmp_path, monkeypatch):
+    data = ("1", {"the": ("a",)})
+    names = [fingerprint(data, ["torch"]), fingerprint(data, ["numpy"]), fingerprint(("1", {"the": ("b",)}), ["torch"])]
     assert fingerprint(("1", {"the": ("a",)}), ["torch"]) == names[0]
-    monkeypatch.setattr("textenv.embedded.cache.version", lambda package: "99")
-    names.append(fingerprint(("1", {"the": ("a",)}), ["torch"]))
-    assert len(set(names)) == 4
+    for version in ("1.0", "2.0"):
+        folder = tmp_path / version / f"made_up-{version}.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Name: made_up\nVersion: {version}\n")
+        monkeypatch.syspath_prepend(tmp_path / version)
+        names.append(fingerprint(data, ["made_up"]))
+    assert len(set(names)) == 5
