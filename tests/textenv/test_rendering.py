@@ -8,15 +8,11 @@ import torch
 
 from algos import LMPolicy, collect
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from tests.helpers.text_envs import EOS, GOOD, make_env
+from tests.helpers.text_envs import EOS, GOOD, good, make_env
 from textenv import TextEnv, render_rollout
 from textenv.rendering import pieces, printable, sparkline
 
 CODE = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def good(prompts, completions, **columns):
-    return [float(text.split().count("good")) for text in completions]
 
 
 def test_ansi_is_the_text_with_the_paid_token_shaded():

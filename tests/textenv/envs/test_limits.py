@@ -10,7 +10,7 @@ from transformers import ByT5Tokenizer
 from algos import LMPolicy
 from tests.helpers.chat_families import CHATML, byte_tokenizer, scripted_model
 from tests.helpers.models import WORDS
-from tests.helpers.text_envs import EOS, GOOD, prompt_env
+from tests.helpers.text_envs import EOS, GOOD, prompt_env, zero
 from textenv import TextVectorEnv
 from textenv.envs.limits import StopConditions
 
@@ -18,10 +18,6 @@ SPECIAL = ["<|im_start|>", "<|im_end|>", "<tool>"]
 PIECES = ["a", "b", "\n", " ", "é", "。", "😀", "user", *SPECIAL]
 STOPS = ["。", "é", "😀", "a。", "。\n", "é b", "b\n\n", "user\n"]
 MARKED = ["<|im_start|>user", "<tool>。", "<|im_start|>", "a<tool>", "é<tool>b", "<tool><|im_start|>", "<tool>\n"]
-
-
-def zero(prompts, completions, **columns):
-    return [0.0] * len(completions)
 
 
 def byt5():

@@ -12,24 +12,14 @@ from gymnasium.vector import AutoresetMode
 
 from algos import PPO, LMPolicy, PPOConfig, collect
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
+from tests.helpers.text_envs import good, prompt_env, text_arguments
 from textenv import KLPenalty, KLReward, LanguageModel, PromptList, ReferenceReward, TextEnv, TextVectorEnv
 
 EOS = WORDS.index("<eos>")
-PROMPTS = ["a b", "c", "d a b"]
-
-
-def count_good(prompts, completions, **columns):
-    return [float(text.split().count("good")) for text in completions]
-
-
-def make_env(num_envs=2, **options):
-    arguments = dict(prompts=PROMPTS, reward=count_good, tokenizer=make_tokenizer(WORDS), max_prompt_tokens=4,
-                     max_new_tokens=5, num_envs=num_envs)  # fmt: skip
-    return TextVectorEnv(**(arguments | options))
 
 
 def test_a_step_appends_one_token():
-    env = make_env(num_envs=1)
+    env = prompt_env(num_envs=1)
     observation, _ = env.reset(seed=3)
     start = int(observation["length"][0, 0])
     prompt = observation["tokens"][0, :start].tolist()
@@ -45,7 +35,7 @@ def test_a_step_appends_one_token():
 
 
 def test_the_length_limit_truncates_and_still_scores():
-    env = make_env(num_envs=1)
+    env = prompt_env(num_envs=1)
     env.reset(seed=0)
     for _ in range(5):
         _, reward, terminated, truncated, info = env.step(np.array([5]))
@@ -56,7 +46,7 @@ def test_the_length_limit_truncates_and_still_scores():
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_autoreset_modes_follow_gymnasium(mode):
     """Slot 0 ends at once, slot 1 goes on."""
-    env = make_env(autoreset_mode=mode)
+    env = prompt_env(autoreset_mode=mode)
     env.reset(seed=0)
     observation, _, terminated, _, info = env.step(np.array([EOS, 1]))
     assert terminated.tolist() == [True, False]
@@ -98,10 +88,8 @@ def play_by_hand(env, actions, prompts):
 def test_stepping_equals_the_batched_path():
     """The same prompts and actions through `TextEnv.step` and through `collect`, whose slots are refilled."""
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=5)
-    rollout = collect(make_env(num_envs=3), policy, num_episodes=9, seed=11)
-    plain = TextEnv(
-        prompts=PROMPTS, reward=count_good, tokenizer=make_tokenizer(WORDS), max_prompt_tokens=4, max_new_tokens=5
-    )
+    rollout = collect(prompt_env(num_envs=3), policy, num_episodes=9, seed=11)
+    plain = TextEnv(**text_arguments())
     plain.reset(seed=11)
     plain.vector.prompt_order |= {"position": 0}
     actions = rollout["action"][rollout["mask"]].tolist()
@@ -119,7 +107,7 @@ def test_exactly_the_dealt_episodes_are_collected():
     """Short answers are not favoured: as many rows as asked for, every prompt of a pass once."""
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS))
     for num_envs in (1, 4, 20):
-        rollout = collect(make_env(num_envs=num_envs), policy, num_episodes=12)
+        rollout = collect(prompt_env(num_envs=num_envs), policy, num_episodes=12)
         assert rollout.shape[0] == 12
         assert (rollout["terminated"] | rollout["truncated"]).sum(1).tolist() == [1] * 12
         assert rollout["group"][:, 0].tolist() == list(range(12))
@@ -136,11 +124,11 @@ def test_deferred_and_immediate_scoring_agree():
         return [float(len(ids)) for ids in completion_ids]
 
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=2)
-    env = make_env(reward=reward)
+    env = prompt_env(reward=reward)
     rollout = collect(env, policy, num_episodes=6)
     (once,) = calls
     calls.clear()
-    env = make_env(num_envs=1, reward=reward)
+    env = prompt_env(num_envs=1, reward=reward)
     for row in range(6):
         env.task = PromptList([once[row][0]])
         env.task.score = lambda turns: reward(
@@ -156,7 +144,7 @@ def test_forbidden_tokens_are_never_chosen():
     """The reference is masked alike."""
     lm = make_gpt2()
     policy = LMPolicy(lm, make_tokenizer(WORDS))
-    env = make_env(forbidden=[EOS, 0], num_envs=4, penalty=KLPenalty(policy.reference(), 0.5))
+    env = prompt_env(forbidden=[EOS, 0], num_envs=4, penalty=KLPenalty(policy.reference(), 0.5))
     agent = PPO(env, policy, PPOConfig(num_steps=None, num_episodes=16, minibatch_size=8, learning_rate=1e-3))
     rollout = collect(env, policy, num_episodes=16)
     assert not torch.isin(rollout["action"][rollout["mask"]], torch.tensor([EOS, 0])).any()
@@ -205,7 +193,7 @@ def test_stepwise_kl_equals_batched_kl_to_1e_5_a_token(temperature):
     tokenizer = make_tokenizer(WORDS)
     policy = LMPolicy(make_gpt2(seed=1), tokenizer, temperature=temperature)
     reference = LanguageModel(make_gpt2(seed=2), tokenizer, temperature=temperature).requires_grad_(False)
-    env = make_env(num_envs=3, forbidden=[4])
+    env = prompt_env(num_envs=3, forbidden=[4])
     rollout = collect(env, policy, num_episodes=8)
     score = rollout["reward"].clone()
     KLPenalty(reference, 0.3)(rollout, policy)
@@ -230,7 +218,7 @@ def test_the_reference_reward_is_exact_over_one_step():
     """E[r - β·KL] = E[r + β·log π_ref] + β·H(π) by enumeration; ReferenceReward pays the middle term."""
     tokenizer, beta = make_tokenizer(WORDS), 0.4
     reference = LanguageModel(make_gpt2(seed=2), tokenizer).requires_grad_(False)
-    env = TextEnv(prompts=["a b"], reward=count_good, tokenizer=tokenizer, max_prompt_tokens=4, max_new_tokens=1)
+    env = TextEnv(prompts=["a b"], reward=good, tokenizer=tokenizer, max_prompt_tokens=4, max_new_tokens=1)
     wrapped = ReferenceReward(env, reference, beta)
     policy = torch.softmax(torch.randn(9, generator=torch.Generator().manual_seed(0)), 0).double()
     paid, plain, kl = 0.0, 0.0, 0.0
@@ -247,10 +235,10 @@ def test_the_reference_reward_is_exact_over_one_step():
 def test_wrapper_and_penalty_together_are_refused():
     tokenizer = make_tokenizer(WORDS)
     reference = LanguageModel(make_gpt2(), tokenizer)
-    env = TextEnv(prompts=["a"], reward=count_good, tokenizer=tokenizer, penalty=KLPenalty(reference, 0.1))
+    env = TextEnv(prompts=["a"], reward=good, tokenizer=tokenizer, penalty=KLPenalty(reference, 0.1))
     with pytest.raises(ValueError, match="subtracted twice"):
         KLReward(env, reference, 0.1)
-    plain = TextEnv(prompts=["a"], reward=count_good, tokenizer=tokenizer)
+    plain = TextEnv(prompts=["a"], reward=good, tokenizer=tokenizer)
     vector = gymnasium.vector.SyncVectorEnv([lambda: KLReward(plain, reference, 0.1)])
     with pytest.raises(ValueError, match="KLReward"):
         PPO(vector, LMPolicy(make_gpt2(), tokenizer), PPOConfig(), penalty=KLPenalty(reference, 0.1))

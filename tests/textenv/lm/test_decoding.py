@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.helpers.architectures import make_family
-from tests.helpers.models import ALL_MODELS, WORDS, make_gpt2, make_tokenizer
+from tests.helpers.models import ALL_MODELS, WORDS, make_gpt2, make_tokenizer, plain_log_probs
 from textenv import LanguageModel
 from textenv.lm.decoding import Decoder
 
@@ -13,12 +13,6 @@ from textenv.lm.decoding import Decoder
 @pytest.fixture(params=list(ALL_MODELS))
 def lm(request):
     return LanguageModel(ALL_MODELS[request.param](), make_tokenizer(WORDS))
-
-
-def plain_log_probs(lm, tokens):
-    """What `transformers` says, over the tokenizer's ids: ``[L, 9]``."""
-    with torch.no_grad():
-        return lm.model(torch.tensor([tokens])).logits[0, :, : len(WORDS)].float().log_softmax(-1)
 
 
 def test_refilled_slots_equal_a_plain_forward_pass(lm):

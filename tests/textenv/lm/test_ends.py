@@ -14,6 +14,7 @@ from algos.collection import Collector, collect
 from algos.finetuning.packing import read_example
 from tests.helpers.chat_families import FAMILIES, byte_tokenizer, scripted_model, tokenizer_of
 from tests.helpers.engines import FakeEngine
+from tests.helpers.text_envs import zero
 from textenv import RewardModel, TextEnv, TextVectorEnv, TokenEnv, check_text_env
 from textenv.lm.ends import closing_ids, ids_after_end, turn_ends
 from textenv.prompts.prompts import Prompt
@@ -22,10 +23,6 @@ from textenv.prompts.tokenize import prompt_ids, reply_ids
 CHAT = [{"role": "user", "content": "Hi"}]
 CASES = [(name, end) for name, family in FAMILIES.items() for end in family.ends]
 LISTED = [(name, end) for name, family in FAMILIES.items() for end in family.listed]
-
-
-def zero(prompts, completions, **columns):
-    return [0.0] * len(completions)
 
 
 def prompt_of(tokenizer):

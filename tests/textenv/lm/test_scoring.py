@@ -7,7 +7,7 @@ import torch
 from tensordict import NonTensorData, TensorDict
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.helpers.models import ALL_MODELS, WORDS, make_gpt2, make_llama, make_tokenizer
+from tests.helpers.models import ALL_MODELS, WORDS, make_gpt2, make_llama, make_tokenizer, plain_log_probs
 from textenv import LanguageModel
 from textenv.lm.model import CHUNK_ELEMENTS
 from textenv.lm.scoring import TokenScores
@@ -90,12 +90,6 @@ def test_a_frozen_output_layer_gets_no_gradient():
 @pytest.fixture(params=list(ALL_MODELS))
 def lm(request):
     return LanguageModel(ALL_MODELS[request.param](), make_tokenizer(WORDS))
-
-
-def plain_log_probs(lm, tokens):
-    """What `transformers` says, over the tokenizer's ids: ``[L, 9]``."""
-    with torch.no_grad():
-        return lm.model(torch.tensor([tokens])).logits[0, :, : len(WORDS)].float().log_softmax(-1)
 
 
 def make_rollout(rows=3, steps=7, seed=0):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.slow_rewards import Judge, sees_training_async
-from tests.helpers.text_envs import EOS, REWARDED, good, rewarded
+from tests.helpers.text_envs import EOS, REWARDED, good, paid, rewarded
 from textenv import RewardError, Rewards
 from textenv.rewards.calling import call_reward
 
@@ -20,10 +20,6 @@ def test_a_function_gets_what_its_signature_takes():
     assert call_reward(lambda prompts, gold=None: gold, columns) is None
     with pytest.raises(ValueError, match="needs the column 'gold', 'other'.*'answer'"):
         call_reward(lambda prompts, gold, *, other: [], columns)
-
-
-def paid(rollout):
-    return [row[mask].tolist() for row, mask in zip(rollout["reward"], rollout["mask"], strict=True)]
 
 
 def test_functions_get_the_keywords_they_take():

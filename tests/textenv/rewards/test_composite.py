@@ -7,13 +7,9 @@ import torch
 from algos import PPO, LMPolicy, PPOConfig, collect
 from tests.helpers.conversations import Parrot
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from tests.helpers.text_envs import GOOD, REWARDED, figures_of, good, make_env, rewarded
+from tests.helpers.text_envs import GOOD, REWARDED, figures_of, good, make_env, paid, rewarded
 from tests.helpers.tolerances import METRIC, METRIC_NEAR_0
 from textenv import Rewards, TextVectorEnv, TokenVectorEnv
-
-
-def paid(rollout):
-    return [row[mask].tolist() for row, mask in zip(rollout["reward"], rollout["mask"], strict=True)]
 
 
 def test_an_answer_without_a_score_is_left_out():
