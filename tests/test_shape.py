@@ -361,6 +361,27 @@ def test_a_test_file_is_named_after_a_module(package):
         assert any(path.stem == f"test_{name}" or path.stem.startswith(f"test_{name}_") for name in modules), path
 
 
+def patches(path):
+    """Lines that replace something in our own modules, or import a private name of them."""
+    ours = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in LAYERS:
+            ours |= {alias.asname or alias.name for alias in node.names}
+            if any(re.match("_[a-z]", alias.name) for alias in node.names):
+                yield node.lineno
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
+            target = ast.unparse(node.args[0]).strip("'\"").split(".")[0]
+            if target in ours | LAYERS.keys():
+                yield node.lineno
+
+
+@pytest.mark.parametrize("package", MIRRORED)
+def test_tests_use_the_modules_as_they_are(package):
+    """They neither patch them nor import private names; tests of behaviour across modules don't either."""
+    for path in [*ROOT.glob(f"tests/{package}/**/*.py"), *ROOT.glob("tests/integration/*.py")]:
+        assert list(patches(path)) == [], path
+
+
 def test_tests_share_helpers_not_each_other():
     for path in [*ROOT.glob("tests/**/*.py"), *ROOT.glob("examples/**/*.py")]:
         assert not re.findall(r"(?:from|import) tests\.[\w.]*\btest_\w*", path.read_text()), path
