@@ -90,15 +90,6 @@ def test_reward_returns_a_wrong_number_of_values():
         play_one_turn(lambda **_: 7.5)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), "good"])
-def test_reward_that_is_no_finite_number(value):
-    def broken(prompts, completions, **columns):
-        return [value]
-
-    with refused(ValueError, "broken", "row 0", "a b", "good", "finite"):
-        play_one_turn(broken)
-
-
 @pytest.mark.parametrize("action", [-1, len(WORDS)])
 def test_action_outside_the_vocabulary(action):
     env = make_env()
@@ -229,14 +220,6 @@ def test_numbers_out_of_range():
         KLPenalty(LanguageModel(make_gpt2(), make_tokenizer(WORDS)), -0.1)
     with refused(ValueError, "temperature", "0"):
         LMPolicy(make_gpt2(), make_tokenizer(WORDS), temperature=0.0)
-
-
-def test_classifier_without_such_a_label():
-    from transformers import GPT2Config, GPT2ForSequenceClassification
-
-    config = GPT2Config(vocab_size=9, n_layer=1, n_embd=8, n_head=1, n_positions=16, pad_token_id=8)
-    with refused(ValueError, "positive", "label_0"):
-        RewardModel(GPT2ForSequenceClassification(config), make_tokenizer(WORDS))
 
 
 def test_folder_without_an_agent(tmp_path):
