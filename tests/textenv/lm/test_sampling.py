@@ -1,4 +1,4 @@
-"""Sampling from large vocabularies, and where whole blocks are forbidden; the rest is in tests/fuzz/test_properties.py."""
+"""Sampling from large vocabularies, and where blocks are forbidden; more is in tests/fuzz/test_properties.py."""
 
 import pytest
 import torch

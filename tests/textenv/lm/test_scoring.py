@@ -139,17 +139,22 @@ class TokenRows(TorchDispatchMode):
         return result
 
 
+@pytest.fixture(scope="module")
+def many_words():
+    """A tokenizer of so many that the logits of 32 rows are a chunk."""
+    return make_tokenizer([*WORDS, *(f"w{i}" for i in range(2**18 - len(WORDS)))])
+
+
 @pytest.mark.parametrize("bias", [False, True], ids=["plain head", "head with a bias"])
-def test_chunks_are_small_and_change_no_number(bias):
-    """A model of so many tokens that the logits of 32 rows are a chunk; the True entries are more."""
-    words = [*WORDS, *(f"w{i}" for i in range(2**18 - len(WORDS)))]
-    model = make_gpt2(len(words), n_embd=8, n_layer=1, tie_word_embeddings=not bias)
+def test_chunks_are_small_and_change_no_number(bias, many_words):
+    tokens = len(many_words)
+    model = make_gpt2(tokens, n_embd=8, n_layer=1, tie_word_embeddings=not bias)
     if bias:
-        model.lm_head = torch.nn.Linear(8, len(words))
-    lm, rollout = LanguageModel(model, make_tokenizer(words)), make_rollout(4, 20)
-    mask, chunk = rollout["mask"], CHUNK_ELEMENTS // len(words)
+        model.lm_head = torch.nn.Linear(8, tokens)
+    lm, rollout = LanguageModel(model, many_words), make_rollout(4, 16)
+    mask, chunk = rollout["mask"], CHUNK_ELEMENTS // tokens
     assert chunk < mask.sum()
-    sets = torch.ones(2, len(words), dtype=torch.bool)
+    sets = torch.ones(2, tokens, dtype=torch.bool)
     sets[1, ::2] = False
     rollout["action"] |= 1
     rollout["allowed"] = mask.long()
@@ -158,7 +163,7 @@ def test_chunks_are_small_and_change_no_number(bias):
     def gradients(log_prob, entropy):
         return torch.autograd.grad((log_prob + entropy.square()).sum(), [*lm.parameters()])
 
-    with TokenRows(len(words)) as seen:
+    with TokenRows(tokens) as seen:
         log_prob, entropy, _ = lm.evaluate(rollout)
         found = gradients(log_prob[mask], entropy[mask])
     assert max(seen.rows) == chunk
