@@ -1,20 +1,19 @@
-from . import advantages as advantages, config as config, losses as losses, policies as policies, presets as presets
+from . import presets as presets
 from .a2c import A2C as A2C, A2CConfig as A2CConfig
 from .agent import Agent as Agent
 from .collection import Collector as Collector, collect as collect
 from .dqn import DQN as DQN, DQNConfig as DQNConfig
 from .envs.subprocess_env import SubprocessVectorEnv as SubprocessVectorEnv
 from .evaluation import EvaluateEvery as EvaluateEvery, evaluate as evaluate
+from .extras.vllm import VLLM as VLLM
 from .finetuning.reward_model import RewardModelConfig as RewardModelConfig, train_reward_model as train_reward_model
 from .finetuning.sft import SFTConfig as SFTConfig, sft as sft
 from .finetuning.text_loss import TextLoss as TextLoss
 from .grpo import GRPO as GRPO, GRPOConfig as GRPOConfig
 from .lab.comparison.compare import compare as compare
-from .lab.comparison.figures import curves as curves, plot_curves as plot_curves, plot_scores as plot_scores
 from .lab.comparison.report import report as report
 from .lab.comparison.summary import Case as Case
 from .lab.comparison.tune import tune as tune
-from .lab.insight.dynamics import Dynamics as Dynamics
 from .lab.model_card import push_to_hub as push_to_hub
 from .policies.cnn import CNNPolicy as CNNPolicy
 from .policies.critic import Critic as Critic
@@ -24,12 +23,13 @@ from .policies.lstm import LSTMPolicy as LSTMPolicy
 from .policies.mlp import MLPPolicy as MLPPolicy
 from .policies.policy import Policy as Policy
 from .policies.q_network import QPolicy as QPolicy
+from .policies.registry import make_policy as make_policy
 from .ppo import PPO as PPO, PPOConfig as PPOConfig
+from .recipe import Recipe as Recipe
 from .reinforce import REINFORCE as REINFORCE, REINFORCEConfig as REINFORCEConfig
 from .rloo import RLOO as RLOO, RLOOConfig as RLOOConfig
-from .training.callbacks import RecordSamples as RecordSamples, StopAtKL as StopAtKL
+from .training.callbacks import StopAtKL as StopAtKL
 from .training.invariants import InvariantError as InvariantError
-from .training.loggers import Logger as Logger
 from .training.run import Callback as Callback
 from .training.save import from_hub as from_hub, load as load
 from .trpo import TRPO as TRPO, TRPOConfig as TRPOConfig

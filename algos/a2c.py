@@ -10,7 +10,7 @@ from algos.agent import Agent
 from algos.config import A2CConfig
 from algos.minibatches import minibatches
 from algos.training.invariants import check_first
-from algos.training.metrics import MetricMeans, Metrics, StepMetrics, minibatch_means, rollout_metrics, sampler_gap
+from algos.training.metrics import MetricMeans, Metrics, StepMetrics, minibatch_means, sampler_gap
 
 
 class A2C(Agent[A2CConfig]):
@@ -39,7 +39,7 @@ class A2C(Agent[A2CConfig]):
         with self.sharded_weights():
             for batch in batches:
                 means.add(self.optimizer.step(self.loss, batch))
-        return means.result() | rollout_metrics(rollout) | {"update/minibatches": means.count}
+        return means.result() | {"update/minibatches": means.count}
 
     def loss(self, batch: TensorDict) -> tuple[Tensor, StepMetrics]:
         """The actor-critic loss of the rollout, or of a part of it, and its metrics."""

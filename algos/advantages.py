@@ -8,14 +8,16 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from algos.config import ActorCriticConfig
 from algos.ranks import collectives
 from algos.training.learner import Learner
-from textenv.rollout import check_mask, masked_mean
+from textenv.rollout import masked, masked_mean
 
 ALIKE = 1e-6
 """Maximum standard deviation, relative to the largest magnitude, that counts as rounding error."""
 
 
+@masked
 def gae(
     *, reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, mask: Tensor,
     gamma: float, gae_lambda: float,
@@ -40,7 +42,6 @@ def gae(
     Returns:
         advantage and value target (advantage + value), float32 ``[B, T]``, 0 on False entries.
     """
-    check_mask(mask, reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated)
     # NumPy, because torch is slower in loops over small arrays; time is the first axis.
     columns = (x.detach().cpu().numpy().T for x in (reward, value, next_value, terminated, truncated, mask))
     with np.errstate(all="ignore"):  # False entries may hold anything
@@ -172,6 +173,7 @@ def _group_statistics(x: Tensor, *, group: Tensor, counts: Tensor) -> tuple[Tens
     return total[index], size[index], counts & values_differ[index]
 
 
+@masked
 def whiten(x: Tensor, *, mask: Tensor, shift_mean: bool = True) -> Tensor:
     """Scale to variance 1 over the True entries, and shift to mean 0 unless ``shift_mean`` is False.
 
@@ -184,7 +186,6 @@ def whiten(x: Tensor, *, mask: Tensor, shift_mean: bool = True) -> Tensor:
         ``[B, T]``. Entries that are equal up to rounding (relative spread `ALIKE`), or a single entry, are not
         scaled: that would amplify rounding errors to size 1.
     """
-    check_mask(mask, x=x)
     all_true = bool(mask.all())
     values = x if all_true else x[mask]
     if not values.numel():
@@ -212,7 +213,7 @@ def episode_returns(rollout: TensorDict) -> Tensor:
     return rewards_to_go.gather(1, first_step).squeeze(1)
 
 
-def add_advantages(agent: Learner, rollout: TensorDict) -> None:
+def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> None:
     """Write ``value``, ``next_value``, ``advantage`` and ``value_target`` into a rollout, by GAE.
 
     The rollout keeps the raw rewards; the advantages use scaled ones if the config asks for it.
@@ -235,13 +236,13 @@ def add_advantages(agent: Learner, rollout: TensorDict) -> None:
         reward = whiten(reward, mask=mask, shift_mean=False)
 
     # Values of the states and of their successors
-    if config.fit_value_head:
+    if agent.fitted_value is None:
+        value, next_value = collectives.map_rows(agent.policy.values, rollout)
+    else:
         returns = discounted_returns(
             reward=reward, terminated=terminated, truncated=truncated, mask=mask, gamma=config.gamma
         )
-        value, next_value = agent.policy.fit_values(rollout, returns, agent.value_fit)
-    else:
-        value, next_value = collectives.map_rows(agent.policy.values, rollout)
+        value, next_value = agent.fitted_value(agent.policy, rollout, returns)
     rollout["value"] = value
     rollout["next_value"] = next_value
 

@@ -16,14 +16,16 @@ from tensordict import TensorDict
 from algos.collection import Collector, add_log_probs, agree_on_ends, autoreset_mode
 from algos.config import ActorCriticConfig, ClippedConfig, Config, PolicyGradientConfig, PPOConfig
 from algos.envs.spaces import check_readable
-from algos.generator import Generator, check_generator
 from algos.optimizer import Optimizer
+from algos.policies.fitted_value import FittedValue
+from algos.policies.generator import Generator, check_generator
 from algos.policies.normalizers import RewardNormalizer
 from algos.policies.policy import Policy, check_policy, check_spaces, refuse_strings
 from algos.policies.registry import PolicyName, make_policy
 from algos.ranks import collectives
 from algos.ranks.sharding import Shards
-from algos.storage.serialization import load_weights, restore_state, saved_state, trained_weights
+from algos.storage.serialization import restore_state, saved_state
+from algos.storage.weights import load_weights, trained_weights
 from algos.training.loop import iterate, learn
 from algos.training.metrics import EpisodeMeter, Metrics
 from algos.training.save import save
@@ -99,8 +101,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
             config = dataclasses.replace(config, **fields)
         if policy is None and isinstance(env, VectorEnv):
             policy = make_policy(env, policy=self.policy_name, seed=config.seed)
-        check_environment(env, policy, config)
-        assert isinstance(policy, Policy)
+        policy = check_environment(env, policy, config)
         place(policy, env, device)
         if generator is not None:
             config = check_generator(env, policy, config)
@@ -112,8 +113,10 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         self.reward_normalizer: RewardNormalizer | None = None
         if isinstance(config, ActorCriticConfig) and config.normalize_rewards:
             self.reward_normalizer = RewardNormalizer(config.gamma)
-        self.value_fit: dict[str, torch.Tensor] = {}
-        """Sums over earlier rollouts, if ``config.fit_value_head``."""
+        self.fitted_value: FittedValue | None = None
+        """Fits the value head to each rollout, if ``config.fit_value_head``."""
+        if isinstance(config, ActorCriticConfig) and config.fit_value_head:
+            self.fitted_value = FittedValue()
         self.collector = Collector(env, policy, seed=collectives.local_seed(config.seed), generator=generator)
         remember_stops(env, policy)
         self.shards = Shards(policy) if shard and collectives.world_size() > 1 else None
@@ -131,7 +134,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
 
     if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             if hasattr(type(self), name):  # a property that failed: raise its own error again
                 return object.__getattribute__(self, name)
             raise no_attribute(self, name)
@@ -177,7 +180,12 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         return collectives.gather_rows(rollout)
 
     def step(
-        self, queries: Sequence[Any], responses: Sequence[Any], scores: Any, *, log_probs: Sequence[Any] | None = None
+        self,
+        queries: Sequence[object],
+        responses: Sequence[object],
+        scores: Any,
+        *,
+        log_probs: Sequence[object] | None = None,
     ) -> Metrics:
         """Run one iteration of `learn` on texts generated and scored elsewhere (TRL 0.7); return its metrics.
 
@@ -201,6 +209,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
                 f"query {int(is_alone.int().argmax())} has a single response, but {type(self).__name__} compares the "
                 "responses of one query: give each query at least twice, each time with another response"
             )
+        rollout = rollout.to(self.policy.device)
         add_log_probs(rollout, policy=self.policy, log_probs=log_probs)
         return iterate(self, (EpisodeMeter(), EpisodeMeter()), rollout=collectives.gather_rows(rollout))
 
@@ -208,7 +217,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         """Improve the policy on a rollout; return metrics."""
         raise NotImplementedError(f"{type(self).__name__}.update is missing: define how a rollout improves the policy")
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Everything that changes during training, except the environment; see `algos.storage.serialization`."""
         return {
             "policy": trained_weights(self.policy),
@@ -219,7 +228,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
             "optimizer": saved_state(self._optimizer),
             "reward_normalizer": saved_state(self.reward_normalizer),
             "penalty": saved_state(self.penalty),
-            "value_fit": self.value_fit,
+            "value_fit": saved_state(self.fitted_value) or {},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -237,7 +246,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
             self.optimizer.load_state_dict(state["optimizer"])
         restore_state(self.reward_normalizer, state["reward_normalizer"])
         restore_state(self.penalty, state["penalty"])
-        self.value_fit = dict(state.get("value_fit", {}))
+        restore_state(self.fitted_value, state.get("value_fit", {}))
 
     learn = check_names(learn)
 
@@ -278,7 +287,7 @@ def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
 
     # Advantages
     if isinstance(config, ActorCriticConfig):
-        if config.fit_value_head and type(policy).fit_values is Policy.fit_values:
+        if config.fit_value_head and policy.linear_value is None:
             raise ValueError(
                 f"fit_value_head is True, but a {type(policy).__name__} has no linear value head to fit: set "
                 "fit_value_head=False"
@@ -333,7 +342,7 @@ def remember_stops(env: VectorEnv, policy: Policy) -> None:
 
 
 def choose_penalty(
-    env: Any, policy: Policy, *, penalty: KLPenalty | None = None, kl_coef: CoefficientLike | None = None
+    env: VectorEnv, policy: Policy, *, penalty: KLPenalty | None = None, kl_coef: CoefficientLike | None = None
 ) -> KLPenalty | None:
     """Return ``penalty``, or a penalty with ``kl_coef``, or that of the environment, or None if there is none.
 
@@ -355,8 +364,11 @@ def choose_penalty(
     return KLPenalty(policy.reference(), copy(kl_coef))
 
 
-def check_environment(env: Any, policy: Any, config: Any) -> None:
+def check_environment(env: object, policy: object, config: Config) -> Policy:
     """Refuse environments that an agent cannot collect from, and policies and configs that do not fit.
+
+    Returns:
+        The policy.
 
     Raises:
         TypeError: if ``env`` is no vector environment, or the algorithm cannot train this kind of policy.
@@ -369,29 +381,31 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
             "num_envs=8), or of a class with gymnasium.vector.SyncVectorEnv([MyEnv] * 8)"
         )
     check_policy(policy, call="PPO(env, policy)")
+    assert isinstance(policy, Policy)
 
     # The environment: who charges the KL, whole episodes, autoreset
     space = env.single_action_space
+    whole_episodes = is_episode_env(env)
     if isinstance(space, spaces.Dict) and "log_prob" in space.spaces:
         raise ValueError(
             "this environment charges the KL at every step (KLReward), and our agents charge it in batches, so it "
             "would be charged twice: use TextVectorEnv with KLPenalty"
         )
-    if is_episode_env(env.unwrapped) and not is_episode_env(env):
+    if is_episode_env(env.unwrapped) and not whole_episodes:
         raise ValueError(
             f"{type(env).__name__} wraps a text environment and hides its whole episodes: pass the unwrapped one"
         )
-    if not is_episode_env(env):
+    if not whole_episodes:
         autoreset_mode(env)
     observed = env.single_observation_space
-    if isinstance(observed, spaces.Dict) and set(observed) == {"tokens", "length"} and not is_episode_env(env):
+    if isinstance(observed, spaces.Dict) and set(observed) == {"tokens", "length"} and not whole_episodes:
         raise ValueError(
             f"{type(env).__name__} steps text environments one by one: use a TextVectorEnv, or gymnasium.make_vec(id)"
         )
 
     # Environment and policy
     refuse_strings(env)
-    if not is_episode_env(env):
+    if not whole_episodes:
         check_readable(observed, type(policy).__name__)
     check_spaces(env, policy)
     lm = language_model_of(policy)
@@ -422,8 +436,9 @@ def check_environment(env: Any, policy: Any, config: Any) -> None:
         )
 
     # Algorithm and environment
-    if is_episode_env(env) and config.num_episodes is None:
+    if whole_episodes and config.num_episodes is None:
         raise ValueError(
             f"config.num_steps is {config.num_steps}, but a text environment is collected in whole episodes: "
             "set num_steps=None and num_episodes, or use algos.presets.TEXT"
         )
+    return policy

@@ -9,46 +9,51 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from inspect import Parameter, signature
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from tyro.conf import FlagConversionOff, arg
 
 from textenv.names import NamedFields
 from textenv.plain import plain
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 
 class FieldRule(NamedTuple):
     """Rule for the values of a field, attached to its type by `Annotated`."""
 
-    allows: Callable[[Any], bool]
+    allows: Callable[[object], bool]
     """Whether the field may have a value."""
     expected: str
     """Allowed values in words, for the error."""
 
 
-def _number(in_range: Callable[[Any], bool], expected: str, kind: Any = (int, float)) -> FieldRule:
-    """Rule of a finite number of some kind in a range; True and False are no numbers."""
+def _number(in_range: Callable[[float], bool], expected: str, *, integer: bool = False) -> FieldRule:
+    """Rule of a finite number, or an integer, in a range; True and False are no numbers."""
 
-    def allows(value: Any) -> bool:
-        if not isinstance(value, kind) or isinstance(value, bool):
+    def allows(value: object) -> bool:
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            return False
+        if integer and not isinstance(value, int):
             return False
         return abs(value) <= sys.float_info.max and in_range(value)
 
     return FieldRule(allows, expected)
 
 
-def _function(literal: Any) -> FieldRule:
+def _function(literal: object) -> FieldRule:
     """Rule of a function, or the name of one; the names are those of a `Literal`."""
     names = get_args(literal)
 
-    def allows(value: Any) -> bool:
+    def allows(value: object) -> bool:
         return callable(value) or value in names
 
     return FieldRule(allows, f"a function, or one of {', '.join(map(repr, names))}")
 
 
-Count = Annotated[int, _number(lambda x: x >= 1, "an integer of at least 1", int)]
-Natural = Annotated[int, _number(lambda x: 0 <= x < 2**63, "an integer from 0 to below 2**63", int)]
+Count = Annotated[int, _number(lambda x: x >= 1, "an integer of at least 1", integer=True)]
+Natural = Annotated[int, _number(lambda x: 0 <= x < 2**63, "an integer from 0 to below 2**63", integer=True)]
 NotNegative = Annotated[float, _number(lambda x: x >= 0, "a number of at least 0")]
 Positive = Annotated[float, _number(lambda x: x > 0, "a number above 0")]
 UnitInterval = Annotated[float, _number(lambda x: 0 <= x <= 1, "a number from 0 to 1")]
@@ -56,7 +61,7 @@ UnitInterval = Annotated[float, _number(lambda x: 0 <= x <= 1, "a number from 0 
 _DECAY_RULE = _number(lambda x: 0 <= x < 1, "a number from 0 to below 1")
 
 
-def _are_two_decays(value: Any) -> bool:
+def _are_two_decays(value: object) -> bool:
     return isinstance(value, (tuple, list)) and len(value) == 2 and all(_DECAY_RULE.allows(x) for x in value)
 
 
@@ -80,12 +85,12 @@ CONTROL_LEARNING_RATE = 2.5e-4
 """Learning rate of Adam in control, where a config has none."""
 
 
-def field_values(config: Any) -> dict[str, Any]:
+def field_values(config: "DataclassInstance") -> dict[str, Any]:
     """Return the fields of a dataclass by name, without copying the values as `dataclasses.asdict` does."""
     return {field.name: getattr(config, field.name) for field in fields(config)}
 
 
-def check_fields(config: Any) -> None:
+def check_fields(config: "DataclassInstance") -> None:
     """Raise a ValueError that names the first field with a value that its type does not allow.
 
     NumPy scalars become Python numbers first.
@@ -108,7 +113,7 @@ def check_fields(config: Any) -> None:
         raise ValueError(f"{type(config).__name__}.{name} is {value!r}, expected {expected}{advice}")
 
 
-def _rule_of(field_type: Any) -> tuple[FieldRule | None, bool]:
+def _rule_of(field_type: object) -> tuple[FieldRule | None, bool]:
     """Rule of a field's type, None if every value is allowed; and whether the type allows None."""
     parts: tuple[Any, ...] = (field_type,)
     if get_origin(field_type) in (Union, UnionType):
@@ -442,7 +447,7 @@ CONFIGS: dict[str, type[Config]] = {
 """Config of each algorithm."""
 
 
-def find_config(algorithm: Any) -> type[Config]:
+def find_config(algorithm: object) -> type[Config]:
     """Find the config class of an algorithm, by its name, or of a class of algorithms (`algos.Agent`).
 
     Raises:
@@ -462,7 +467,7 @@ def find_config(algorithm: Any) -> type[Config]:
     return config_type
 
 
-def compares_groups(algorithm: Any) -> bool:
+def compares_groups(algorithm: object) -> bool:
     """Return True for algorithms that compare episodes with the same start; raises as `find_config`.
 
     They reset a control environment with one seed per slot.

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from gymnasium.vector import VectorEnv
@@ -17,6 +17,9 @@ from algos.policies.policy import frozen_copy
 from algos.policies.q_network import QPolicy
 from algos.training.metrics import MetricMeans, Metrics, StepMetrics
 from textenv.names import refuse_unknown
+
+if TYPE_CHECKING:
+    from torchrl.data import TensorDictReplayBuffer
 
 STORED = ("observation", "action", "reward", "next_observation", "terminated")
 """Rollout columns stored in the replay buffer; truncated steps need no special treatment."""
@@ -92,7 +95,7 @@ class DQN(Agent[DQNConfig]):
         self.policy.exploration = 0.0  # evaluation and saving use the greedy policy
         return means.result() | metrics
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """See `Agent.state_dict`; includes the replay buffer and the target network."""
         remembered = dict(self.buffer[:].items()) if len(self.buffer) else None
         return super().state_dict() | {
@@ -164,7 +167,7 @@ def q_target(
     return reward + gamma * torch.where(terminated, 0.0, best)
 
 
-def _replay_buffer(config: DQNConfig, generator: torch.Generator) -> Any:
+def _replay_buffer(config: DQNConfig, generator: torch.Generator) -> "TensorDictReplayBuffer":
     """Make torchrl's replay buffer; imported here, so that other algorithms do not load torchrl."""
     from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 

@@ -14,6 +14,7 @@ from algos.collection import collect
 from algos.make import is_ours, make_vector_environment
 from algos.policies.policy import Policy, check_policy, check_spaces
 from algos.storage.env_state import share_objects
+from algos.storage.run_files import BEST
 from algos.training.metrics import EpisodeMeter, Metrics, reference_metrics
 from algos.training.run import Callback, Run
 from textenv.envs.text_env import TextEnv
@@ -120,14 +121,14 @@ def evaluate(
     return result
 
 
-def _vector_env(env: Any, policy: Any, num_episodes: int) -> VectorEnv:
+def _vector_env(env: object, policy: Policy, num_episodes: int) -> VectorEnv:
     """Return a vector environment as it is; make one of a single environment or of an id."""
     check_policy(policy, call="evaluate(env, policy), in this order")
     if isinstance(env, str):
-        options: dict[str, Any] = {}
+        slots = min(num_episodes, NUM_SLOTS)
         if is_ours(env):
-            options["split"] = "test"
-        return make_vector_environment(env, min(num_episodes, NUM_SLOTS), **options)
+            return make_vector_environment(env, slots, split="test")
+        return make_vector_environment(env, slots)
     if isinstance(env, gymnasium.Env):
         if isinstance(env.unwrapped, TextEnv):
             return _text_vector_env(env, env.unwrapped)
@@ -150,21 +151,29 @@ def _text_vector_env(env: gymnasium.Env, text_env: TextEnv) -> VectorEnv:
     return text_env.vector
 
 
-def summarise(env: Any, policy: Policy, *, penalty: KLPenalty | None = None, **options: Any) -> dict[str, float]:
+def summarise(
+    env: VectorEnv | gymnasium.Env | str,
+    policy: Policy,
+    *,
+    penalty: KLPenalty | None = None,
+    num_episodes: int = 20,
+    deterministic: bool = False,
+    seed: int = 0,
+) -> dict[str, float]:
     """Evaluate a policy and return the results as numbers.
 
     Args:
         env: as in `evaluate`.
         policy: the policy to evaluate.
         penalty: KL penalty to measure; None means the environment's own, if any.
-        options: further arguments of `evaluate`.
+        num_episodes, deterministic, seed: as in `evaluate`.
 
     Returns:
         ``mean_return`` and ``std_return`` as paid by the environment, ``episodes``, ``steps``, ``seconds``. With a
         penalty also ``score`` (equal to ``mean_return``, without KL), ``kl`` in nats per episode, ``penalised_return``.
     """
     start = time.perf_counter()
-    result = evaluate(env, policy, **options)
+    result = evaluate(env, policy, num_episodes=num_episodes, deterministic=deterministic, seed=seed)
     rollout = result.rollout
     numbers = {
         "mean_return": result.mean_return,
@@ -259,14 +268,14 @@ class EvaluateEvery(Callback):
             self.best = mean_return
             self.waited = 0
             if run.run_dir is not None:
-                agent.save(run.run_dir / "best")
+                agent.save(run.run_dir / BEST)
 
         # End the training
         if self.stop_at is not None and mean_return >= self.stop_at:
             return True
         return self.patience is not None and self.waited >= self.patience
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """See `Callback.state_dict`."""
         return {"best": self.best, "waited": self.waited, "evaluated": self.evaluated}
 

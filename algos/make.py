@@ -105,7 +105,7 @@ def make_vector_environment(
     return env
 
 
-def absolute_paths(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def absolute_paths(arguments: Mapping[str, object]) -> dict[str, Any]:
     """Return arguments of an environment with absolute paths, because a reward may change the working folder.
 
     Example:
@@ -154,7 +154,7 @@ def _without_module(env_id: str) -> str:
     return env_id.rpartition(":")[2]
 
 
-def find_algorithm(algorithm: Any) -> type[Agent]:
+def find_algorithm(algorithm: object) -> type[Agent]:
     """Find the class of an algorithm by its name; a class is returned as it is. Raises as `find_config` does."""
     config_type = find_config(algorithm)
     if isinstance(algorithm, type):
@@ -171,7 +171,7 @@ def remake_environment(
     reward: Sequence[str] = (),
     prompts: str | Path | None = None,
     wrappers: Sequence[str] = (),
-    env_kwargs: Mapping[str, Any] | None = None,
+    env_kwargs: Mapping[str, object] | None = None,
 ) -> VectorEnv:
     """Make the environment of a saved agent; our text environments use the test split and measure the KL.
 
@@ -197,7 +197,7 @@ def remake_environment(
         )
 
     # Id and arguments: the saved ones, if no other environment is named
-    arguments = dict(env_kwargs or {})
+    arguments: dict[str, Any] = dict(env_kwargs or {})
     if saved is not None and (env_id is None or _without_module(env_id) == saved["id"]):
         if env_id is None:
             _check_imports_nothing(saved)
@@ -213,7 +213,7 @@ def remake_environment(
     # Rewards and prompts
     if _without_module(env_id) == PROMPTS:
         if not reward:
-            names: Any = "rewards.py:function"
+            names: object = "rewards.py:function"
             if saved is not None:
                 names = saved["kwargs"].get("reward", names)
             flags = _flags_for("--reward", names)
@@ -235,7 +235,7 @@ def _check_imports_nothing(saved: EnvironmentRecord) -> None:
     check_known_environment(saved["id"])
 
 
-def _flags_for(flag: str, names: Any) -> str:
+def _flags_for(flag: str, names: object) -> str:
     """Write ``flag name`` for each of the names, or for a single one."""
     if not isinstance(names, list):
         names = [names]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from algos.config import (
     CONFIGS,
@@ -17,19 +15,14 @@ from algos.config import (
     REINFORCEConfig,
     RLOOConfig,
     TRPOConfig,
-    compares_groups,
     find_config,
 )
-from textenv.kl.coefficients import AdaptiveCoefficient, CoefficientLike, as_coefficient
+from algos.make import is_text
+from algos.recipe import Recipe as Recipe
+from textenv.kl.coefficients import AdaptiveCoefficient
 
 if TYPE_CHECKING:
-    from gymnasium.vector import VectorEnv
-
     from algos.agent import Agent
-    from algos.policies.policy import Policy
-
-GENERATORS = {"vllm": "algos.extras.vllm:VLLM"}
-"""Classes of engines that generate text, by their name in a `Recipe`; they take a policy and an environment."""
 
 CARTPOLE = PPOConfig(
     num_steps=64, num_epochs=8, minibatch_size=256, learning_rate=3e-3, final_learning_rate=1.5e-4, gamma=0.98,
@@ -172,120 +165,6 @@ TEXT_TRPO = TRPOConfig(
 """Like `TEXT`, but with few and costly steps; tuned here."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """An environment, an algorithm, a policy and their settings: everything needed to build an agent."""
-
-    env: str | Callable[[int], VectorEnv] = ""
-    """Gymnasium id, ``module:id``, or a function of the number of slots."""
-    algorithm: str | type[Agent[Any]] = "ppo"
-    """Name of an algorithm, or a class of your own."""
-    config: Config = PPOConfig()
-    num_envs: int = 8
-    total_steps: int = 500_000
-    policy: str | Callable[[VectorEnv, int], Policy] = "auto"
-    """A name of `algos.policies.registry`, or a function of environment and seed."""
-    policy_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the policy, if it is given by name."""
-    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the environment, if it is given by id."""
-    model: str = "embedded"
-    """Name or folder of the language model (text only), see `LMPolicy.load`."""
-    kl_coef: CoefficientLike | None = None
-    """Reward charged per nat of KL, see `Agent`. Each agent gets a copy of a coefficient that changes."""
-    device: str | None = None
-    """Device of the policy and the environment's models, see `textenv.device.find_device`. None: they stay where they
-    are."""
-    shard: bool = False
-    """Share the weights among the processes of torchrun, see `algos.agent.Agent`."""
-    generator: Literal["vllm"] | None = None
-    """Engine that generates the rollouts (text only, `algos.generator`). None: the policy itself."""
-
-    def environment(self, num_envs: int | None = None, *, split: str = "train") -> VectorEnv:
-        """Make the environment.
-
-        Args:
-            num_envs: slots; None is the recipe's number.
-            split: prompts of a text environment of this kit, ``"train"`` or ``"test"``.
-        """
-        from algos.make import is_ours, make_vector_environment
-
-        slots = self.num_envs if num_envs is None else num_envs
-        if callable(self.env):
-            return self.env(slots)
-
-        # Text environments of this kit take further arguments
-        arguments: dict[str, Any] = {}
-        if is_ours(self.env):
-            arguments["model"] = self.model
-            arguments["kl_coef"] = None
-            if self.kl_coef is not None:
-                arguments["kl_coef"] = as_coefficient(self.kl_coef).value
-            if split != "train":
-                arguments["split"] = split
-        arguments.update(self.env_kwargs)
-        env = make_vector_environment(self.env, slots, seed_each=compares_groups(self.algorithm), **arguments)
-
-        # Imported here, because they load torch: a wrong id is answered at once.
-        from textenv.device import find_device
-        from textenv.rollout import is_episode_env
-
-        device = find_device(self.device)
-        if device is not None and is_episode_env(env):
-            env.to(device)
-        return env
-
-    def build(self, seed: int, *, env: VectorEnv | None = None) -> Agent[Any]:
-        """Make the agent.
-
-        Args:
-            seed: seed of environment, weights, sampled actions and minibatch order.
-            env: an environment that `environment` has made; None makes one.
-        """
-        from algos.make import find_algorithm
-        from algos.policies.registry import make_policy
-        from textenv.rollout import is_episode_env
-
-        vector_env: Any = env
-        if env is None:
-            vector_env = self.environment()
-
-        # Policy
-        if callable(self.policy):
-            policy = self.policy(vector_env, seed)
-        else:
-            name: Any = self.policy
-            policy = make_policy(vector_env, policy=name, model=self.model, seed=seed, **self.policy_kwargs)
-            if self._made_penalty():
-                # The agent makes it again, in the policy's dtype and with its frozen weights (LoRA).
-                vector_env.penalty = None
-
-        # Options of the agent
-        config = replace(self.config, seed=seed)
-        options: dict[str, Any] = {}
-        env_charges = is_episode_env(vector_env) and vector_env.penalty is not None
-        if self.kl_coef is not None and not env_charges:
-            options["kl_coef"] = self.kl_coef
-        if self.shard:
-            options["shard"] = True
-        if self.generator is not None:
-            from algos.generator import check_generator
-
-            check_generator(vector_env, policy, config)  # first, because an engine takes half a minute to start
-            engine_type = resolve_name(GENERATORS[self.generator])
-            options["generator"] = engine_type(policy, vector_env)
-        agent_type = find_algorithm(self.algorithm)
-        return agent_type(vector_env, policy, config, device=self.device, **options)
-
-    def _made_penalty(self) -> bool:
-        """Whether the KL penalty of the environment is made from this recipe's ``kl_coef``."""
-        from algos.make import is_ours
-
-        if callable(self.env) or not is_ours(self.env):
-            return False
-        return "kl_coef" not in self.env_kwargs and "penalty" not in self.env_kwargs
-
-
 _NORMALIZED = {"normalize_observations": True}
 RECIPES = {
     (env, algorithm): Recipe(config=config, num_envs=num_envs, total_steps=total_steps, **options)
@@ -369,46 +248,44 @@ def recipe(env_id: str, algorithm: str | type[Agent[Any]] = "ppo", model: str = 
     Raises:
         ValueError: if the algorithm is unknown or not for text.
     """
-    from algos.make import is_text
-
     if not isinstance(algorithm, str):
         return _recipe_of_class(env_id, algorithm, model)
-    fields: dict[str, Any] = {"env": env_id, "algorithm": algorithm, "model": model}
-    env_id = env_id.rpartition(":")[2]
+    bare_id = env_id.rpartition(":")[2]
+    return replace(_settings(bare_id, algorithm, model), env=env_id, algorithm=algorithm, model=model)
 
+
+def _settings(env_id: str, algorithm: str, model: str) -> Recipe:
+    """Find what `recipe` returns, but for its env, algorithm and model; ``env_id`` has no module."""
     # An entry of the table; PPO's for text are for the embedded model
     if (env_id, algorithm) in RECIPES and (algorithm != "ppo" or model == "embedded"):
-        return replace(RECIPES[env_id, algorithm], **fields)
+        return RECIPES[env_id, algorithm]
 
     # Control
     config_type = find_config(algorithm)
     if not is_text(env_id):
         policy = "q" if algorithm == "dqn" else "auto"
-        return Recipe(config=config_type(), policy=policy, **fields)
+        return Recipe(config=config_type(), policy=policy)
 
     # Text
     if algorithm not in _TEXT_CONFIGS:
         raise ValueError(f"{algorithm} is not for text: expected one of {', '.join(_TEXT_CONFIGS)}")
     default_recipe = Recipe(num_envs=64, total_steps=100_000, kl_coef=0.01)
     ppo_recipe = RECIPES.get((env_id, "ppo"), default_recipe)
-    return replace(ppo_recipe, config=_TEXT_CONFIGS[algorithm], **fields)
+    return replace(ppo_recipe, config=_TEXT_CONFIGS[algorithm])
 
 
 def _recipe_of_class(env_id: str, algorithm: type[Agent[Any]], model: str) -> Recipe:
     """Recipe of an algorithm that is given as a class, see `recipe`."""
-    from algos.make import is_text
-
     config_type = find_config(algorithm)
     for name, known_type in CONFIGS.items():
         if config_type is known_type:
             return replace(recipe(env_id, name, model), algorithm=algorithm)
     num_envs = 64 if is_text(env_id.rpartition(":")[2]) else 8
-    policy: Any = algorithm.policy_name
     return Recipe(
         env=env_id,
         algorithm=algorithm,
         model=model,
         config=config_type(),
-        policy=policy,
+        policy=algorithm.policy_name,
         num_envs=num_envs,
     )

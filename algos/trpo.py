@@ -18,7 +18,7 @@ from algos.optimizer import Optimizer
 from algos.policies.policy import Policy
 from algos.training.diagnose import explain_step
 from algos.training.invariants import check_advantages, check_first
-from algos.training.metrics import MetricMeans, Metrics, StepMetrics, minibatch_means, rollout_metrics
+from algos.training.metrics import MetricMeans, Metrics, StepMetrics, minibatch_means
 from textenv.errors import PLACE
 
 
@@ -54,7 +54,7 @@ class TRPO(Agent[TRPOConfig]):
         check_advantages(rollout)
         mask = rollout["mask"]
         if not mask.any():
-            return rollout_metrics(rollout)
+            return {}
 
         # Rows of a sequential policy, else single steps, as in minibatches; without those outside the mask
         units = rollout.copy().set(PLACE, places(rollout))
@@ -70,11 +70,11 @@ class TRPO(Agent[TRPOConfig]):
             actor_metrics = self._improve(units)
         critic_metrics = self._fit_value(rollout)
         skipped = actor_metrics.get("update/skipped", 0) + critic_metrics["update/skipped"]
-        return actor_metrics | critic_metrics | rollout_metrics(rollout) | {"update/skipped": skipped}
+        return actor_metrics | critic_metrics | {"update/skipped": skipped}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """See `Agent.state_dict`; includes the critic's own optimizer."""
-        state: dict[str, Any] = {"critic": None, "critic_weights": None}
+        state: dict[str, object] = {"critic": None, "critic_weights": None}
         if self._critic is not None:
             critic_ids = {id(p) for p in self._critic.parameters}
             indices = [i for i, p in enumerate(self.policy.parameters()) if id(p) in critic_ids]

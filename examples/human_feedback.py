@@ -9,7 +9,8 @@ Each of your answers is saved to runs/thumbs.jsonl at once. You can quit: the sa
 import sys
 
 from algos import PPO, LMPolicy, presets
-from textenv import BrowserAnnotator, FeedbackStopped, HumanReward, RewardModel, TerminalAnnotator, TextVectorEnv
+from textenv import HumanReward, RewardModel, TextVectorEnv
+from textenv.extras.human import BrowserAnnotator, FeedbackStopped, TerminalAnnotator
 
 PER_BATCH = 4 / presets.TEXT.num_episodes  # you score 4 of the 128 responses between two updates
 

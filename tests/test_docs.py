@@ -1,5 +1,6 @@
 """The pages: their code runs as it stands, that of metrics has them all, and the site is built without a warning."""
 
+import pkgutil
 import re
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from urllib.parse import unquote
 
 import pytest
 
+import algos
+import textenv
 from tests.helpers.pages import run
 
 ROOT = Path(__file__).parent.parent
@@ -18,6 +21,11 @@ PAGES = [ROOT / "README.md"] + sorted(
     for page in (ROOT / "docs").glob(pattern)
     if "```python" in page.read_text() or "```sh\n" in page.read_text()
 )
+NAMING = [
+    page
+    for page in (*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("**/*.md")))
+    if page.name != "CHANGELOG.md" and re.search(r"`(?:algos|textenv)\.\w", page.read_text())
+]
 METRIC = re.compile(
     r'"((?:advantage|policy|reference|rollout|text|time|tools|update|value|episode|reward)/[a-z_0-9]+)"'
 )
@@ -29,6 +37,46 @@ def test_the_page_of_metrics_has_every_metric():
     page = (ROOT / "docs/metrics.md").read_text()
     missing = {name for name in METRIC.findall(code) if f"`{name}`" not in page} - NO_METRIC
     assert len(METRIC.findall(code)) > 40 and not missing
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md"])
+def test_the_paths_that_a_page_for_readers_of_the_code_names_exist(page):
+    text = (ROOT / page).read_text()
+    paths = re.findall(r"`([\w./-]+/|[\w./-]+\.(?:py|toml|txt))`", text)
+    assert len(paths) > 8 and not [path for path in paths if not (ROOT / path).exists()]
+
+
+def test_the_modules_that_the_table_of_rooms_names_exist():
+    """Each word in quotes, written in small letters, is a module or a folder of its row's room."""
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("| room | contents |")[2].partition("\n\n")[0]
+    missing, count = [], 0
+    for line in table.splitlines():
+        rooms, _, contents = line.strip("| ").partition(" | ")
+        folders = [ROOT / room for room in re.findall(r"`([a-z]+/(?:[a-z]+/)?)(?:[a-z]+\.py)?`", rooms)]
+        for word in re.findall(r"`([a-z]\w+)`", contents):
+            count += 1
+            if not any((folder / word).is_dir() or (folder / f"{word}.py").is_file() for folder in folders):
+                missing.append((rooms, word))
+    assert count > 30 and not missing
+
+
+@pytest.mark.parametrize("page, title", [
+    ("CONTRIBUTING.md", "## Where to look"), ("docs/concepts/invariants.md", "## A ratio that is not 1"),
+])  # fmt: skip
+def test_the_functions_on_the_way_of_a_number_exist(page, title):
+    section = (ROOT / page).read_text().partition(title)[2].partition("\n## ")[0]
+    section = re.sub(r"```.*?```", "", section, flags=re.DOTALL)
+    code = "".join(path.read_text() for folder in ("algos", "textenv") for path in ROOT.glob(f"{folder}/**/*.py"))
+    names = [path.rpartition(".")[2] for path in re.findall(r"`(\w+(?:\.\w+)?)`", section)]
+    defined = r"(?:def |class |self\.|import |^    |^)NAME\b(?:\(|:| =|$)"
+    assert len(names) > 4
+    assert not [name for name in names if not re.search(defined.replace("NAME", name), code, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("page", NAMING, ids=lambda page: page.stem)
+def test_every_name_with_its_module_exists(page):
+    for path in re.findall(r"`((?:algos|textenv)(?:\.\w+)+)", page.read_text()):
+        pkgutil.resolve_name(path)
 
 
 @pytest.mark.long
@@ -82,6 +130,18 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert all(name in (tmp_path / "llms.txt").read_text() for name in ("metrics", "write-a-reward", "algorithms"))
 
 
+def test_the_later_code_of_the_page_for_trl_runs(tmp_path, monkeypatch):
+    """Each section's code by itself, from its imports on."""
+    page = (ROOT / "docs/from-trl.md").read_text().partition("## TRL's settings as presets")[2]
+    presets, loop, own_loss = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    for code in (presets, loop.replace("range(100)", "range(2)")):
+        names = {"__name__": "script"}
+        exec(compile(code, "docs/from-trl.md", "exec"), names)
+    exec(compile(own_loss, "docs/from-trl.md", "exec"), {})
+    assert names["metrics"]["reward/score"] == pytest.approx(sum(names["scores"]) / len(names["scores"]))
+
+
 def test_the_grpo_script_of_the_trl_page_runs(tmp_path, monkeypatch):
     """From top to bottom; both halves have the same prompts, rewards and numbers."""
     page = (ROOT / "docs/from-trl.md").read_text().partition("## A GRPO script")[2].partition("## TRL's settings")[0]
@@ -99,3 +159,29 @@ def test_the_grpo_script_of_the_trl_page_runs(tmp_path, monkeypatch):
         (written,) = re.findall(rf"\b{trl}=([\d.e-]+)", theirs)
         assert float(written) == value, trl
     assert names["env"].task.rewards.functions["short"][1] == 0.2
+
+
+def reference_pages():
+    return "\n".join(page.read_text() for page in sorted((ROOT / "docs" / "reference").glob("*.md")))
+
+
+def test_the_page_of_public_names_has_each_of_them_once_with_the_object_that_it_is():
+    rows = (ROOT / "docs" / "reference" / "names.md").read_text()
+    targets = re.findall(r"\{py:obj\}`(\w+) <([\w.]+)>`", rows)
+    public = {name: package for package in (algos, textenv) for name in package.__all__}
+    assert sorted(public) == sorted(name for name, _ in targets)
+    assert f"These {len(public)} names" in rows
+    for name, path in targets:
+        assert pkgutil.resolve_name(path) is getattr(public[name], name), path
+
+
+def test_every_public_name_has_an_entry_in_the_reference():
+    modules = re.findall(r"automodule:: ([\w.]+)", reference_pages())
+    data = re.findall(r"autodata:: ([\w.]+)", reference_pages())
+    for _, path in re.findall(r"\{py:obj\}`(\w+) <([\w.]+)>`", reference_pages()):
+        if path in modules + data:
+            continue
+        named = pkgutil.resolve_name(path)
+        assert named.__doc__
+        assert path.rpartition(".")[0] == named.__module__  # the page of a module has what is defined there
+        assert named.__module__ in modules

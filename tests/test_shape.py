@@ -32,13 +32,13 @@ LAYERS = {
         rewards kl
         lm
         prompts embedded games
-        rollout errors rendering progress acceleration device names foreign plain json_files loopback optional
+        rollout errors rendering progress acceleration device names foreign plain json_files loopback optional cache
         importing processes state
     """,
     "algos": """
         cli
         lab
-        presets make evaluation
+        presets recipe make evaluation
         extras
         ppo a2c reinforce rloo grpo trpo dqn
         agent
@@ -46,7 +46,6 @@ LAYERS = {
         optimizer advantages finetuning
         training
         collection
-        generator
         policies
         storage
         fast losses ranks config envs
@@ -180,7 +179,8 @@ UNFOLDED = """
     textenv/games/dialogue.py
     textenv/games/guess_number.py
     textenv/games/twenty_questions.py
-    textenv/embedded/cache.py
+    textenv/cache.py
+    textenv/embedded/folder.py
     textenv/embedded/gguf.py
     textenv/embedded/grammar.py
     textenv/embedded/training.py
@@ -205,6 +205,7 @@ UNFOLDED = """
     algos/policies/lstm.py
     algos/policies/lm.py
     algos/policies/critic.py
+    algos/policies/fitted_value.py
     algos/policies/mlp.py
     algos/policies/towers.py
     algos/policies/cnn.py
@@ -221,7 +222,9 @@ UNFOLDED = """
     algos/evaluation.py
     algos/make.py
     algos/presets.py
-    algos/generator.py
+    algos/recipe.py
+    algos/storage/run_files.py
+    algos/policies/generator.py
     algos/envs/subprocess_env.py
     algos/envs/env_worker.py
     algos/envs/wrapping.py
@@ -247,6 +250,7 @@ UNFOLDED = """
     algos/storage/saved_environment.py
     algos/storage/hub.py
     algos/storage/provenance.py
+    algos/storage/weights.py
     algos/ranks/collectives.py
     algos/ranks/sharding.py
     textenv/lm/decoding.py
@@ -350,7 +354,7 @@ def test_an_unfolded_file_has_one_idea_a_line(path):
     assert list(folded(ROOT / path)) == []
 
 
-MIRRORED = ("textenv",)
+MIRRORED = ("textenv", "algos")
 """Packages whose tests stand as its modules do: `tests/X/test_m.py` or `test_m_<aspect>.py` tests `X/m.py`."""
 
 
@@ -430,3 +434,49 @@ def test_the_packages_are_those_of_the_checkout():
     import textenv
 
     assert Path(algos.__file__).parent == ROOT / "algos" and Path(textenv.__file__).parent == ROOT / "textenv"
+
+
+PATCHES = {
+    "tests/algos/fast/test_closed_form.py": "that an edit or a patch of a function takes effect is what it tests",
+    "tests/helpers/chunks.py": "real chunks of logits hold 8 million numbers",
+    "tests/helpers/ranks.py": "real chunks of gradients hold millions of numbers too",
+    "tests/textenv/lm/test_recording.py": "a benchmark lowers a constant, which the next test must not see",
+}
+"""Files that may patch our modules and use their private names, and why."""
+
+
+TO_BE_MENDED = """
+    tests/integration/test_security.py tests/test_examples.py tests/textenv/embedded/test_training.py
+    tests/textenv/lm/test_decoding.py tests/textenv/lm/test_memory.py tests/textenv/lm/test_model_architectures.py
+    tests/textenv/lm/test_padding.py
+"""
+
+
+def lines_behind_the_public_names(tree):
+    """Lines of a test that patch something of ours or use a private name of ours."""
+    ours = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = getattr(node, "module", None)
+            names = {alias.asname or alias.name.split(".")[0] for alias in node.names if not module}
+            if module and module.split(".")[0] in LAYERS:
+                names = {alias.asname or alias.name for alias in node.names}
+                yield from (node.lineno for alias in node.names if alias.name.startswith("_"))
+                ours |= names
+            ours |= names & LAYERS.keys()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            first = ast.unparse(node.args[0]).strip("'\"*").split(".")[0].split("(")[0]
+            if node.func.attr in ("setattr", "delattr", "setitem") and first in ours | LAYERS.keys():
+                yield node.lineno
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            uses_private = isinstance(node.ctx, ast.Store) or re.match("_[^_]", node.attr)
+            if node.value.id in ours and uses_private:
+                yield node.lineno
+
+
+def test_tests_reach_our_code_by_its_public_names():
+    for path in ROOT.glob("tests/**/*.py"):
+        name = str(path.relative_to(ROOT))
+        if name not in [*PATCHES, *TO_BE_MENDED.split()]:
+            assert list(lines_behind_the_public_names(ast.parse(path.read_text()))) == [], name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -46,10 +46,10 @@ def find_device(name: str | torch.device | None) -> torch.device | None:
 
 @runtime_checkable
 class _Movable(Protocol):
-    def to(self, device: Any) -> Any: ...
+    def to(self, device: object) -> object: ...
 
 
-def move(holder: Any, device: torch.device) -> None:
+def move(holder: object, device: torch.device) -> None:
     """Move a model, or an object that holds models, to a device; leave objects without ``to``, such as functions."""
     if isinstance(holder, _Movable):
         holder.to(device)

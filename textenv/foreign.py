@@ -3,139 +3,155 @@
 Covered are the arguments and methods of Stable-Baselines3 2.9, the arguments of CleanRL's PPO, DQN and SAC, the
 configs and trainers of TRL 0.7 to 1.16 with the arguments of `transformers` that they inherit, and the settings of
 verl 0.9. `tests/textenv/test_foreign.py` walks them: each is in a table of this file, or a name of ours.
+
+In the tables, names that have the same entry are in one text, with spaces between them.
 """
 
 from collections.abc import Mapping
 
-RENAMED: Mapping[str, str | tuple[str, ...]] = {
+
+def _by_name(entries: Mapping[str, str]) -> dict[str, str]:
+    """Return the entry of each name, where a key has several names."""
+    return {name: entry for names, entry in entries.items() for name in names.split()}
+
+
+_THEIR_NAMES = {
     # The length of a training, rollouts and minibatches
-    "total_timesteps": "total_steps", "timesteps": "total_steps", "n_steps": "num_steps", "n_envs": "num_envs",
-    "episodes": "num_episodes", "max_episodes": "num_episodes", "n_eval_episodes": "num_episodes",
-    "num_generations": "group_size", "rloo_k": "group_size", "rollout_n": "group_size",
-    "n_samples_per_prompt": "group_size",
-    "batch_size": "minibatch_size", "mini_batch_size": "minibatch_size",
-    "per_device_train_batch_size": "minibatch_size",
-    "local_mini_batch_size": "minibatch_size",
-    "backward_batch_size": "micro_batch_size",
-    "ppo_micro_batch_size": "micro_batch_size", "ppo_micro_batch_size_per_gpu": "micro_batch_size",
-    "generation_batch_size": "num_episodes", "gen_batch_size": "num_episodes",
-    "epochs": "num_epochs", "n_epochs": "num_epochs", "num_ppo_epochs": "num_epochs", "ppo_epochs": "num_epochs",
-    "update_epochs": "num_epochs", "train_freq": "num_steps",
-    "train_frequency": "num_steps",
+    "total_steps": "total_timesteps timesteps",
+    "num_steps": "n_steps train_freq train_frequency",
+    "num_envs": "n_envs",
+    "num_episodes": "episodes max_episodes n_eval_episodes generation_batch_size gen_batch_size n_eval val_batch_size",
+    "group_size": "num_generations rloo_k rollout_n n_samples_per_prompt",
+    "minibatch_size": "batch_size mini_batch_size per_device_train_batch_size local_mini_batch_size",
+    "micro_batch_size": "backward_batch_size ppo_micro_batch_size ppo_micro_batch_size_per_gpu",
+    "num_epochs": "epochs n_epochs num_ppo_epochs ppo_epochs update_epochs",
     # The optimizer
-    "lr": "learning_rate", "vf_lr": "value_learning_rate",
-    "adam_epsilon": "adam_eps", "eps": "adam_eps", "betas": "adam_betas", "warmup": "warmup_ratio",
-    "lr_warmup_steps_ratio": "warmup_ratio", "grad_clip": "max_grad_norm", "clip_grad": "max_grad_norm",
+    "learning_rate": "lr",
+    "value_learning_rate": "vf_lr",
+    "adam_eps": "adam_epsilon eps",
+    "adam_betas": "betas",
+    "warmup_ratio": "warmup lr_warmup_steps_ratio",
+    "max_grad_norm": "grad_clip clip_grad",
     # The losses
-    "clip_coef": "clip_range", "clip_eps": "clip_range", "eps_clip": "clip_range", "cliprange": "clip_range",
-    "clip_ratio": "clip_range", "clip_ratio_low": "clip_range", "clip_ratio_high": "clip_higher",
-    "epsilon": "clip_range", "epsilon_high": "clip_higher", "cliprange_value": "clip_range_vf",
-    "value_clip_range": "clip_range_vf", "entropy_coef": "ent_coef",
-    "entropy_coeff": "ent_coef", "entropy_coefficient": "ent_coef", "value_coefficient": "vf_coef",
-    "lam": "gae_lambda", "discount": "gamma", "norm_adv": "normalize_advantage",
-    "whiten_advantages": "normalize_advantage", "norm_reward": "normalize_rewards", "scale_rewards": "scale_by_std",
-    "norm_adv_by_std_in_grpo": "scale_by_std", "normalize_advantages": ("scale_by_std", "normalize_advantage"),
-    "loss_type": "aggregation", "loss_agg_mode": "aggregation", "importance_sampling_level": "policy_loss",
-    "loss_mode": "policy_loss", "multi_objective_aggregation": "normalize_each_reward",
-    "vllm_importance_sampling_clip_max": "max_importance_weight",
-    "vllm_importance_sampling_cap": "max_importance_weight",
+    "clip_range": "clip_coef clip_eps eps_clip cliprange clip_ratio clip_ratio_low epsilon",
+    "clip_higher": "clip_ratio_high epsilon_high",
+    "clip_range_vf": "cliprange_value value_clip_range",
+    "ent_coef": "entropy_coef entropy_coeff entropy_coefficient",
+    "vf_coef": "value_coefficient",
+    "gae_lambda": "lam",
+    "gamma": "discount",
+    "normalize_advantage": "norm_adv whiten_advantages",
+    "normalize_rewards": "norm_reward",
+    "scale_by_std": "scale_rewards norm_adv_by_std_in_grpo",
+    "scale_by_std normalize_advantage": "normalize_advantages",
+    "aggregation": "loss_type loss_agg_mode",
+    "policy_loss": "importance_sampling_level loss_mode",
+    "normalize_each_reward": "multi_objective_aggregation",
+    "max_importance_weight": "vllm_importance_sampling_clip_max vllm_importance_sampling_cap",
     # The KL
-    "beta": "kl_coef", "init_kl_coef": "kl_coef", "kl_coefficient": "kl_coef",
-    "coefficient": "coef", "kl_estimator": "estimator", "kl_loss_type": "estimator",
+    "kl_coef": "beta init_kl_coef kl_coefficient",
+    "coef": "coefficient",
+    "estimator": "kl_estimator kl_loss_type",
     # DQN
-    "exploration_final_eps": "final_exploration", "end_e": "final_exploration",
-    "exploration_share": "exploration_fraction", "target_every": "target_update_gradient_steps",
-    "policy_delay": "target_update_gradient_steps",
+    "final_exploration": "exploration_final_eps end_e",
+    "exploration_fraction": "exploration_share",
+    "target_update_gradient_steps": "target_every policy_delay",
     # Runs
-    "output_dir": "run_dir", "log_dir": "run_dir", "log_path": "run_dir", "default_local_dir": "run_dir",
-    "exp_name": "run_dir", "run_name": "run_dir", "experiment_name": "run_dir",
-    "tensorboard_log": ("run_dir",), "report_to": ("loggers", "logger"),
-    "log_with": ("loggers", "logger"), "track": ("loggers", "logger"),
-    "verbose": "progress", "progress_bar": "progress", "save_steps": "checkpoint_every",
-    "save_freq": "checkpoint_every",
-    "reset_num_timesteps": "resume", "resume_from_checkpoint": "resume", "resume_from_path": "resume",
-    "callback": "callbacks", "eval_freq": "every", "eval_steps": ("eval_every", "every"),
-    "test_freq": ("eval_every", "every"), "n_eval": "num_episodes",
+    "run_dir": "output_dir log_dir log_path default_local_dir exp_name run_name experiment_name tensorboard_log",
+    "loggers logger": "report_to log_with track",
+    "progress": "verbose progress_bar",
+    "checkpoint_every": "save_steps save_freq",
+    "resume": "reset_num_timesteps resume_from_checkpoint resume_from_path",
+    "callbacks": "callback",
+    "every": "eval_freq",
+    "eval_every every": "eval_steps test_freq",
     # Environments, prompts and rewards
-    "env_id": "env", "eval_env": "env", "wrapper_class": ("wrappers", "wrapper"),
-    "max_completion_length": "max_new_tokens", "response_length": "max_new_tokens",
-    "max_response_length": "max_new_tokens", "max_prompt_length": "max_prompt_tokens",
-    "prompt_length": "max_prompt_tokens", "reward_funcs": "reward", "reward_fn_key": "reward",
-    "dataset_name": "prompts", "query_dataset": "prompts", "train_dataset": ("prompts", "examples"),
-    "train_files": "prompts",
-    "eval_dataset": ("eval_prompts",), "val_files": ("eval_prompts",), "prompt_key": "prompt_column",
-    "dataset_text_field": "prompt_column", "max_assistant_turns": "max_turns",
-    "max_tool_calling_iterations": "max_turns",
-    "stop_token": "stop", "stop_token_id": "stop", "val_batch_size": "num_episodes",
-    "asker": "annotator", "otherwise": "fallback", "held_out_share": "held_out_fraction", "share": "fraction",
+    "env": "env_id eval_env",
+    "wrappers wrapper": "wrapper_class",
+    "max_new_tokens": "max_completion_length response_length max_response_length",
+    "max_prompt_tokens": "max_prompt_length prompt_length",
+    "reward": "reward_funcs reward_fn_key",
+    "prompts": "dataset_name query_dataset train_files",
+    "prompts examples": "train_dataset",
+    "eval_prompts": "eval_dataset val_files",
+    "prompt_column": "prompt_key dataset_text_field",
+    "max_turns": "max_assistant_turns max_tool_calling_iterations",
+    "stop": "stop_token stop_token_id",
+    "annotator": "asker",
+    "fallback": "otherwise",
+    "held_out_fraction": "held_out_share",
+    "fraction": "share",
     # Models and policies
-    "model_name_or_path": "model", "model_name": "model", "sft_model_path": "model",
-    "model_path": "model", "net_arch": "hidden", "hidden_sizes": "hidden",
-    "norm_obs": "normalize_observations", "peft_config": "lora", "processing_class": "tokenizer",
-    "torch_dtype": "dtype", "bf16": "autocast", "fp16": "autocast",
-    "activation_checkpointing": "gradient_checkpointing",
+    "model": "model_name_or_path model_name sft_model_path model_path",
+    "hidden": "net_arch hidden_sizes",
+    "normalize_observations": "norm_obs",
+    "lora": "peft_config",
+    "tokenizer": "processing_class",
+    "dtype": "torch_dtype",
+    "autocast": "bf16 fp16",
+    "gradient_checkpointing": "activation_checkpointing",
 }  # fmt: skip
+RENAMED: Mapping[str, tuple[str, ...]] = {
+    theirs: tuple(ours.split()) for ours, their_names in _THEIR_NAMES.items() for theirs in their_names.split()
+}
 """Our name for a foreign or former one. If there are several, the first one counts that is known in that place."""
 
-PLACES: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("total_steps", "run_dir", "progress", "callbacks", "loggers", "checkpoint_every", "resume", "on_iteration"),
-        "an argument of agent.learn",
-    ),
-    **dict.fromkeys(
-        ("num_envs", "max_new_tokens", "max_prompt_tokens", "max_turns", "stop", "prompts", "reward", "eval_prompts",
-         "prompt_column", "wrappers", "tokenizer"),
+PLACES: Mapping[str, str] = _by_name({
+    "total_steps run_dir progress callbacks loggers checkpoint_every resume on_iteration": "an argument of agent.learn",
+    "num_envs max_new_tokens max_prompt_tokens max_turns stop prompts reward eval_prompts prompt_column wrappers "
+    "tokenizer":
         "an argument of the environment (gymnasium.make_vec, TextVectorEnv)",
-    ),
-    **dict.fromkeys(
-        ("temperature", "hidden", "normalize_observations", "autocast", "dtype", "lora", "gradient_checkpointing",
-         "top_k", "top_p"),
+    "temperature hidden normalize_observations autocast dtype lora gradient_checkpointing top_k top_p":
         "an argument of the policy (LMPolicy.load, MLPPolicy)",
-    ),
     "model": "the first argument of LMPolicy.load",
     "kl_coef": "an argument of the agent: PPO(env, policy, kl_coef=0.05)",
-    "device": "an argument of the agent: PPO(env, policy, device=\"auto\")", "coef": "an argument of KLPenalty",
-    "estimator": "an argument of KLPenalty", "env": "the first argument, a vector environment",
-    "every": "an argument of EvaluateEvery", "num_episodes": "a field of the config, and an argument of evaluate",
+    "device": 'an argument of the agent: PPO(env, policy, device="auto")',
+    "coef estimator": "an argument of KLPenalty",
+    "env": "the first argument, a vector environment",
+    "every": "an argument of EvaluateEvery",
+    "num_episodes": "a field of the config, and an argument of evaluate",
     "examples": "the second argument of sft",
-}  # fmt: skip
+})  # fmt: skip
 """Where our name is written, in Python; others are fields of an algorithm's config."""
 
-ADVICE: Mapping[str, str] = {
+ADVICE: Mapping[str, str] = _by_name({
     # Numbers of something else, and switches where we have a number
-    "num_minibatches": "minibatch_size is the size of one: a rollout (of steps; text: answers) by their number",
-    "num_mini_batches": "minibatch_size is the size of one: a rollout (of steps; text: answers) by their number",
+    "num_minibatches num_mini_batches":
+        "minibatch_size is the size of one: a rollout (of steps; text: answers) by their number",
     "train_batch_size": "num_episodes is the number of answers of an iteration: prompts times answers for each",
     "ppo_mini_batch_size": "minibatch_size counts answers: prompts times answers for each",
-    "target_network_frequency": "target_update_gradient_steps counts optimizer steps, not steps of the environment",
-    "target_update_interval": "target_update_gradient_steps counts optimizer steps, not steps of the environment",
+    "target_network_frequency target_update_interval":
+        "target_update_gradient_steps counts optimizer steps, not steps of the environment",
     "anneal_lr": "final_learning_rate=0.0 lets the learning rate fall to 0, None (the default) leaves it",
     "clip_vloss": "clip_range_vf=0.2 clips the value loss, None (the default) does not",
-    "kl_loss_coef": "penalty=KLPenalty(policy.reference(), β, \"k3\", place=\"loss\") charges the KL in the loss, "
-    "kl_coef=β in the reward",
+    "kl_loss_coef":
+        'penalty=KLPenalty(policy.reference(), β, "k3", place="loss") charges the KL in the loss, kl_coef=β in the '
+        'reward',
     # Lengths that are counted in another way
     "steps": "num_steps are the steps of a slot in a rollout, and learn(total_steps) is the length of the training",
-    "max_steps": "the length of the training is learn(total_steps), in sampled tokens (text) or actions (control), not "
-    "in optimizer steps",
-    "num_train_epochs": "the length of the training is learn(total_steps), in sampled tokens (text) or actions "
-    "(control), not in passes over the prompts",
+    "max_steps":
+        "the length of the training is learn(total_steps), in sampled tokens (text) or actions (control), not in "
+        "optimizer steps",
+    "num_train_epochs":
+        "the length of the training is learn(total_steps), in sampled tokens (text) or actions (control), not in "
+        "passes over the prompts",
     "total_epochs": "the length of the training is learn(total_steps), not in passes over the prompts",
     "total_training_steps": "the length of the training is learn(total_steps), not in optimizer steps",
-    "num_iterations": "GRPO's passes over a rollout are num_epochs; the number of iterations follows from "
-    "learn(total_steps)",
+    "num_iterations":
+        "GRPO's passes over a rollout are num_epochs; the number of iterations follows from learn(total_steps)",
     "steps_per_generation": "an iteration has num_epochs * num_episodes / minibatch_size optimizer steps",
-    "gradient_accumulation_steps": "minibatch_size is what an optimizer step learns from, and micro_batch_size what "
-    "one backward pass takes",
-    "warmup_steps": "warmup_ratio is the fraction of the training in which the learning rate rises",
-    "lr_warmup_steps": "warmup_ratio is the fraction of the training in which the learning rate rises",
-    "lr_scheduler_type": "the learning rate is linear, from learning_rate to final_learning_rate, after warmup_ratio",
+    "gradient_accumulation_steps":
+        "minibatch_size is what an optimizer step learns from, and micro_batch_size what one backward pass takes",
+    "warmup_steps lr_warmup_steps": "warmup_ratio is the fraction of the training in which the learning rate rises",
+    "lr_scheduler_type warmup_style":
+        "the learning rate is linear, from learning_rate to final_learning_rate, after warmup_ratio",
     "lr_scheduler_kwargs": "the learning rate is linear, from learning_rate to final_learning_rate",
-    "warmup_style": "the learning rate is linear, from learning_rate to final_learning_rate, after warmup_ratio",
     "min_lr_ratio": "final_learning_rate is where the learning rate ends",
-    "adam_beta1": "adam_betas=(0.9, 0.999) has both", "adam_beta2": "adam_betas=(0.9, 0.999) has both",
+    "adam_beta1 adam_beta2": "adam_betas=(0.9, 0.999) has both",
     # What is made before the agent
-    "policy_kwargs": "make the policy yourself: PPO(env, MLPPolicy(env.single_observation_space, "
-    "env.single_action_space, hidden=(64, 64)))",
+    "policy_kwargs":
+        "make the policy yourself: PPO(env, MLPPolicy(env.single_observation_space, env.single_action_space, "
+        "hidden=(64, 64)))",
     "model_init_kwargs": "give them to LMPolicy.load(name, dtype=...)",
     "num_envs": "the environment has it: gymnasium.make_vec(id, num_envs=8), TextVectorEnv(..., num_envs=64)",
     "temperature": "the policy has it, for sampling, scoring and the reference: LMPolicy.load(name, temperature=0.7)",
@@ -144,157 +160,154 @@ ADVICE: Mapping[str, str] = {
     "model": "make the policy of it: PPO(env, LMPolicy.load(name))",
     "policy": "give a policy object as the second argument: PPO(env, policy)",
     "hidden": "the policy has it: MLPPolicy(observation_space, action_space, hidden=(64, 64))",
-    "use_sde": "use a GSDEPolicy", "sde_sample_freq": "GSDEPolicy has it", "log_std_init": "GSDEPolicy has it",
+    "use_sde": "use a GSDEPolicy",
+    "sde_sample_freq log_std_init": "GSDEPolicy has it",
     "lr_schedule": "the agent's config has it: learning_rate and final_learning_rate",
     "optimizer_kwargs": "the config has adam_eps, adam_betas and weight_decay",
-    "features_extractor_class": "a network of your own is a policy of your own (docs/algorithms.md)",
-    "features_extractor_kwargs": "a network of your own is a policy of your own (docs/algorithms.md)",
+    "features_extractor_class features_extractor_kwargs":
+        "a network of your own is a policy of your own (docs/algorithms.md)",
     "activation_fn": "networks use tanh; another one is a policy of your own (docs/algorithms.md)",
     "env_kwargs": "gymnasium.make_vec(id, num_envs=8, **arguments) takes them",
     "wrapper_kwargs": "give functools.partial(Wrapper, **arguments) in wrappers=[...]",
-    "vec_env_cls": "make it yourself: gymnasium.vector.SyncVectorEnv or algos.SubprocessVectorEnv",
-    "vec_env_kwargs": "make it yourself: gymnasium.vector.SyncVectorEnv or algos.SubprocessVectorEnv",
-    "max_completion_length": "the environment has it: TextVectorEnv(..., max_new_tokens=128)",
-    "max_new_tokens": "the environment has it: TextVectorEnv(..., max_new_tokens=128)",
+    "vec_env_cls vec_env_kwargs": "make it yourself: gymnasium.vector.SyncVectorEnv or algos.SubprocessVectorEnv",
+    "max_completion_length max_new_tokens": "the environment has it: TextVectorEnv(..., max_new_tokens=128)",
     "max_prompt_length": "the environment has it: TextVectorEnv(..., max_prompt_tokens=512)",
     "reward_funcs": "the environment has it: TextVectorEnv(..., reward=f), or reward=[f, g]",
     "reward_weights": "give each function with its weight: reward=Rewards([(f, 0.5), (g, 1.0)])",
-    "reward_clip_range": "wrap the reward: textenv.rewards.clip(f, low, high)",
+    "reward_clip_range score_clip": "wrap the reward: textenv.rewards.clip(f, low, high)",
     "total_episodes": "the length of the training is learn(total_steps), in sampled tokens, not in answers",
-    "reward_model": "the reward is RewardModel.load(path)",
-    "score_clip": "wrap the reward: textenv.rewards.clip(f, low, high)",
+    "reward_model reward_model_path": "the reward is RewardModel.load(path)",
     "use_score_norm": "wrap the reward: textenv.rewards.Normalize(f)",
     "use_score_scaling": "wrap the reward: textenv.rewards.Normalize(f, center=False)",
-    "target": "kl_coef=AdaptiveCoefficient(β, target=6.0) of the agent",
-    "model_adapter_name": "LMPolicy takes a PeftModel, or lora=...; its reference() shares the base model",
-    "ref_adapter_name": "LMPolicy takes a PeftModel, or lora=...; its reference() shares the base model",
-    "log_with": "agent.learn(..., run_dir=folder, loggers=[\"wandb\"])",
+    "target kl_ctrl adap_kl_ctrl": "kl_coef=AdaptiveCoefficient(β, target=6.0) of the agent",
+    "model_adapter_name ref_adapter_name":
+        "LMPolicy takes a PeftModel, or lora=...; its reference() shares the base model",
+    "log_with report_to track": 'agent.learn(..., run_dir=folder, loggers=["wandb"])',
     "world_size": "torchrun says how many processes train together",
-    "reward_model_path": "the reward is RewardModel.load(path)",
-    "missing_eos_penalty": "add a reward: Rewards({\"score\": f, \"unfinished\": textenv.rewards.unfinished(1.0)})",
+    "missing_eos_penalty": 'add a reward: Rewards({"score": f, "unfinished": textenv.rewards.unfinished(1.0)})',
     "mask_truncated_completions": "let the reward return None where its argument terminated is False",
     "tools": "the environment has it: TextVectorEnv(..., tools=[f])",
-    "chat_template_kwargs": "set tokenizer.chat_template", "chat_template_path": "set tokenizer.chat_template",
-    "apply_chat_template_kwargs": "set tokenizer.chat_template",
+    "chat_template_kwargs chat_template_path apply_chat_template_kwargs": "set tokenizer.chat_template",
     "filter_overlong_prompts": "max_prompt_tokens of the environment; a longer prompt is an error",
     "truncation": "max_prompt_tokens of the environment; a longer prompt is an error, and is not cut",
-    "delta": "policy_loss=functools.partial(dual_clipped_policy_loss, limit=...)",
-    "clip_ratio_c": "policy_loss=functools.partial(dual_clipped_policy_loss, limit=...)",
-    "ratio_threshold": "policy_loss=\"thresholded_policy_loss\"",
+    "delta clip_ratio_c": "policy_loss=functools.partial(dual_clipped_policy_loss, limit=...)",
+    "ratio_threshold": 'policy_loss="thresholded_policy_loss"',
     "adv_estimator": "it is the class: PPO, GRPO, RLOO or REINFORCE",
     "use_kl_in_reward": "kl_coef=β of the agent charges the KL in the reward",
-    "use_kl_loss": "penalty=KLPenalty(policy.reference(), β, \"k3\", place=\"loss\") of the agent",
-    "kl_penalty": "penalty=KLPenalty(policy.reference(), β, estimator=\"k1\") of the agent",
-    "kl_ctrl": "kl_coef=AdaptiveCoefficient(β, target=6.0) of the agent",
+    "use_kl_loss": 'penalty=KLPenalty(policy.reference(), β, "k3", place="loss") of the agent',
+    "kl_penalty": 'penalty=KLPenalty(policy.reference(), β, estimator="k1") of the agent',
     "horizon": "AdaptiveCoefficient(..., gain=batch / horizon)",
-    "adap_kl_ctrl": "kl_coef=AdaptiveCoefficient(β, target=6.0) of the agent",
-    "beta": "kl_coef=β of the agent charges it in the reward, "
-    "penalty=KLPenalty(policy.reference(), β, \"k3\", place=\"loss\") in the loss, as TRL's GRPO",
+    "beta":
+        "kl_coef=β of the agent charges it in the reward, penalty=KLPenalty(policy.reference(), β, \"k3\", "
+        "place=\"loss\") in the loss, as TRL's GRPO",
     "ref_model": "policy.reference() is made by the agent: kl_coef=β, or penalty=KLPenalty(reference, β)",
     "off_policy_mask_threshold": "max_importance_weight bounds the weight of samples of an older policy",
     "vllm_importance_sampling_correction": "max_importance_weight=2.0",
     "vllm_importance_sampling_mode": "max_importance_weight is the truncated weight of each token",
     "use_vllm": "generator=VLLM(policy, env) of the agent",
-    "n": "GRPOConfig(group_size=...)", "name": "--generator vllm, in Python generator=VLLM(policy, env) of the agent",
+    "n": "GRPOConfig(group_size=...)",
+    "name": "--generator vllm, in Python generator=VLLM(policy, env) of the agent",
     # The training and its runs
     "verbose": "agent.learn(..., progress=True) shows the training",
-    "tensorboard_log": "agent.learn(..., run_dir=folder, loggers=[\"tensorboard\"])",
-    "report_to": "agent.learn(..., run_dir=folder, loggers=[\"wandb\"])",
-    "track": "agent.learn(..., run_dir=folder, loggers=[\"wandb\"])",
-    "logger": "agent.learn(..., run_dir=folder, loggers=[\"tensorboard\"])",
+    "tensorboard_log logger": 'agent.learn(..., run_dir=folder, loggers=["tensorboard"])',
     "args": "the config is the third argument: GRPO(env, policy, config)",
     "callback": "agent.learn(..., callbacks=[...]) takes objects of algos.Callback, on_iteration=f a function",
     "callbacks": "agent.learn(..., callbacks=[...]) takes objects of algos.Callback",
     "save_model": "agent.learn(..., run_dir=folder) saves the agent, and algos.load(folder) reads its policy",
-    "best_model_save_path": "EvaluateEvery keeps the best agent in the run's folder best/",
-    "load_best_model_at_end": "EvaluateEvery keeps the best agent in the run's folder best/",
+    "best_model_save_path load_best_model_at_end": "EvaluateEvery keeps the best agent in the run's folder best/",
     "metric_for_best_model": "EvaluateEvery keeps the agent with the best mean return in the run's folder best/",
     "capture_video": "algos evaluate RUN --video out.mp4",
-    "upload_model": "algos.push_to_hub(folder, \"user/name\")",
-    "push_to_hub": "algos.push_to_hub(folder, \"user/name\")",
-    "hub_model_id": "algos.push_to_hub(folder, \"user/name\")", "hf_entity": "algos.push_to_hub(folder, \"user/name\")",
-    "hub_private_repo": "algos.push_to_hub(folder, \"user/name\", private=True)",
+    "upload_model push_to_hub hub_model_id hf_entity": 'algos.push_to_hub(folder, "user/name")',
+    "hub_private_repo": 'algos.push_to_hub(folder, "user/name", private=True)',
     "hub_token": "log in with 'hf auth login', or set HF_TOKEN",
-    "cuda": "device=\"auto\" of the agent", "use_cpu": "models stay on the CPU unless device= says otherwise",
+    "cuda": 'device="auto" of the agent',
+    "use_cpu": "models stay on the CPU unless device= says otherwise",
     "eval_strategy": "agent.learn(..., callbacks=[EvaluateEvery(env, every=steps)])",
     "save_strategy": "agent.learn(..., run_dir=folder, checkpoint_every=steps)",
-    "log_completions": "agent.learn(..., sample_every=10) writes samples.jsonl",
+    "log_completions log_val_generations": "agent.learn(..., sample_every=10) writes samples.jsonl",
     "num_completions_to_print": "algos show RUN prints samples, and agent.learn(..., sample_every=10) writes them",
-    "log_val_generations": "agent.learn(..., sample_every=10) writes samples.jsonl",
-    "fsdp": "shard=True of the agent, under torchrun", "fsdp_config": "shard=True of the agent, under torchrun",
+    "fsdp fsdp_config": "shard=True of the agent, under torchrun",
     "cursor": "use algos.Collector",
-}  # fmt: skip
+})  # fmt: skip
 """What to write instead, in Python, where none of our names for it is known."""
 
-FLAGS: Mapping[str, str] = {
+FLAGS: Mapping[str, str] = _by_name({
     "steps": "--total-steps is the length of the training, --config.num-steps the steps of a slot in a rollout",
-    "max_steps": "--total-steps is the length of the training, in sampled tokens (text) or actions (control), not in "
-    "optimizer steps",
-    "num_train_epochs": "--total-steps is the length of the training, in sampled tokens (text) or actions (control), "
-    "not in passes over the prompts",
+    "max_steps":
+        "--total-steps is the length of the training, in sampled tokens (text) or actions (control), not in optimizer "
+        "steps",
+    "num_train_epochs":
+        "--total-steps is the length of the training, in sampled tokens (text) or actions (control), not in passes "
+        "over the prompts",
     "total_episodes": "--total-steps is the length of the training, in sampled tokens, not in answers",
     "total_epochs": "--total-steps is the length of the training, not in passes over the prompts",
     "total_training_steps": "--total-steps is the length of the training, not in optimizer steps",
-    "num_iterations": "GRPO's passes over a rollout are --config.num-epochs; the number of iterations follows from "
-    "--total-steps",
-    "verbose": "the training is shown unless there is --quiet", "progress_bar": "the training is shown unless there is "
-    "--quiet", "progress": "the training is shown unless there is --quiet",
+    "num_iterations":
+        "GRPO's passes over a rollout are --config.num-epochs; the number of iterations follows from --total-steps",
+    "verbose progress_bar progress": "the training is shown unless there is --quiet",
     "tensorboard_log": "--run-dir is the folder, and --logger tensorboard also writes for TensorBoard",
-    "callback": "evaluations are --eval-every STEPS; callbacks of your own are for Python",
-    "callbacks": "evaluations are --eval-every STEPS; callbacks of your own are for Python",
+    "callback callbacks": "evaluations are --eval-every STEPS; callbacks of your own are for Python",
     "reward_weights": "give the weight with the function: --reward rewards.py:f=0.5 --reward rewards.py:g",
-    "net_arch": "--policy-kwargs '{\"hidden\": [64, 64]}'", "hidden": "--policy-kwargs '{\"hidden\": [64, 64]}'",
-    "hidden_sizes": "--policy-kwargs '{\"hidden\": [64, 64]}'",
-    "norm_obs": "--policy-kwargs '{\"normalize_observations\": true}'",
-    "normalize_observations": "--policy-kwargs '{\"normalize_observations\": true}'",
-    "use_sde": "--policy gsde", "sde_sample_freq": "--policy gsde --policy-kwargs '{\"sde_sample_freq\": 4}'",
+    "net_arch hidden hidden_sizes policy_kwargs": "--policy-kwargs '{\"hidden\": [64, 64]}'",
+    "norm_obs normalize_observations": "--policy-kwargs '{\"normalize_observations\": true}'",
+    "use_sde": "--policy gsde",
+    "sde_sample_freq": "--policy gsde --policy-kwargs '{\"sde_sample_freq\": 4}'",
     "log_std_init": "--policy gsde --policy-kwargs '{\"log_std_init\": -1.0}'",
     "beta": "--kl-coef charges the KL in the reward; in the loss, as TRL's GRPO, it is for Python (KLPenalty)",
-    "kl_loss_coef": "--kl-coef charges the KL in the reward; in the loss it is for Python (KLPenalty)",
+    "kl_loss_coef use_kl_loss": "--kl-coef charges the KL in the reward; in the loss it is for Python (KLPenalty)",
     "num_generations": "--algo grpo --config.group-size is the number of answers for each prompt",
-    "use_kl_in_reward": "--kl-coef charges the KL in the reward", "adv_estimator": "it is --algo: ppo, grpo, rloo, …",
-    "use_kl_loss": "--kl-coef charges the KL in the reward; in the loss it is for Python (KLPenalty)",
-    "env_kwargs": "--env-kwargs '{\"name\": value}'", "policy_kwargs": "--policy-kwargs '{\"hidden\": [64, 64]}'",
-    "top_k": "it is for generation only: training with it is refused",
-    "top_p": "it is for generation only: training with it is refused",
-    "use_vllm": "--generator vllm", "cuda": "--device auto", "use_cpu": "the CPU is the default; see --device",
-    "track": "--logger wandb", "save_model": "a run always saves its agent, in --run-dir",
-    "upload_model": "algos push RUN user/name", "push_to_hub": "algos push RUN user/name",
-    "hub_model_id": "algos push RUN user/name", "deterministic": "it is for algos evaluate RUN --deterministic",
+    "use_kl_in_reward": "--kl-coef charges the KL in the reward",
+    "adv_estimator": "it is --algo: ppo, grpo, rloo, …",
+    "env_kwargs": "--env-kwargs '{\"name\": value}'",
+    "top_k top_p": "it is for generation only: training with it is refused",
+    "use_vllm": "--generator vllm",
+    "cuda": "--device auto",
+    "use_cpu": "the CPU is the default; see --device",
+    "track": "--logger wandb",
+    "save_model": "a run always saves its agent, in --run-dir",
+    "upload_model push_to_hub hub_model_id": "algos push RUN user/name",
+    "deterministic": "it is for algos evaluate RUN --deterministic",
     "warmup_steps": "--config.warmup-ratio is the fraction of the training in which the learning rate rises",
     "lr_scheduler_type": "the rate is linear, from --config.learning-rate to --config.final-learning-rate",
-    "gradient_accumulation_steps": "--config.minibatch-size is what an optimizer step learns from, "
-    "--config.micro-batch-size what one backward pass takes",
+    "gradient_accumulation_steps":
+        "--config.minibatch-size is what an optimizer step learns from, --config.micro-batch-size what one backward "
+        "pass takes",
     "missing_eos_penalty": "it is a reward of its own, a function in --reward rewards.py:f that reads terminated",
     "mask_truncated_completions": "let the reward return None where its argument terminated is False",
     "fsdp": "--shard, under torchrun",
     "log_completions": "--sample-every writes samples.jsonl; algos show RUN prints some",
-}  # fmt: skip
+})  # fmt: skip
 """The same on the command line, where it differs."""
 
-METHODS: Mapping[str, str] = {
+METHODS: Mapping[str, str] = _by_name({
     "predict": "the policy acts: agent.policy.predict(observation)",
     "load": "algos.load(folder) reads the policy of a saved agent, and agent.learn(..., resume=folder) continues a run",
     "from_pretrained": "LMPolicy.load(name) loads a model, algos.load(folder) the policy of a saved agent",
-    "get_env": "agent.env is the environment", "set_env": "agent.env is the environment, and may be replaced",
+    "get_env": "agent.env is the environment",
+    "set_env": "agent.env is the environment, and may be replaced",
     "get_vec_normalize_env": "observations are normalized by the policy: MLPPolicy(..., normalize_observations=True)",
-    "get_parameters": "agent.policy.state_dict()", "set_parameters": "agent.policy.load_state_dict(state)",
+    "get_parameters": "agent.policy.state_dict()",
+    "set_parameters": "agent.policy.load_state_dict(state)",
     "set_random_seed": "the config has it: PPO(env, seed=1)",
-    "set_logger": "agent.learn(..., run_dir=folder, loggers=[\"tensorboard\"])",
-    "logger": "agent.learn(..., run_dir=folder, loggers=[\"tensorboard\"])",
+    "set_logger logger": 'agent.learn(..., run_dir=folder, loggers=["tensorboard"])',
     "dump_logs": "each iteration is logged: agent.learn(..., run_dir=folder)",
     "collect_rollouts": "agent.collect() returns the next rollout",
     "train": "agent.learn(total_steps) trains; agent.update(rollout) is a single update",
     "policy_aliases": "a policy is an object: algos.policies has MLPPolicy, CNNPolicy, LSTMPolicy, …",
-    "evaluate": "algos.evaluate(env, agent.policy)", "save_model": "agent.save(folder)",
+    "evaluate": "algos.evaluate(env, agent.policy)",
+    "save_model": "agent.save(folder)",
     "save_pretrained": "agent.save(folder), whose folder policy/ is one of transformers",
-    "push_to_hub": "algos.push_to_hub(folder, \"user/name\")", "generate": "agent.policy.generate(prompts)",
+    "push_to_hub": 'algos.push_to_hub(folder, "user/name")',
+    "generate": "agent.policy.generate(prompts)",
     "model": "agent.policy is the policy, agent.policy.lm.model the model of transformers",
-    "num_timesteps": "the history that learn returns has steps", "rollout_buffer": "agent.collect() returns a rollout",
-    "observation_space": "agent.env.single_observation_space", "action_space": "agent.env.single_action_space",
-    "n_envs": "agent.env.num_envs", "load_replay_buffer": "agent.learn(..., resume=folder) restores it with the run",
+    "num_timesteps": "the history that learn returns has steps",
+    "rollout_buffer": "agent.collect() returns a rollout",
+    "observation_space": "agent.env.single_observation_space",
+    "action_space": "agent.env.single_action_space",
+    "n_envs": "agent.env.num_envs",
+    "load_replay_buffer": "agent.learn(..., resume=folder) restores it with the run",
     "save_replay_buffer": "agent.learn(..., run_dir=folder, checkpoint_every=steps) saves it with the run",
-}  # fmt: skip
+})  # fmt: skip
 """What to write instead of an agent's attribute or method of another library."""
 
 _WITHOUT_COUNTERPART = """
@@ -357,6 +370,35 @@ wandb_entity wandb_project_name warn zero_indexed_step
 NO_EQUIVALENT = frozenset(_WITHOUT_COUNTERPART.split())
 """Names of other libraries that have no counterpart here."""
 
+MOVED: Mapping[str, str] = {
+    "algos.Dynamics": "algos.lab.insight.dynamics.Dynamics",
+    "algos.Logger": "algos.training.loggers.Logger",
+    "algos.RecordSamples": "algos.training.callbacks.RecordSamples",
+    "algos.curves": "algos.lab.comparison.figures.curves",
+    "algos.plot_curves": "algos.lab.comparison.figures.plot_curves",
+    "algos.plot_scores": "algos.lab.comparison.figures.plot_scores",
+    "textenv.Annotator": "textenv.extras.human.Annotator",
+    "textenv.BrowserAnnotator": "textenv.extras.human.BrowserAnnotator",
+    "textenv.Conversation": "textenv.envs.task.Conversation",
+    "textenv.FeedbackFile": "textenv.extras.human.FeedbackFile",
+    "textenv.FeedbackStopped": "textenv.extras.human.FeedbackStopped",
+    "textenv.FunctionTask": "textenv.envs.task.FunctionTask",
+    "textenv.PromptList": "textenv.prompts.prompts.PromptList",
+    "textenv.Question": "textenv.extras.human.Question",
+    "textenv.RewardError": "textenv.rewards.scores.RewardError",
+    "textenv.Scores": "textenv.rewards.scores.Scores",
+    "textenv.StringGames": "textenv.envs.string_env.StringGames",
+    "textenv.Task": "textenv.envs.task.Task",
+    "textenv.TerminalAnnotator": "textenv.extras.human.TerminalAnnotator",
+    "textenv.TokenEnv": "textenv.envs.string_env.TokenEnv",
+    "textenv.Turn": "textenv.envs.turn.Turn",
+    "textenv.k1": "textenv.kl.estimators.k1",
+    "textenv.k2": "textenv.kl.estimators.k2",
+    "textenv.k3": "textenv.kl.estimators.k3",
+    "textenv.make_task": "textenv.tasks.builtin.make_task",
+}
+"""Where a name is that the packages themselves no longer have."""
+
 
 def our_names(name: str) -> tuple[str, ...]:
     """Return our names for a foreign or former one, the likeliest first; none if it was not renamed.
@@ -365,7 +407,4 @@ def our_names(name: str) -> tuple[str, ...]:
         >>> our_names("n_steps"), our_names("report_to"), our_names("gamma")
         (('num_steps',), ('loggers', 'logger'), ())
     """
-    names = RENAMED.get(name, ())
-    if isinstance(names, str):
-        return (names,)
-    return names
+    return RENAMED.get(name, ())

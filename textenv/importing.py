@@ -25,7 +25,6 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
 __path__: list[str] = []
@@ -38,7 +37,7 @@ _folders: list[Path] = []
 """Folders from which code was imported, in the order of their first import."""
 
 
-def load_function(name: str) -> Callable[..., Any]:
+def load_function(name: str) -> Callable[..., object]:
     """Load the function named by ``"file.py:name"`` or ``"package.module:name"``.
 
     ``"textenv.rewards:name"`` names a factory: it is called, and the reward function that it makes is returned.
@@ -94,7 +93,7 @@ def absolute_name(name: str) -> str:
     return name
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., object]) -> str:
     """Return the name by which `load_function` finds a function: ``"file.py:name"`` or ``"package.module:name"``."""
     if isinstance(function, partial):
         return name_of(function.func)
@@ -318,9 +317,9 @@ class _Loader(SourceFileLoader):
         super().exec_module(module)
 
     def _import(
-        self, name: str, globals: Mapping[str, Any] | None = None, locals: Mapping[str, Any] | None = None,
+        self, name: str, globals: Mapping[str, object] | None = None, locals: Mapping[str, object] | None = None,
         fromlist: Sequence[str] | None = (), level: int = 0,
-    ) -> Any:  # fmt: skip
+    ) -> object:  # fmt: skip
         """Import what is beside the file; else do as the built-in ``__import__``."""
         top = _top_name(name)
         is_relative = level > 0
@@ -346,7 +345,7 @@ class _Loader(SourceFileLoader):
             return True
         return Path(imported_file).resolve() != neighbour.resolve()
 
-    def _import_beside(self, name: str, fromlist: Sequence[str] | None) -> Any:
+    def _import_beside(self, name: str, fromlist: Sequence[str] | None) -> object:
         """Import a module beside the file; return what the import statement needs: the module, or its top package."""
         package = _package_of(self.folder)
         own_name = f"{package}.{name}"

@@ -6,8 +6,10 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
+Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
+"""A value of JSON."""
 MOST_BYTES = 2**28
 """Maximum size of a JSON file, unless a reader says otherwise; larger files are not read at all."""
 MOST_BYTES_OF_LINES = 2**31

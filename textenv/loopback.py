@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Self
 from urllib.parse import parse_qs, urlsplit
 
 from textenv.json_files import parse_json
@@ -23,7 +23,7 @@ MAX_REQUEST_BYTES = 2**20
 TIMEOUT_SECONDS = 60
 """Time after which a silent connection is closed."""
 
-Respond = Callable[[str, dict[str, str], Any], Any]
+Respond = Callable[[str, dict[str, str], object], object]
 """Function that gets path, query and posted JSON (None for a GET), and returns a page (a text) or an answer (anything
 else, which is sent as JSON). A FileNotFoundError becomes status 404, a ValueError 400.
 """
@@ -105,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_POST = do_GET  # noqa: N815
 
-    def _answer(self) -> Any:
+    def _answer(self) -> object:
         """Read the request, check token and host, and return what `respond` makes of it."""
         size = int(self.headers.get("Content-Length") or 0)
         if not 0 <= size <= MAX_REQUEST_BYTES:
@@ -126,5 +126,5 @@ class _Handler(BaseHTTPRequestHandler):
             posted = parse_json(content)
         return self.server.respond(url.path, query, posted)
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Say nothing: the token would be in the log."""

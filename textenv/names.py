@@ -2,12 +2,14 @@
 
 import difflib
 import functools
+import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from textenv.foreign import ADVICE, FLAGS, METHODS, NO_EQUIVALENT, PLACES, our_names
+from textenv.foreign import ADVICE, FLAGS, METHODS, MOVED, NO_EQUIVALENT, PLACES, our_names
 from textenv.plain import plain
 
 P = ParamSpec("P")
@@ -89,6 +91,27 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str], *, owner: str) ->
             suggestion = advice(name, known_names)
             ending = f": {suggestion}" if suggestion else "."
             raise TypeError(f"{owner} has no {name!r}{ending} It has {', '.join(known_names)}")
+
+
+def missing_name(package: str, name: str) -> ImportError | AttributeError:
+    """Return the error for a name that a package does not have; it says where a formerly public name is.
+
+    For such a name it is an ImportError: Python replaces an AttributeError in ``from textenv import k1`` by an error
+    without our sentence.
+
+    Example:
+        >>> missing_name("textenv", "k1")
+        ImportError('textenv.k1 is textenv.kl.estimators.k1: from textenv.kl.estimators import k1')
+    """
+    path = f"{package}.{name}"
+    if path in MOVED:
+        module, _, attribute = MOVED[path].rpartition(".")
+        return ImportError(f"{path} is {MOVED[path]}: from {module} import {attribute}")
+
+    message = f"module {package!r} has no attribute {name!r}"
+    if not name.startswith("_") and importlib.util.find_spec(path) is not None:
+        message += f": write 'import {path}' first"
+    return AttributeError(message, name=name, obj=sys.modules[package])
 
 
 class HintsAtMethods(type):

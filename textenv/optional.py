@@ -1,10 +1,10 @@
 """Import of packages that an extra installs."""
 
 import importlib
-from typing import Any
+from types import ModuleType
 
 
-def package(name: str, extra: str) -> Any:
+def package(name: str, extra: str) -> ModuleType:
     """Import a module of an optional package; an ImportError says how to install it."""
     try:
         return importlib.import_module(name)

@@ -6,11 +6,12 @@ import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from tensordict import TensorDict
     from transformers import PreTrainedTokenizerBase
 
@@ -24,11 +25,13 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 """Levels of a `sparkline`, the lowest first."""
 _UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode categories of controls, format characters such as text direction, surrogates, line and paragraph ends."""
+TokenColumns = dict[str, list[str] | list[bool] | list[float]]
+"""By name, columns with one entry a token."""
 _Colour = tuple[int, int, int]
 """Red, green and blue, 0 to 255."""
 
 
-def text_of(renderable: Any, *, widest: int | None = None) -> str:
+def text_of(renderable: RenderableType, *, widest: int | None = None) -> str:
     """Return a rich table or text as plain text: as wide as the terminal or, without a terminal, as its contents.
 
     Args:
@@ -115,7 +118,7 @@ def episode_tokens(rollout: TensorDict, row: int, column: str) -> tuple[list[int
 
 def answer_tokens(
     rollout: TensorDict, row: int, tokenizer: PreTrainedTokenizerBase, columns: Iterable[str], *, most: int = 1024
-) -> dict[str, list[Any]]:
+) -> TokenColumns:
     """Return at most ``most`` tokens of one episode, from its first answer on.
 
     Returns:
@@ -125,7 +128,7 @@ def answer_tokens(
     tokens, chosen, _ = episode_tokens(rollout, row, "reward")
     start = int(chosen.argmax())
     shown = slice(start, start + most)
-    table: dict[str, list[Any]] = {
+    table: TokenColumns = {
         "text": pieces(tokens[shown], tokenizer),
         "chosen": chosen[shown].tolist(),
     }

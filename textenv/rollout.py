@@ -49,14 +49,19 @@ token. In control and in text, one True entry of ``mask`` is one step.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
+from functools import wraps
+from inspect import signature
+from typing import Any, NamedTuple, NotRequired, ParamSpec, Protocol, TypedDict, TypeGuard, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Evaluation(NamedTuple):
@@ -78,6 +83,24 @@ class Reference(Protocol):
         """Score the rollout's actions."""
 
 
+class Sample(TypedDict):
+    """Texts of an episode, for people. A message has ``role`` and ``content``."""
+
+    prompt: str
+    completion: str
+    """What was written after the prompt: all turns and replies."""
+    score: float | None
+    """Sum of the turns' scores; None if no turn has one."""
+    parts: dict[str, float | None]
+    """The same for each of several rewards, by name."""
+    chat: NotRequired[list[dict[str, str]]]
+    """Messages of a prompt that is a chat."""
+    logged: NotRequired[dict[str, float | None]]
+    """Numbers that rewards have logged, of the last turn."""
+    turns: NotRequired[list[dict[str, str]]]
+    """Messages after the prompt, if there are several turns."""
+
+
 class EpisodeEnv:
     """Base of vector environments that return whole episodes as a rollout (such as `TextVectorEnv`)."""
 
@@ -87,7 +110,7 @@ class EpisodeEnv:
     """Metrics of the episodes returned last, by name, for the log."""
 
     @property
-    def user_objects(self) -> dict[str, Any]:
+    def user_objects(self) -> dict[str, object]:
         """Objects that the environment calls, such as its task, by name; `textenv.state` looks for states in them."""
         return {}
 
@@ -132,13 +155,8 @@ class EpisodeEnv:
     def take_episodes(self) -> TensorDict:
         """Return the finished episodes as a rollout, one per row, with their scores as rewards."""
 
-    def samples(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Return texts of the episodes returned last, for people: a dictionary for each of these rows.
-
-        The keys are ``prompt``, ``completion``, ``score`` and ``parts``; ``logged`` if rewards have logged numbers;
-        ``chat`` if the prompt is a chat, with its messages; ``turns`` if there are several, with the messages after
-        the prompt. A message has ``role`` and ``content``. By default there are no texts.
-        """
+    def samples(self, rows: Sequence[int]) -> list[Sample]:
+        """Return the texts of episodes returned last, for people: a `Sample` for each row; none by default."""
         return []
 
 
@@ -204,8 +222,8 @@ def ratio_gap(gap: Tensor, *, mask: Tensor, choices: Sequence[str] = ()) -> floa
     return counted.max().item()
 
 
-def check_mask(mask: Tensor, **tensors: Tensor) -> None:
-    """Raise unless the mask is bool and the tensors have its shape.
+def masked(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorator of a function with a ``mask``: it raises unless the mask is bool and all its tensors have one shape.
 
     The dtype check catches swapped arguments of equal shape; the shape check catches ``[B]`` against ``[B, 1]``,
     which would silently broadcast to ``[B, B]``.
@@ -213,17 +231,37 @@ def check_mask(mask: Tensor, **tensors: Tensor) -> None:
     Raises:
         TypeError: if the mask is not bool.
         ValueError: if a tensor has another shape; the message names it and shows both shapes.
+
+    Example:
+        >>> masked_mean(torch.zeros(2, 3, 1), mask=torch.ones(2, 3, dtype=torch.bool))
+        Traceback (most recent call last):
+        ValueError: x has shape (2, 3, 1), mask has (2, 3): they must be equal
     """
+    names = list(signature(function).parameters)
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        if "mask" in arguments:  # without it, the call below raises Python's own error
+            _check_mask(arguments)
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _check_mask(arguments: Mapping[str, Any]) -> None:
+    """Raise as `masked` does; of the arguments only tensors are checked."""
+    mask = arguments["mask"]
     if mask.dtype != torch.bool:
         raise TypeError(f"mask has dtype {mask.dtype}, expected torch.bool: pass the rollout's 'mask' column")
-    for name, x in tensors.items():
-        if x.shape != mask.shape:
+    for name, x in arguments.items():
+        if isinstance(x, Tensor) and x.shape != mask.shape:
             raise ValueError(f"{name} has shape {tuple(x.shape)}, mask has {tuple(mask.shape)}: they must be equal")
 
 
+@masked
 def masked_mean(x: Tensor, *, mask: Tensor) -> Tensor:
     """Return the mean of ``x`` over the True entries; other entries (NaN included) have no effect."""
-    check_mask(mask, x=x)
     return torch.where(mask, x, 0).sum() / mask.sum()
 
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 DEPTH = 10
 """Maximum number of steps from an object to one that it uses."""
@@ -32,14 +32,14 @@ LIBRARIES = {
 class Stateful(Protocol):
     """An object that saves its own state."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Mapping[str, object]:
         """Return the state: numbers, text, arrays, tensors, random generators, and containers of these."""
 
-    def load_state_dict(self, state: Any) -> Any:
+    def load_state_dict(self, state: Any) -> object:
         """Restore what `state_dict` returned."""
 
 
-def stateful_objects(owner: Any) -> dict[str, Stateful]:
+def stateful_objects(owner: object) -> dict[str, Stateful]:
     """Find the objects with a state that an object uses, itself included.
 
     A torch module is a model, whose weights are loaded by whoever makes it; it counts if its class defines
@@ -56,13 +56,13 @@ def stateful_objects(owner: Any) -> dict[str, Stateful]:
     return {path: used for path, used in used_objects(owner) if _has_state(used)}
 
 
-def states_of(owner: Any) -> dict[str, dict[str, Any]]:
+def states_of(owner: object) -> dict[str, dict[str, object]]:
     """Return the ``class`` and ``state`` of each object with a state that an object uses, by path."""
     present = stateful_objects(owner)
     return {path: {"class": type(used).__qualname__, "state": used.state_dict()} for path, used in present.items()}
 
 
-def set_states(owner: Any, saved: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def set_states(owner: object, saved: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Restore the states that `states_of` returned, in objects of the same path and class.
 
     Returns:
@@ -78,13 +78,13 @@ def set_states(owner: Any, saved: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return sorted((saved.keys() | present.keys()) - fitting)
 
 
-def copy_states(source: Any, target: Any) -> None:
+def copy_states(source: object, target: object) -> None:
     """Put the objects that ``target`` uses into the state of those that ``source`` uses, where both have them."""
     set_states(target, states_of(source))
 
 
 @contextmanager
-def frozen_states(owner: Any) -> Iterator[None]:
+def frozen_states(owner: object) -> Iterator[None]:
     """Context after which the objects that an object uses, and the global random generators, are as before."""
     states = copy.deepcopy(states_of(owner))
     random_states = global_random_states()
@@ -114,14 +114,14 @@ def set_global_random_states(states: Mapping[str, Any]) -> None:
         sys.modules["torch"].set_rng_state(states["torch"])
 
 
-def class_name(used: Any) -> str:
+def class_name(used: object) -> str:
     """Return the full name of an object's class."""
     return f"{type(used).__module__}.{type(used).__qualname__}"
 
 
-def used_objects(owner: Any) -> Iterator[tuple[str, Any]]:
+def used_objects(owner: object) -> Iterator[tuple[str, object]]:
     """Yield the objects that an object uses, itself included, each once with its path; values have no parts."""
-    waiting: list[tuple[tuple[str, ...], Any]] = [((), owner)]
+    waiting: list[tuple[tuple[str, ...], object]] = [((), owner)]
     seen: set[int] = set()
     while waiting and len(seen) < MOST_OBJECTS:
         path, used = waiting.pop(0)
@@ -133,7 +133,7 @@ def used_objects(owner: Any) -> Iterator[tuple[str, Any]]:
             waiting += [((*path, name), part) for name, part in _parts(used)]
 
 
-def _parts(used: Any) -> Iterator[tuple[str, Any]]:
+def _parts(used: object) -> Iterator[tuple[str, object]]:
     """Yield the objects that an object uses directly, with their names."""
     if isinstance(used, functools.partial):
         yield "func", used.func
@@ -163,7 +163,7 @@ def _parts(used: Any) -> Iterator[tuple[str, Any]]:
                     yield name, part
 
 
-def attributes_of(used: Any) -> Iterator[tuple[str, Any]]:
+def attributes_of(used: object) -> Iterator[tuple[str, object]]:
     """Yield the attributes of an object itself, those in slots too, with their names."""
     yield from getattr(used, "__dict__", {}).items()
     for kind in type(used).__mro__:
@@ -175,7 +175,7 @@ def attributes_of(used: Any) -> Iterator[tuple[str, Any]]:
                 yield name, getattr(used, name)
 
 
-def _class_attributes(kind: type) -> Iterator[tuple[str, Any]]:
+def _class_attributes(kind: type) -> Iterator[tuple[str, object]]:
     """Yield the attributes and functions of a class of the user's, with their names."""
     if _is_library(kind) or _root(kind) == "textenv":
         return
@@ -188,7 +188,7 @@ def _class_attributes(kind: type) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def variables_of(function: Any) -> Iterator[tuple[str, Any]]:
+def variables_of(function: object) -> Iterator[tuple[str, object]]:
     """Yield a function's defaults and what it reads of its module and of enclosing functions, with their names."""
     if not isinstance(function, FunctionType):
         return
@@ -214,14 +214,12 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _has_state(used: Any) -> bool:
-    kind = type(used)
-    if not callable(getattr(kind, "state_dict", None)) or not callable(getattr(kind, "load_state_dict", None)):
-        return False
-    return not _is_library(kind.state_dict) and not _is_library(kind.load_state_dict)
+def _has_state(used: object) -> TypeGuard[Stateful]:
+    methods = [getattr(type(used), name, None) for name in ("state_dict", "load_state_dict")]
+    return all(callable(method) and not _is_library(method) for method in methods)
 
 
-def _is_foreign(used: Any) -> bool:
+def _is_foreign(used: object) -> bool:
     """True for values without parts, modules, and objects of `LIBRARIES`, such as models and environments."""
     if isinstance(used, (str, bytes, int, float, complex, ModuleType, type(None))):
         return True
@@ -240,10 +238,10 @@ def _is_foreign(used: Any) -> bool:
     return _is_library(kind)
 
 
-def _is_library(code: Any) -> bool:
+def _is_library(code: object) -> bool:
     root = _root(code)
     return root in LIBRARIES or root in sys.stdlib_module_names - {"__main__"}
 
 
-def _root(code: Any) -> str:
+def _root(code: object) -> str:
     return str(getattr(code, "__module__", "")).partition(".")[0]

@@ -10,14 +10,16 @@ import re
 import shlex
 import sys
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from algos.make import PROMPTS
-from algos.storage.run_folder import RUN, is_in_checkpoint, is_own, run_folder_of
+from algos.storage.run_files import RUN
+from algos.storage.run_folder import is_in_checkpoint, is_own, run_folder_of
 from algos.storage.run_reader import MOST_BYTES_OF_OPTIONS, read_options_file
-from algos.storage.saved_environment import names_that_run_code
+from algos.storage.saved_environment import runs_code
 from textenv.json_files import parse_json, read_bytes
 
 ENVIRONMENT_PATTERN = r"[^\W\d][\w./:-]*"
@@ -135,14 +137,25 @@ def _check_own(
     words = []
     if ":" in env and not named_env:
         words.append(env)
-    for name, option_words in names_that_run_code(options).items():
-        if name not in named_again:
+    for name, option_words in options.items():
+        if name not in named_again and any(_runs_code(word) for word in option_words):
             words += option_words
     if words:
         raise ValueError(
             f"{run / RUN} was not written by a command of yours, or changed since; what would run or be asked by it is "
             f"used only if you name it: {shlex.join(words):.500} (or copy the file under another name, for --config)"
         )
+
+
+def _runs_code(word: str) -> bool:
+    """Return True if an option, ``--name=value``, would import, execute or connect to what it names."""
+    option, _, text = word.partition("=")
+    name = option.removeprefix("--").replace("-", "_")
+    value: object = text
+    if name in ("env_kwargs", "policy_kwargs"):
+        with suppress(ValueError):  # what is no JSON is no plain object
+            value = parse_json(text)
+    return runs_code(name, value)
 
 
 def read_options(path: Path, switches: Collection[str]) -> tuple[str, dict[str, list[str]]]:
@@ -153,15 +166,15 @@ def read_options(path: Path, switches: Collection[str]) -> tuple[str, dict[str, 
         ValueError: if it is neither TOML nor YAML, does not map names of options to values, or is too large.
     """
     values = _parse_file(path)
-    if not isinstance(values.get("config", {}), dict):
+    hyper_parameters = values.pop("config", {})
+    if not isinstance(hyper_parameters, dict):
         raise ValueError(
-            f"{path} holds {values!r:.200}, expected names of options with their values, hyper-parameters under config"
+            f"{path} has config: {hyper_parameters!r:.200}, expected names of hyper-parameters with their values"
         )
     for name in {"overwrite", "resume"} & values.keys():
         raise ValueError(f"{path} sets {name}, which is for the command line only: a file must not decide about runs")
 
     # Hyper-parameters become options config.NAME, after the others
-    hyper_parameters = values.pop("config", {})
     for name, value in hyper_parameters.items():
         values[f"config.{name}"] = value
 
@@ -179,7 +192,7 @@ def read_options(path: Path, switches: Collection[str]) -> tuple[str, dict[str, 
         raise ValueError(f"{path}: {error}") from error
 
 
-def _parse_file(path: Path) -> dict[str, Any]:
+def _parse_file(path: Path) -> dict[str, object]:
     """Return what a file of options holds; a ValueError or an OSError names the file."""
     import tomllib
 
@@ -197,7 +210,7 @@ def _parse_file(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is no toml in UTF-8 ({' '.join(str(error).split())})") from error
 
 
-def _words(name: str, value: Any, switches: Collection[str]) -> list[str]:
+def _words(name: str, value: object, switches: Collection[str]) -> list[str]:
     """Return an option of a file as words of the command line."""
     if isinstance(value, bool) and name in switches:
         prefix, dot, switch = name.rpartition(".")
@@ -258,7 +271,7 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def json_object(text: str, option: str) -> dict[str, Any]:
+def json_object(text: str, option: str) -> dict[str, object]:
     """Parse the JSON object of an option; raises a ValueError that names the option."""
     try:
         value = parse_json(text)

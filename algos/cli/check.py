@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import tyro
 
@@ -22,7 +22,7 @@ class Check(Command):
     env_kwargs: str = "{}"
     """Arguments of the environment as a JSON object."""
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, object]:
         """Check every variant of the environment."""
         import gymnasium
 
@@ -32,7 +32,7 @@ class Check(Command):
             read_module(module)
 
         # Each variant, such as a vector environment, has its own results
-        verdicts: dict[str, Any] = {}
+        verdicts: dict[str, object] = {}
         sound = True
         try:
             gymnasium.spec(env_id)
@@ -65,7 +65,7 @@ class CheckReward(Command):
     rows: int = 32
     """Number of prompts to use from the file."""
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, object]:
         """Load the functions, check them, and print the reports."""
         from rich.console import Console
 
@@ -101,7 +101,7 @@ class CheckReward(Command):
         return {"rewards": results, "sound": sound}
 
 
-def _report_for_json(report: "RewardCheckReport") -> dict[str, Any]:
+def _report_for_json(report: "RewardCheckReport") -> dict[str, object]:
     """Return the verdicts of a report, and the mean reward of each probe."""
     results = {result.name: result.verdict for result in report.results}
     probes = {probe.name: probe.mean for probe in report.probes}

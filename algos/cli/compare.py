@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import tyro
 
@@ -35,7 +35,7 @@ class Compare(Command):
     """Train again what the folder has of these cases and seeds; without this option, runs with the same settings are
     kept, and others are an error."""
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, object]:
         """Train the cases and write the report."""
         report = compare(
             self.cases,

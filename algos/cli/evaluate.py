@@ -61,7 +61,7 @@ class Evaluate(ModelCommand):
     """Text only: page (out.html) of the episodes with the numbers of each token; or one of log_ratio, kl,
     entropy, value, advantage and reward, to shade the tokens by it in the terminal."""
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, object]:
         """Load the agent and play."""
         if self.num_episodes < 1:
             raise ValueError(f"--num-episodes is {self.num_episodes}, expected at least 1")
@@ -80,7 +80,7 @@ class Evaluate(ModelCommand):
             tokens=tokens,
         )
 
-    def _evaluate(self) -> dict[str, Any]:
+    def _evaluate(self) -> dict[str, object]:
         """Play with a command whose paths are absolute, and write the files that it asks for."""
         self._check_files()
         from algos.storage.hub import agent_folder
@@ -121,7 +121,7 @@ class Evaluate(ModelCommand):
                 from algos.lab.insight.tokens import show_tokens
 
                 show_tokens(env, policy, self.tokens, config=description["config"], **options)
-            result: dict[str, Any] = summarise(env, policy, **options)
+            result: dict[str, object] = {**summarise(env, policy, **options)}
 
         if self.transcripts is not None:
             samples = env.samples(range(self.num_episodes))
@@ -186,7 +186,7 @@ class Merge(Command):
     to: tyro.conf.Positional[Path]
     """Folder to write; it must not exist yet."""
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, object]:
         """Load, merge, write."""
         from algos.training.save import load, read_description
 
@@ -212,7 +212,7 @@ class Push(Command):
     overwrite: bool = False
     """Replace what the repository holds, in a new commit; without this option, an existing one is an error."""
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, object]:
         """Upload."""
         from algos.lab.model_card import push_to_hub
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
+from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import TransformObservation
 
 from algos.envs.wrapping import make_wrapped
@@ -34,7 +35,7 @@ DEFAULT_FPS = 10
 """Frames per second of an environment that does not say its own."""
 
 
-def film_episodes(env: Any, policy: "Policy", path: Path, **options: Any) -> None:
+def film_episodes(env: VectorEnv, policy: "Policy", path: Path, **options: Any) -> None:
     """Play episodes in one slot and write them to one film, which appears when it is complete.
 
     Args:
@@ -58,7 +59,7 @@ def film_episodes(env: Any, policy: "Policy", path: Path, **options: Any) -> Non
             _film_control(film, env, policy, **options)
 
 
-def _fps(env: Any) -> int:
+def _fps(env: VectorEnv) -> int:
     """Return the number of frames per second."""
     return env.metadata.get("render_fps", DEFAULT_FPS)
 
@@ -73,20 +74,22 @@ def _film_text(film: Any, env: Any, policy: Any, **options: Any) -> None:
             film.append_data(frame)
 
 
-def _film_control(film: Any, env: Any, policy: "Policy", **options: Any) -> None:
+def _film_control(film: Any, env: VectorEnv, policy: "Policy", **options: Any) -> None:
     """Play episodes in a single environment of the same kind, and add a frame for each observation."""
+    spec = env.spec
+    assert spec is not None  # as the environment was made by its id
 
-    def add_frame(observation: Any) -> Any:
+    def add_frame(observation: object) -> object:
         film.append_data(single.render())
         return observation
 
     try:
         if "rgb_array" not in env.metadata.get("render_modes", ()):
             raise gymnasium.error.Error("it has no render_mode 'rgb_array'")
-        env_kwargs = {name: value for name, value in env.spec.kwargs.items() if name not in VECTOR_ONLY}
+        env_kwargs = {name: value for name, value in spec.kwargs.items() if name not in VECTOR_ONLY}
         env_kwargs["render_mode"] = "rgb_array"
-        wrappers = env.spec.kwargs.get("wrappers", ())
-        with make_wrapped(env.spec.id, wrappers, **env_kwargs) as single:
+        wrappers = spec.kwargs.get("wrappers", ())
+        with make_wrapped(spec.id, wrappers, **env_kwargs) as single:
             evaluate(TransformObservation(single, add_frame, None), policy, **options)
     except gymnasium.error.Error as error:  # also of a package that is not installed
-        raise ValueError(f"{env.spec.id} cannot be filmed, leave --video out: {error}") from error
+        raise ValueError(f"{spec.id} cannot be filmed, leave --video out: {error}") from error

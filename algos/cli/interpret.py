@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import tyro
 
@@ -55,7 +55,7 @@ class Interpret(ModelCommand):
     dims: tuple[int, int] | None = None
     """Control only: numbers, from 0, of the two observations that the map is over."""
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, object]:
         """Load the policies, compare them, write the page."""
         from algos.lab.comparison.report import write_findings
         from algos.training.save import read_description
@@ -88,7 +88,7 @@ class Interpret(ModelCommand):
                 print(finding.title)
                 print_table(finding.rows[:MAX_PRINTED_ROWS], finding.columns)
             print(f"All rows and pictures: {page}")
-        result: dict[str, Any] = {"page": str(page)}
+        result: dict[str, object] = {"page": str(page)}
         for finding in findings:
             result[finding.name] = [dict(zip(finding.columns, row, strict=True)) for row in finding.rows]
         return result
@@ -97,7 +97,7 @@ class Interpret(ModelCommand):
         """Compare the run's language model with others, by default with the one that it started from."""
         from algos.lab.insight.language import interpret_language
 
-        prompts: list[Any] = [*self.prompt]
+        prompts: list[object] = [*self.prompt]
         if self.prompts is not None:
             prompts += load_prompts(self.prompts)
         if not prompts or self.tokens is None:

@@ -33,7 +33,7 @@ class Plan(Train[AnyConfig]):
     gpu_memory: float | None = None
     """Memory of a GPU in GiB; None: what is free on --device."""
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, object]:
         """Print the parts of memory by phase, and the options to add until it fits; return the outcome."""
         if not is_text(self.env) or self.algo == "trpo":
             raise ValueError(f"plan is for text and every algorithm but trpo, not for {self.algo} on {self.env}")

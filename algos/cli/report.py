@@ -3,7 +3,7 @@
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import tyro
 
@@ -20,7 +20,7 @@ class Report(Command):
     out: Path | None = None
     """Page to write; default report.html in the folder, or here if there are several."""
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, object]:
         """Read the runs, and write the page."""
         from algos.lab.comparison.report import report
 
@@ -47,7 +47,7 @@ class Watch(Command):
     every: float = 5.0
     """Seconds between refreshes."""
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, object]:
         """Serve the page."""
         from algos.lab.comparison.page import render
         from algos.lab.comparison.report import report_page
@@ -60,7 +60,7 @@ class Watch(Command):
         if missing:
             raise FileNotFoundError(f"there is no folder {', '.join(missing)}: give the folder that holds your runs")
 
-        def page(path: str, query: dict[str, str], posted: Any) -> str:
+        def page(path: str, query: dict[str, str], posted: object) -> str:
             """Return the page, as the runs are now; one that waits where there is nothing to show."""
             if path != "/" or posted is not None:
                 raise FileNotFoundError(f"there is no {path:.100}, only the page /")

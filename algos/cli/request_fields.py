@@ -1,6 +1,6 @@
 """Types and bounds of the fields of a request to ``algos serve``, checked before an answer begins."""
 
-from typing import Any
+from collections.abc import Mapping
 
 MAX_STOP_TEXTS = 64
 """Largest number of stop texts, which are looked for after every token."""
@@ -21,8 +21,8 @@ TYPES = {
 """Type of each field that has one in both kinds of requests, and what a message says of it."""
 
 
-def check_fields(body: Any, *, chat: bool) -> None:
-    """Refuse a request with a field of another type than in OpenAI's protocol, or beyond the bounds above.
+def check_fields(body: object, *, chat: bool) -> dict[str, object]:
+    """Return a request; refuse one with a field of another type than in OpenAI's protocol, or beyond the bounds above.
 
     Args:
         body: the request, as parsed from JSON; null is the same as a field that is missing.
@@ -46,24 +46,26 @@ def check_fields(body: Any, *, chat: bool) -> None:
         raise ValueError(f"logprobs is {body['logprobs']!r:.100}, expected 0, which adds those of the tokens")
 
     # What is inside
-    for name, value in (body.get("stream_options") or {}).items():
+    stream_options = body.get("stream_options") or {}
+    for name, value in stream_options.items():
         if not isinstance(value, bool):
             raise ValueError(f"stream_options has {name} {value!r:.100}, expected true or false")
     if chat:
         check_messages(body.get("messages"))
     else:
         check_prompt(body.get("prompt"))
-    check_stop(body.get("stop"))
+    stop_texts(body.get("stop"))
+    return body
 
 
-def check_prompt(prompt: Any) -> None:
+def check_prompt(prompt: object) -> None:
     """Raise a ValueError if a prompt is neither a text nor a list of token ids."""
     is_list_of_ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
     if not is_list_of_ids and not isinstance(prompt, str):
         raise ValueError(f"prompt is {prompt!r:.300}, expected one text or one list of token ids")
 
 
-def check_messages(messages: Any) -> None:
+def check_messages(messages: object) -> None:
     """Raise a ValueError if messages are no list of objects with a role."""
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ValueError(f"messages is {messages!r:.300}, expected messages with texts")
@@ -72,8 +74,8 @@ def check_messages(messages: Any) -> None:
             raise ValueError(f'messages has {message!r:.200}, expected a role, such as "user"')
 
 
-def check_stop(stop: Any) -> None:
-    """Raise a ValueError if stop texts are no texts, empty, too many or too long."""
+def stop_texts(stop: object) -> list[str]:
+    """Return the stop texts of a request; a ValueError if they are no texts, empty, too many or too long."""
     texts = stop
     if stop is None:
         texts = []
@@ -87,9 +89,10 @@ def check_stop(stop: Any) -> None:
             f"stop has {len(texts)} texts of up to {longest} characters, expected at most {MAX_STOP_TEXTS} of at most "
             f"{MAX_STOP_CHARACTERS}"
         )
+    return texts
 
 
-def check_prompt_size(body: Any, *, chat: bool, context: int | None, longest_token: int) -> None:
+def check_prompt_size(body: Mapping[str, object], *, chat: bool, context: int | None, longest_token: int) -> None:
     """Refuse a text that is too long for the model before it is split into tokens, which takes seconds a megabyte.
 
     Args:
@@ -105,10 +108,10 @@ def check_prompt_size(body: Any, *, chat: bool, context: int | None, longest_tok
         return
 
     # Messages may have contents that are no text; token ids are as many as they are
-    if chat:
-        contents = [message.get("content") for message in body["messages"]]
-    else:
-        contents = [body["prompt"]]
+    contents = [body.get("prompt")]
+    messages = body.get("messages")
+    if chat and isinstance(messages, list):
+        contents = [message.get("content") for message in messages]
     characters = sum(len(content) for content in contents if isinstance(content, str))
 
     limit = context * longest_token

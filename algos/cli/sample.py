@@ -1,14 +1,17 @@
 """``algos sample``: a trained language model completes texts or chats, beside the model that it started from."""
 
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import tyro
 
 from algos.cli.arguments import ModelCommand, load_newest, one_thread
 from algos.cli.tables import print_table
+from algos.storage.run_files import POLICY
 from algos.storage.run_folder import newest_agent
 from textenv.lm.loading import EMBEDDED
 from textenv.rendering import printable
@@ -29,7 +32,8 @@ class Sample(ModelCommand):
     prompt: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Text to complete or answer; may be repeated. Without it, each line that you type is one, until Ctrl-D."""
     compare_to: str | None = None
-    """Second model to show beside it: base (the model that the run started from), another run, or a model's name."""
+    """Second model to show beside it: base (the model that the run started from), another run, a model's folder, or its
+    name on the hub: owner/name."""
     chat: bool = False
     """Give the prompts as messages of a user, through the model's chat template; lines that you type are one chat."""
     system_prompt: str | None = None
@@ -43,7 +47,7 @@ class Sample(ModelCommand):
     seed: int = 0
     """Seed of the samples."""
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, object]:
         """Load the models, and show what each writes."""
         from algos.training.save import read_description
 
@@ -107,16 +111,39 @@ def model_name(name: str, folder: str) -> str:
 
     Raises:
         ValueError: if the run does not say which model that was.
+        FileNotFoundError: as `check_model_name`.
     """
     from algos.make import is_ours
     from algos.training.save import read_description
 
     if name != "base":
+        check_model_name(name)
         return name
     environment = read_description(folder)["environment"]
     if environment is None or not is_ours(environment["id"]):
         raise ValueError(f"{folder} does not say which model it started from: name that model instead of base")
     return str(environment["kwargs"].get("model", EMBEDDED))
+
+
+def check_model_name(name: str) -> None:
+    """Refuse at once what is neither a folder nor the form of a name on the hub; say so if the hub will be asked.
+
+    Raises:
+        FileNotFoundError: if there is no such folder or file, and it is no ``owner/name``.
+        ValueError: if it is the name of a built-in model, misspelt.
+    """
+    from algos.storage.hub import HUB_NAME
+    from textenv.lm.loading import model_folder
+
+    if Path(model_folder(name)).exists():
+        return
+    is_hub_name = re.fullmatch(HUB_NAME, name) and not Path(name).parent.is_dir()
+    if not is_hub_name:
+        raise FileNotFoundError(
+            f"there is no folder {name}: give the folder of a run or of a model, embedded, smollm2, a GGUF file, or a "
+            "model of the hub as owner/name, such as openai-community/gpt2"
+        )
+    print(f"algos: there is no folder {name}, so the hub is asked for a model of this name", file=sys.stderr)
 
 
 def load_policy(name: str) -> "LMPolicy":
@@ -125,7 +152,7 @@ def load_policy(name: str) -> "LMPolicy":
     from algos.training.save import load
 
     policy: Policy
-    if (newest_agent(name) / "policy").is_dir():
+    if (newest_agent(name) / POLICY).is_dir():
         policy = load(name)
     else:
         policy = LMPolicy.load(name)

@@ -4,20 +4,21 @@ import contextlib
 import hmac
 import json
 import secrets
+import socket
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypedDict
 
 import tyro
 from jinja2 import TemplateError
 
 from algos.cli.arguments import ModelCommand, one_thread
-from algos.cli.request_fields import check_fields, check_prompt_size
-from algos.cli.sample import load_policy
+from algos.cli.request_fields import check_fields, check_prompt_size, stop_texts
+from algos.cli.sample import check_model_name, load_policy
 from textenv.json_files import parse_json
 from textenv.rendering import printable
 
@@ -69,7 +70,8 @@ class Serve(ModelCommand):
     prints: ClassVar[bool] = True
     announces: ClassVar[bool] = True
     folder: tyro.conf.Positional[str]
-    """Run folder of a trained language model, the folder ``best`` in it, or a model's folder or name."""
+    """Run folder of a trained language model, the folder ``best`` in it, a model's folder, or its name on the hub:
+    owner/name."""
     port: int = 8000
     """Port of 127.0.0.1 to listen on; 0 takes a free one."""
     token: str | None = None
@@ -80,12 +82,13 @@ class Serve(ModelCommand):
     """Text or special token that ends an answer, in addition to what ended turns in training and to a request's
     ``stop``; may be repeated."""
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, object]:
         """Load the model, and serve."""
         one_thread()
         token = self.token
         if token is None:
             token = secrets.token_urlsafe(24)
+        check_model_name(self.folder)
         policy = load_policy(self.folder)
         policy.lm.stop = (*policy.lm.stop, *self.stop)
         with PolicyServer(policy, self.folder, token=token, limit=self.max_new_tokens, port=self.port) as server:
@@ -94,6 +97,20 @@ class Serve(ModelCommand):
             with contextlib.suppress(KeyboardInterrupt):
                 server.serve_forever()
         return {"served": server.name}
+
+
+class Choice(TypedDict, total=False):
+    """A choice of an answer, as the protocol has it."""
+
+    index: int
+    finish_reason: str | None
+    logprobs: dict[str, object] | None
+    text: str
+    """Of a completion."""
+    message: dict[str, str]
+    """Of a chat; in an event ``delta``, what is new in it."""
+    delta: dict[str, str]
+    token_ids: list[int]
 
 
 class GeneratedToken(NamedTuple):
@@ -127,7 +144,7 @@ class _GenerationRequest:
     def finish(self, turn: "Turn") -> str | None:
         """Return why an answer ends with its last token, ``"stop"`` or ``"length"``; None if it goes on."""
         last_token = turn.completion_ids[-1]
-        if self.ends.token[last_token] or turn.completed(self.ends.texts) is not None:
+        if self.ends.is_end[last_token] or turn.completed(self.ends.texts) is not None:
             return "stop"
         if len(self.prompt_ids) + len(turn.completion_ids) >= self.length:
             return "length"
@@ -152,7 +169,7 @@ class PolicyServer(ThreadingHTTPServer):
     request_queue_size = 1024
     """Connections that wait to be accepted; the system may allow fewer."""
 
-    def __init__(self, policy: Any, name: str, *, token: str, limit: int = 512, port: int = 0) -> None:
+    def __init__(self, policy: "LMPolicy", name: str, *, token: str, limit: int = 512, port: int = 0) -> None:
         if not token or limit < 1:
             raise ValueError(f"--token is {token!r}, --max-new-tokens {limit}: expected a text, and at least 1")
         try:
@@ -160,33 +177,28 @@ class PolicyServer(ThreadingHTTPServer):
         except (OSError, OverflowError) as error:
             hint = "choose another --port, or 0 for a free one"
             raise OSError(f"cannot listen on port {port} ({error}): {hint}") from error
-        self.policy: LMPolicy = policy
+        self.policy = policy
         self.name = name
         self.token = token
         self.limit = limit
         self.lock = threading.Lock()
         """Held by the request that generates."""
         self.url = f"http://{LOCAL_HOSTS[0]}:{self.server_address[1]}/v1"
-        self.longest_token = 0
+        self.longest_token = max(map(len, policy.tokenizer.get_vocab()))
         """Characters of the longest token."""
-        self.temperature = 1.0
+        self.temperature = policy.lm.temperature
         """The policy's own, of requests without one; while a request generates, the model has that of the request."""
 
-        # What requests need of the policy
-        if policy is not None:
-            self.temperature = policy.lm.temperature
-            self.longest_token = max(map(len, policy.tokenizer.get_vocab()))
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
         """Say nothing about a client that has gone; report any other error as the base class does."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
-    def generate(self, body: Any, *, chat: bool) -> Generator[GeneratedToken, None, None]:
+    def generate(self, body: Mapping[str, object], *, chat: bool) -> Generator[GeneratedToken, None, None]:
         """Generate what a request asks for, token by token, the choices in turn.
 
         Args:
-            body: the request, as parsed from JSON.
+            body: a request that `check_fields` has passed.
             chat: whether it has messages instead of a prompt.
 
         Raises:
@@ -242,7 +254,7 @@ class PolicyServer(ThreadingHTTPServer):
             finally:
                 lm.temperature = original_temperature
 
-    def _read_request(self, body: Any, *, chat: bool) -> _GenerationRequest:
+    def _read_request(self, body: Mapping[str, object], *, chat: bool) -> _GenerationRequest:
         """Check the values of a request, and convert them to those of the model."""
         import numpy as np
 
@@ -258,23 +270,21 @@ class PolicyServer(ThreadingHTTPServer):
             raise FileNotFoundError(f"there is no model {body.get('model')!r:.200}: this server has {self.name!r}")
 
         # What ends an answer
-        stop = body.get("stop") or []
-        if isinstance(stop, str):
-            stop = [stop]
+        stop = stop_texts(body.get("stop"))
         limit_name = "max_tokens"
         if body.get("max_completion_tokens"):
             limit_name = "max_completion_tokens"
-        max_new_tokens = _number(body, limit_name, default=self.limit, low=1, high=self.limit)
+        max_new_tokens = _integer(body, limit_name, default=self.limit, low=1, high=self.limit)
 
         # How it is sampled
         lm = self.policy.lm
-        num_choices = _number(body, "n", default=1, low=1, high=MAX_CHOICES)
-        temperature = _number(body, "temperature", default=self.temperature, low=0, high=100, kinds=(int, float))
+        num_choices = _integer(body, "n", default=1, low=1, high=MAX_CHOICES)
+        temperature = _number(body, "temperature", default=self.temperature, low=0, high=100)
         if 0 < temperature < LOWEST_TEMPERATURE:
             raise ValueError(
                 f"temperature is {temperature}, expected 0 (the most probable token) or at least {LOWEST_TEMPERATURE}"
             )
-        seed = _number(body, "seed", default=secrets.randbits(62), low=0, high=2**63)
+        seed = _integer(body, "seed", default=secrets.randbits(62), low=0, high=2**63)
         seeds = np.random.SeedSequence(seed).generate_state(num_choices)
 
         # Token ids of the prompt
@@ -356,7 +366,7 @@ class _Handler(BaseHTTPRequestHandler):
                 f"wrong key or host: ask {LOCAL_HOSTS[0]} with the key that 'algos serve' has printed"
             )
 
-    def _send(self, answer: dict[str, Any], status: int = 200) -> None:
+    def _send(self, answer: dict[str, object], status: int = 200) -> None:
         """Send an object, with headers if it is the first."""
         content_type = "application/json"
         text = json.dumps(answer)
@@ -382,9 +392,9 @@ class _Handler(BaseHTTPRequestHandler):
             kind = "server_error"
         self._send({"error": {"message": str(error), "type": kind, "code": status}}, status)
 
-    def _complete(self, body: Any, *, chat: bool) -> None:
+    def _complete(self, content: object, *, chat: bool) -> None:
         """Send an answer whole, or as events, one for each token; nothing is sent before all fields are checked."""
-        check_fields(body, chat=chat)
+        body = check_fields(content, chat=chat)
         context = self.server.policy.lm.context
         check_prompt_size(body, chat=chat, context=context, longest_token=self.server.longest_token)
 
@@ -395,14 +405,14 @@ class _Handler(BaseHTTPRequestHandler):
             kind = "chat.completion"
             if streams:
                 kind = "chat.completion.chunk"
-        answer = {
+        answer: dict[str, object] = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": self.server.name,
             "object": kind,
         }
 
-        choices: list[dict[str, Any]] = []
+        choices: list[Choice] = []
         sent_characters: dict[int, int] = {}  # by choice
         with contextlib.closing(self.server.generate(body, chat=chat)) as generated:
             for count, token in enumerate(generated, 1):
@@ -420,7 +430,8 @@ class _Handler(BaseHTTPRequestHandler):
 
         # The whole answer, or the last events
         usage["total_tokens"] = sum(usage.values())
-        includes_usage = (body.get("stream_options") or {}).get("include_usage")
+        stream_options = body.get("stream_options")
+        includes_usage = isinstance(stream_options, dict) and stream_options.get("include_usage")
         if not streams or includes_usage:
             choices.sort(key=lambda choice: choice["index"])
             self._send(answer | {"choices": choices, "usage": usage})
@@ -428,8 +439,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"data: [DONE]\n\n")
 
     def _choice(
-        self, token: GeneratedToken, body: dict[str, Any], sent_characters: dict[int, int], *, chat: bool
-    ) -> dict[str, Any]:
+        self, token: GeneratedToken, body: Mapping[str, object], sent_characters: dict[int, int], *, chat: bool
+    ) -> Choice:
         """Return a choice as the protocol has it: what is new in an event, and otherwise all.
 
         ``sent_characters`` has the length of the text of each choice that was sent so far, and is updated.
@@ -449,7 +460,7 @@ class _Handler(BaseHTTPRequestHandler):
         text = text[sent:]
 
         # A chat has a message, or what is added to it
-        choice: dict[str, Any] = {"index": token.choice, "finish_reason": token.finish, "logprobs": None}
+        choice: Choice = {"index": token.choice, "finish_reason": token.finish, "logprobs": None}
         message = {"content": text}
         if is_first:
             message = {"role": "assistant", "content": text}
@@ -465,7 +476,7 @@ class _Handler(BaseHTTPRequestHandler):
             choice["token_ids"] = ids
         return choice
 
-    def _log_probs(self, ids: list[int], log_probs: list[float], *, chat: bool) -> dict[str, Any]:
+    def _log_probs(self, ids: list[int], log_probs: list[float], *, chat: bool) -> dict[str, object]:
         """Return tokens as texts with their log-probabilities, as the protocol has them."""
         texts = [self.server.policy.tokenizer.decode([token_id]) for token_id in ids]
         if not chat:
@@ -476,16 +487,14 @@ class _Handler(BaseHTTPRequestHandler):
         return {"content": content}
 
 
-def _content(body: Any, *, chat: bool) -> Any:
+def _content(body: Mapping[str, object], *, chat: bool) -> object:
     """Return the messages or the prompt of a request; a ValueError if there are none or they are of another type."""
     name = "prompt"
     expected = "a text or ids"
     if chat:
         name = "messages"
         expected = "messages with texts"
-    content = None
-    if isinstance(body, dict):
-        content = body.get(name)
+    content = body.get(name)
     are_messages = isinstance(content, list) and all(type(item) is dict for item in content)
     if not content or chat != are_messages:
         raise ValueError(f"{name} is {content!r:.300}, expected {expected}")
@@ -507,19 +516,23 @@ def _settled_text(turn: "Turn") -> str:
     return turn.completion[:end].rstrip("\ufffd")
 
 
-def _number(
-    body: dict[str, Any],
-    name: str,
-    *,
-    default: float,
-    low: float,
-    high: float,
-    kinds: Any = int,
-) -> Any:
+def _number(body: Mapping[str, object], name: str, *, default: float, low: float, high: float) -> float:
     """Return the number of a field, or the default; a ValueError if it is of another type, or out of bounds."""
     value = body.get(name)
     if value is None:
         value = default
-    if type(value) is bool or not isinstance(value, kinds) or not low <= value <= high:
-        raise ValueError(f"{name} is {value!r:.100}, expected a number from {low} to {high}, as 'algos serve' allows")
+    if type(value) is bool or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise _not_within(name, value, low, high)
     return value
+
+
+def _integer(body: Mapping[str, object], name: str, *, default: int, low: int, high: int) -> int:
+    """Return the integer of a field; see `_number`."""
+    value = _number(body, name, default=default, low=low, high=high)
+    if not isinstance(value, int):
+        raise _not_within(name, value, low, high)
+    return value
+
+
+def _not_within(name: str, value: object, low: float, high: float) -> ValueError:
+    return ValueError(f"{name} is {value!r:.100}, expected a number from {low} to {high}, as 'algos serve' allows")

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -13,8 +14,8 @@ import tyro
 
 from algos.cli.arguments import Command
 from algos.cli.tables import print_table
-from algos.lab.run_summary import SUMMARY, read_run
-from algos.storage.run_reader import METRICS
+from algos.lab.run_summary import SUMMARY, RunSummary, read_run
+from algos.storage.run_files import METRICS
 from textenv.registration import NAMES
 from textenv.rendering import sparkline
 
@@ -36,14 +37,14 @@ class Runs(Command):
     folder: tyro.conf.Positional[Path] = Path("runs")
     """Folder to search."""
 
-    def run(self) -> list[dict[str, Any]]:
+    def run(self) -> list[dict[str, object]]:
         """Find and summarise the runs."""
         if not self.folder.is_dir():
             raise FileNotFoundError(f"there is no folder {self.folder}: give the folder that holds your runs")
         summaries = []
         for path in sorted(self.folder.rglob(METRICS)):
             try:
-                run = read_run(path.parent)
+                run: Mapping[str, object] = read_run(path.parent)
             except ValueError:  # 'algos show' says what is wrong with it
                 run = {"run": str(path.parent), "status": "damaged"}
             summaries.append({name: run.get(name) for name in SUMMARY})
@@ -58,20 +59,20 @@ class Envs(Command):
 
     prints: ClassVar[bool] = True
 
-    def run(self) -> list[dict[str, Any]]:
+    def run(self) -> list[dict[str, object]]:
         """Read the first line about each task."""
         from textenv.extras.reasoning_gym import ReasoningGym
         from textenv.tasks.builtin import GAMES, TASKS, WORLDS
 
         # What describes each: a class or a function
-        tasks: dict[str, Any] = {**TASKS}
+        tasks: dict[str, object] = {**TASKS}
         for name, (make, _) in GAMES.items():
             tasks[name] = make
         for name, world in WORLDS.items():
             tasks[name] = resolve_name(world)
         tasks["ReasoningGym"] = ReasoningGym
 
-        rows = []
+        rows: list[dict[str, object]] = []
         for name in NAMES:
             first_line, _, _ = str(inspect.getdoc(tasks[name])).partition("\n")
             rows.append({"environment": f"textenv/{name}-v0", "task": first_line.replace("`", "")})
@@ -88,7 +89,7 @@ class Show(Command):
     folder: tyro.conf.Positional[Path]
     """Folder of the run."""
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> RunSummary:
         """Read the folder, and print what it holds."""
         if not (self.folder / METRICS).is_file():
             raise FileNotFoundError(
@@ -122,7 +123,7 @@ def _duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-def _print_run(run: dict[str, Any]) -> None:
+def _print_run(run: RunSummary) -> None:
     """Print the tables of a run that `read_run` has returned."""
     # One line for each value, and for how the run was made one for each part of that
     values = dict(run)
@@ -147,7 +148,7 @@ def _print_run(run: dict[str, Any]) -> None:
         print_table(samples, ["steps", "prompt", "completion", "score"])
 
 
-def _spoken(sample: dict[str, Any]) -> tuple[str, str]:
+def _spoken(sample: dict[str, object]) -> tuple[str, str]:
     """Return prompt and completion of a sample; of a chat, each message begins with the role that says it."""
     prompt = str(sample.get("prompt"))
     completion = str(sample.get("completion"))
@@ -162,7 +163,7 @@ def _spoken(sample: dict[str, Any]) -> tuple[str, str]:
     return prompt, completion
 
 
-def _messages(messages: list[Any]) -> str:
+def _messages(messages: list[object]) -> str:
     """Return messages with who speaks, one below the other; what is no message is shown as it is."""
     lines = []
     for message in messages:

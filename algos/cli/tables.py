@@ -1,7 +1,6 @@
 """Tables for a terminal: in a narrow one, names are folded, never cut."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from textenv.rendering import printable, text_of
 
@@ -12,7 +11,7 @@ MAX_FILE_WIDTH = 160
 """Maximum width, in characters, of a table that goes to a file; in a terminal it is the terminal's."""
 
 
-def print_table(rows: Iterable[Iterable[Any]], header: Sequence[str] = ()) -> None:
+def print_table(rows: Iterable[Iterable[object]], header: Sequence[str] = ()) -> None:
     """Print rows of texts and numbers; a float has four digits, None is a dash.
 
     Args:
@@ -33,7 +32,7 @@ def print_table(rows: Iterable[Iterable[Any]], header: Sequence[str] = ()) -> No
     print(text_of(table, widest=MAX_FILE_WIDTH), end="")
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     """Return a value as it stands in a table."""
     if value is None:
         return "–"

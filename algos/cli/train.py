@@ -17,7 +17,9 @@ from algos.cli.arguments import ModelCommand, flag, json_object, named, one_thre
 from algos.config import CONFIGS, AlgorithmName, Config, field_values
 from algos.make import PROMPTS, READY_MODELS, is_text
 from algos.policies.registry import PolicyName
-from algos.storage.run_folder import RUN, check_new, mark_as_own, run_folder_of
+from algos.recipe import Recipe
+from algos.storage.run_files import BEST, RUN
+from algos.storage.run_folder import check_new, mark_as_own, run_folder_of
 from textenv.importing import absolute_name, read_module
 
 if TYPE_CHECKING:
@@ -25,15 +27,9 @@ if TYPE_CHECKING:
 
     from algos.agent import Agent
     from algos.evaluation import EvaluateEvery
-    from algos.training.run import Callback
+    from algos.training.run import Callback, Run
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
-
-POLICY_OPTIONS = ("temperature", "lora", "critic", "dtype", "autocast", "gradient_checkpointing")
-"""Options of text that `LMPolicy.load` takes."""
-
-ENV_OPTIONS = ("max_prompt_tokens", "max_new_tokens", "stop")
-"""Options of text that the environment takes."""
 
 COUNT_OPTIONS = ("num_envs", "num_episodes", "eval_num_episodes", "checkpoint_every", "eval_every", "patience")
 """Options that are at least 1."""
@@ -177,7 +173,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
     config: AnyConfig
     """Hyper-parameters; the defaults shown are those of the environment's preset."""
 
-    def run(self) -> dict[str, Any] | None:
+    def run(self) -> dict[str, object] | None:
         """Train, save and evaluate; the resolved options are stored in the run's folder.
 
         Returns:
@@ -185,7 +181,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         """
         return self._with_absolute_paths()._train()
 
-    def recipe(self) -> presets.Recipe:
+    def recipe(self) -> Recipe:
         """Check the options and return what they train, with absolute paths."""
         return self._with_absolute_paths()._build_recipe()
 
@@ -197,7 +193,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         env_name = self.env.replace("/", "-")
         return Path("runs") / f"{env_name}-{self.algo}-{self.config.seed}"
 
-    def _train(self) -> dict[str, Any] | None:
+    def _train(self) -> dict[str, object] | None:
         """Train, save and evaluate, once the options are checked and all paths are absolute."""
         start = time.perf_counter()
 
@@ -244,11 +240,11 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
             if rank:
                 return None
             steps = history[-1]["steps"]
-            result: dict[str, Any] = self._evaluate(agent, test_env, steps=int(steps))
+            result: dict[str, object] = {**self._evaluate(agent, test_env, steps=int(steps))}
 
         if evaluations is not None:
             result["best_mean_return"] = evaluations.best
-            result["best"] = str(self.folder / "best")
+            result["best"] = str(self.folder / BEST)
         result["steps"] = steps
         result["seconds"] = time.perf_counter() - start
         result["run_dir"] = str(self.folder)
@@ -299,7 +295,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         class StoreOptions(Callback):
             """Stores the options when the run starts: one that cannot start or resume changes nothing."""
 
-            def on_start(self, run: Any) -> None:
+            def on_start(self, run: "Run") -> None:
                 (run_dir / RUN).write_text(options_yaml, encoding="utf-8")
                 mark_as_own(run_dir)
 
@@ -316,7 +312,7 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
             return []
         return self.logger.split(",")
 
-    def _collection(self, agent: "Agent[Any]", recipe: presets.Recipe) -> AbstractContextManager[None]:
+    def _collection(self, agent: "Agent[Any]", recipe: Recipe) -> AbstractContextManager[None]:
         """Return the context to train in: with Ray's workers if the options ask for them."""
         if self.workers is None and not self.staleness:
             return nullcontext()
@@ -336,9 +332,14 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         share_objects(agent.env, test_env)
         run_dir = self.folder
         saved = f"in the evaluation after the training, whose agent is saved in {run_dir}: algos evaluate {run_dir}"
-        options: dict[str, Any] = {"num_episodes": self.num_episodes, "seed": self.config.seed}
         with interrupted_by_signals(saved), training(steps, 1.0):  # the end of a curriculum
-            return summarise(test_env, agent.policy, penalty=agent.penalty, **options)
+            return summarise(
+                test_env,
+                agent.policy,
+                penalty=agent.penalty,
+                num_episodes=self.num_episodes,
+                seed=self.config.seed,
+            )
 
     def _with_absolute_paths(self) -> Self:
         """Check the options and return the same command with absolute paths, which are valid in every folder."""
@@ -389,44 +390,31 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
 
     def _refuse_options(self, kind: type, purpose: str) -> None:
         """Raise a ValueError if an option of ``kind`` is set, since the environment does not serve its purpose."""
-        names = self._changed_options(kind)
+        values = field_values(self)
+        names = [field.name for field in fields(kind) if values[field.name] != field.default]
         if names:
             flags = " and ".join(map(flag, names))
             raise ValueError(f"{flags}: only for {purpose}, not for {self.env}; leave out what does not fit")
 
-    def _changed_options(self, kind: type) -> dict[str, Any]:
-        """Return the options of a class of options that differ from their defaults."""
-        values = field_values(self)
-        return {field.name: values[field.name] for field in fields(kind) if values[field.name] != field.default}
+    def _options(self) -> dict[str, Any]:
+        """Return the options by name; those in JSON are parsed."""
+        options = field_values(self)
+        for name in ("policy_kwargs", "env_kwargs"):
+            options[name] = json_object(options[name], flag(name))
+        return options
 
-    def _build_recipe(self) -> presets.Recipe:
+    def _build_recipe(self) -> Recipe:
         """Return what the options train."""
-        # Those of text belong to the model or to the environment
-        text_options = self._changed_options(TextOptions)
-        if self.autocast:
-            text_options["autocast"] = "bfloat16"
-        policy_options = {name: value for name, value in text_options.items() if name in POLICY_OPTIONS}
-        env_options = self._changed_options(PromptOptions)
-        env_options |= {name: value for name, value in text_options.items() if name in ENV_OPTIONS}
-
-        # Most options have the name of a field of the recipe
-        values = field_values(self)
-        arguments = {field.name: values[field.name] for field in fields(presets.Recipe) if field.name in values}
-        control_options: dict[str, Any] = {"process_timeout": self.process_timeout, "wrappers": self.wrapper}
-        arguments["policy_kwargs"] = json_object(self.policy_kwargs, "--policy-kwargs") | policy_options
-        arguments["env_kwargs"] = control_options | json_object(self.env_kwargs, "--env-kwargs") | env_options
-        return presets.Recipe(**arguments, algorithm=self.algo)
+        return Recipe.from_dict(self._options(), trusted=True)
 
     def _to_yaml(self, config: Config) -> str:
         """Return the options that repeat the run as YAML, with the agent's resolved config."""
         import yaml
 
-        stored: dict[str, Any] = {"env": self.env}
-        for name, value in field_values(self).items():
+        stored: dict[str, object] = {"env": self.env}
+        for name, value in self._options().items():
             if name not in UNSTORED_OPTIONS:
                 stored[name] = value
-        for name in ("policy_kwargs", "env_kwargs"):
-            stored[name] = json_object(stored[name], name)
 
         # The seed is an option, beside the hyper-parameters
         hyper_parameters = field_values(config)
@@ -480,18 +468,18 @@ def train_command(arguments: Sequence[str], name: str = "train", kind: Any = Tra
         recipe = presets.RECURRENT
     else:
         recipe = presets.recipe(env_id, algorithm, model)
-    preset = field_values(recipe)
-    defaults = {option: preset[option] for option in ("total_steps", "num_envs", "policy", "kl_coef", "config")}
+    preset = recipe.to_dict()
+    defaults = {option: preset[option] for option in ("algo", "total_steps", "num_envs", "policy", "kl_coef")}
     for option in ("policy_kwargs", "env_kwargs"):
-        defaults[option] = json.dumps(dict(preset[option]))
-    default = kind(env=tyro.MISSING, algo=algorithm, **defaults)
+        defaults[option] = json.dumps(preset[option])
+    default = kind(env=tyro.MISSING, config=recipe.config, **defaults)
     return Annotated[kind[type(recipe.config)], tyro.conf.subcommand(name, default=default)]
 
 
 def switches() -> set[str]:
     """Return the names of the options of ``train`` that take no value."""
     names = set()
-    kinds: list[tuple[str, Any]] = [("", Train), *(("config.", config) for config in CONFIGS.values())]
+    kinds: list[tuple[str, type]] = [("", Train), *(("config.", config) for config in CONFIGS.values())]
     for prefix, kind in kinds:
         for field in fields(kind):
             if field.type in (bool, "bool"):

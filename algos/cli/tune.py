@@ -38,7 +38,7 @@ class Tune(Command):
     run_dir: Path | None = None
     """Folder for study.log and best.yaml (for algos train --config); default runs/tune-ENV-ALGO-SEED."""
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, object]:
         """Search, print the trials, write the best configuration."""
         if not self.env and self.config is None:
             raise ValueError("there is nothing to search for: give ENV, such as CartPole-v1, or --config FILE")

@@ -8,7 +8,7 @@ from gymnasium import spaces
 from algos.envs.flatten import flat_shape
 
 
-def as_batch(space: spaces.Space, observation: Any) -> tuple[Any, bool]:
+def as_batch(space: spaces.Space, observation: object) -> tuple[Any, bool]:
     """Make a batch of what an environment, or a vector environment, shows.
 
     Args:
@@ -21,7 +21,8 @@ def as_batch(space: spaces.Space, observation: Any) -> tuple[Any, bool]:
         and whether ``observation`` is a single one, so that N is 1.
 
     Raises:
-        ValueError: if it does not fit the space: another shape, other parts, or values that are not in it.
+        ValueError: if it does not fit the space: another shape, other parts, or values that are not in it; or if there
+            is NaN in it.
 
     Example:
         >>> as_batch(spaces.Discrete(3), 2), as_batch(spaces.Discrete(3), [2, 0])
@@ -44,7 +45,7 @@ def as_batch(space: spaces.Space, observation: Any) -> tuple[Any, bool]:
     return batch, is_single
 
 
-def _is_flat_form(space: spaces.Space, observation: Any) -> bool:
+def _is_flat_form(space: spaces.Space, observation: object) -> bool:
     """Whether observations of a space other than Box are flattened: one array of floats of its flat size."""
     if isinstance(space, spaces.Box) or isinstance(observation, (dict, tuple)):
         return False
@@ -52,7 +53,7 @@ def _is_flat_form(space: spaces.Space, observation: Any) -> bool:
     return array.dtype.kind == "f" and array.shape[-1:] == flat_shape(space)
 
 
-def _batch(space: spaces.Space, observation: Any, name: str, sizes: dict[str, int | None]) -> Any:
+def _batch(space: spaces.Space, observation: object, name: str, sizes: dict[str, int | None]) -> object:
     """Batch of one part of the observations; notes their number in ``sizes``, None for a single one."""
     # Several parts
     if isinstance(space, spaces.Dict):
@@ -79,7 +80,7 @@ def _batch(space: spaces.Space, observation: Any, name: str, sizes: dict[str, in
     return _checked(space, array, name)
 
 
-def _array(observation: Any) -> np.ndarray:
+def _array(observation: object) -> np.ndarray:
     """Array of an observation: of a tensor on any device, a list, or a number."""
     if hasattr(observation, "detach"):  # a torch tensor
         observation = observation.detach().cpu()
@@ -87,9 +88,11 @@ def _array(observation: Any) -> np.ndarray:
 
 
 def _checked(space: spaces.Space, array: np.ndarray, name: str) -> np.ndarray:
-    """Array ``[N, *]`` in the dtype of its space; a ValueError if that changes an integer, or a choice is not in it."""
+    """Array ``[N, *]`` in the dtype of its space; a ValueError on NaN, a changed integer, or a choice not in it."""
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{name} is an array of {array.dtype}, expected numbers of {space}")
+    if array.dtype.kind == "f" and np.isnan(array).any():
+        raise ValueError(f"{name} has NaN, expected numbers of {space}: a policy cannot act on it")
     assert space.dtype is not None
     converted = array.astype(space.dtype, order="C")  # torch reads no arrays that run backwards
     if space.dtype.kind != "f" and not np.array_equal(converted, array):

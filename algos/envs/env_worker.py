@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
 import gymnasium
 import numpy as np
@@ -23,6 +23,22 @@ from gymnasium import spaces
 
 from textenv.processes import end_if_forked
 from textenv.rendering import printable
+
+Returned = TypeVar("Returned")
+Info = dict[str, object]
+Start = tuple[object, Info]
+"""First observation of an episode, and its info."""
+StepAnswer = tuple[object, float, bool, bool, Info, Start | None]
+"""What `Worker.step` returns."""
+
+
+class Description(TypedDict):
+    """What a vector environment needs to know of an environment."""
+
+    observation_space: spaces.Space
+    action_space: spaces.Space
+    metadata: dict[str, object]
+    render_mode: str | None
 
 
 def serve(descriptor: int, parent: int, timeout: float) -> None:
@@ -42,7 +58,7 @@ def serve(descriptor: int, parent: int, timeout: float) -> None:
 
     # Answer one request at a time
     worker = Worker()
-    methods: dict[str, Callable[..., Any]] = {"make": worker.make, "reset": worker.reset, "step": worker.step}
+    methods: dict[str, Callable[..., object]] = {"make": worker.make, "reset": worker.reset, "step": worker.step}
     with Connection(descriptor) as pipe, contextlib.suppress(EOFError, ConnectionError):
         while True:
             number, method, arguments = pipe.recv()
@@ -57,7 +73,7 @@ class Worker:
     def __init__(self) -> None:
         self.env: gymnasium.Env | None = None
 
-    def make(self, env_fn: Callable[[], gymnasium.Env]) -> dict[str, Any]:
+    def make(self, env_fn: Callable[[], gymnasium.Env]) -> Description:
         """Make the environment; returns the spaces and metadata for the vector environment."""
         env = env_fn()
         self.env = env
@@ -68,7 +84,7 @@ class Worker:
             "render_mode": env.render_mode,
         }
 
-    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, seed: int | None, options: dict[str, object] | None) -> Start:
         """Reset the environment; returns the first observation and its info."""
         assert self.env is not None
         observation, info = _check_tuple(self.env.reset(seed=seed, options=options), 2, "reset()")
@@ -76,7 +92,7 @@ class Worker:
         _check_info(info)
         return observation, info
 
-    def step(self, action: Any) -> tuple[Any, ...]:
+    def step(self, action: object) -> StepAnswer:
         """Step the environment, and reset it at the end of an episode.
 
         Returns:
@@ -131,27 +147,27 @@ def check_observation(space: spaces.Space, observation: Any) -> None:
         raise ValueError(f"the observation is {observation!r}, expected one of {space}")
 
 
-def check_paid_reward(reward: Any) -> None:
+def check_paid_reward(reward: object) -> None:
     """Raise a ValueError unless a reward is a finite number."""
     array = np.asarray(reward)
     if array.ndim or array.dtype.kind not in "biuf" or not np.isfinite(array):
         raise ValueError(f"the reward is {reward!r}, expected a finite number")
 
 
-def _check_info(info: Any) -> None:
+def _check_info(info: object) -> None:
     """Raise a ValueError unless an info is a dictionary."""
     if not isinstance(info, dict):
         raise ValueError(f"info is {info!r}, expected a dictionary")
 
 
-def _check_tuple(returned: Any, count: int, what: str) -> Any:
+def _check_tuple(returned: Returned, count: int, what: str) -> Returned:
     """Return what an environment returned, or raise a ValueError unless it is a tuple or list of ``count`` values."""
     if not isinstance(returned, (tuple, list)) or len(returned) != count:
         raise ValueError(f"{what} is {returned!r}, expected a tuple of {count}")
     return returned
 
 
-def _call(method: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, Any]:
+def _call(method: Callable[..., object], arguments: tuple[object, ...]) -> tuple[bool, object]:
     """Call a method; returns whether it succeeded, and its result or an error message. A traceback goes to stderr."""
     process_id = os.getpid()
     try:
@@ -163,7 +179,7 @@ def _call(method: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool,
         end_if_forked(process_id, "an environment")
 
 
-def _send(pipe: Connection, number: int, succeeded: bool, content: Any) -> None:
+def _send(pipe: Connection, number: int, succeeded: bool, content: object) -> None:
     """Send the answer to a request; if its content cannot be pickled, send an error message."""
     try:
         pipe.send((number, succeeded, content))

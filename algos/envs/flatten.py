@@ -42,7 +42,7 @@ def flat_shape(space: spaces.Space, reader: str = "a policy") -> tuple[int, ...]
     return (spaces.flatdim(space),)
 
 
-def flatten(space: spaces.Space, observation: Any) -> Any:
+def flatten(space: spaces.Space, observation: Any) -> np.ndarray:
     """Flatten a batch of observations; Box observations and already flattened ones keep their values.
 
     Args:
@@ -66,7 +66,7 @@ def flatten(space: spaces.Space, observation: Any) -> Any:
     return np.concatenate(_flat_columns(space, observation), axis=1, dtype=np.float32)
 
 
-def is_flat(space: spaces.Space, observation: Any) -> bool:
+def is_flat(space: spaces.Space, observation: object) -> bool:
     """Whether a batch of observations of a space other than Box has been flattened by `flatten` already."""
     if not isinstance(observation, np.ndarray) or observation.shape[1:] != flat_shape(space):
         return False
@@ -74,12 +74,13 @@ def is_flat(space: spaces.Space, observation: Any) -> bool:
     return observation.shape[1:] != space.shape or observation.dtype == np.float32
 
 
-def flatten_one(space: spaces.Space, observation: Any) -> Any:
+def flatten_one(space: spaces.Space, observation: object) -> np.ndarray:
     """Flatten a single observation; see `flatten`."""
     if isinstance(space, spaces.Box):
         return flatten(space, np.asarray(observation))
     # Not by `gymnasium.spaces.flatten`, which cannot flatten a MultiDiscrete of uint64
-    empty: Any = create_empty_array(space, 1)
+    empty = create_empty_array(space, 1)
+    assert empty is not None  # it is, for a space that Gymnasium does not know
     return flatten(space, concatenate(space, [observation], empty))[0]
 
 
@@ -115,7 +116,7 @@ def unflatten(space: spaces.Space, flat: Tensor) -> Any:
     return _parts(space, flat)
 
 
-def _parts(space: spaces.Space, flat: Tensor) -> Any:
+def _parts(space: spaces.Space, flat: Tensor) -> object:
     """Parts of flattened observations ``[*, size]``; see `unflatten`."""
     # Several parts, one beside the other
     if isinstance(space, (spaces.Dict, spaces.Tuple)):

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from textenv.json_files import Json
+
 INTEGER_DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 """Dtypes of a Discrete or MultiDiscrete, in the processor's byte order, that policies read and that are saved."""
 BOX_DTYPES = ("bool", "float16", "float32", "float64", *INTEGER_DTYPES)
@@ -21,7 +23,7 @@ def check_readable(space: spaces.Space, reader: str = "a policy") -> None:
 
     Raises:
         ValueError: if a part has no fixed size (Text, Sequence, Graph, OneOf), or is a Box of a dtype that torch lacks;
-            or if the name of a part is neither text nor an integer.
+            if the name of a part is neither text nor an integer; or if there is nothing to observe.
     """
     parts = [space]
     for part in parts:  # grows by the parts of a Dict or Tuple
@@ -52,9 +54,19 @@ def check_readable(space: spaces.Space, reader: str = "a policy") -> None:
                     f"expected {', '.join(dtypes)}: convert it by a wrapper, such as "
                     "gymnasium.wrappers.DtypeObservation"
                 )
+    if not any(map(has_numbers, parts)):
+        raise ValueError(
+            f"observation_space is {space}, in which there is nothing to observe, expected at least one number: let an "
+            "environment without observations show a constant, such as 0 of Box(0, 1, (1,))"
+        )
 
 
-def describe_space(space: spaces.Space) -> dict[str, Any]:
+def has_numbers(part: spaces.Space) -> bool:
+    """Return False for a space without any number, such as a Box of shape ``(0,)``, and for a Dict or Tuple itself."""
+    return not isinstance(part, (spaces.Dict, spaces.Tuple)) and 0 not in (part.shape or ())
+
+
+def describe_space(space: spaces.Space) -> dict[str, Json]:
     """Describe a space for JSON, as input of `restore_space`: kind, dtype, bounds, start, and the order of parts.
 
     The bounds of a Box are one number if all are equal, else a flat list; ``"-inf"`` and ``"inf"`` are no bound.
@@ -113,7 +125,10 @@ def restore_space(saved: dict[str, Any]) -> spaces.Space:
         raise ValueError(f"a Box of {name!r:.50} was saved, expected one of {', '.join(BOX_DTYPES)}")
     dtype = np.dtype(name).type
     shape = tuple(saved["shape"])
-    lowest, highest = _limits(dtype)
+    lowest: str | int = "-inf"
+    highest: str | int = "inf"
+    if not np.issubdtype(dtype, np.floating):
+        lowest, highest = _limits(dtype)
     low, bounded_below = _restore_bound(saved.get("low", lowest), shape, dtype, "-inf")
     high, bounded_above = _restore_bound(saved.get("high", highest), shape, dtype, "inf")
     box = spaces.Box(low, high, shape, dtype)
@@ -167,7 +182,7 @@ def _same_values(one: spaces.Space, other: spaces.Space) -> bool:
     return one == other
 
 
-def _integer(saved: dict[str, Any]) -> Any:
+def _integer(saved: dict[str, Any]) -> type[np.integer]:
     """Dtype of a saved Discrete or MultiDiscrete; int64 if it has none."""
     name = saved.get("dtype", "int64")
     if name not in INTEGER_DTYPES:
@@ -175,34 +190,38 @@ def _integer(saved: dict[str, Any]) -> Any:
     return np.dtype(name).type
 
 
-def _limits(dtype: Any) -> tuple[Any, Any]:
-    """Smallest and largest number of a dtype; infinite for floats."""
-    if np.issubdtype(dtype, np.floating):
-        return "-inf", "inf"
+def _limits(dtype: type[np.generic]) -> tuple[int, int]:
+    """Smallest and largest number of an integer dtype, or of bool."""
     if dtype is np.bool_:
         return 0, 1
-    return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    limits = np.iinfo(np.dtype(dtype).name)
+    return int(limits.min), int(limits.max)
 
 
-def _describe_bound(values: np.ndarray, bounded: np.ndarray, infinite: str) -> Any:
+def _describe_bound(values: np.ndarray, bounded: np.ndarray, infinite: str) -> Json:
     """Bounds of a Box for JSON; ``infinite`` stands for those that its maker left out."""
-    numbers: list[Any] = values.ravel().tolist()
+    numbers: list[float] = values.ravel().tolist()
     if values.dtype.kind == "b":
         numbers = [int(number) for number in numbers]
     has_bound = np.broadcast_to(bounded, values.shape).ravel()
-    for index, number in enumerate(numbers):
-        if not has_bound[index]:
-            numbers[index] = infinite
-        elif (
-            math.isinf(number) or isinstance(number, int) and number >= 2**63
-        ):  # a lower bound of inf, or an upper one of -inf
-            numbers[index] = str(number)
-    if numbers and numbers.count(numbers[0]) == len(numbers):
-        return numbers[0]
-    return numbers
+
+    # An upper bound of -inf, a lower one of inf, and integers that other readers would round are texts
+    bounds: list[Json] = []
+    for number, is_bounded in zip(numbers, has_bound, strict=True):
+        bound: Json = number
+        if not is_bounded:
+            bound = infinite
+        elif math.isinf(number) or (isinstance(number, int) and number >= 2**63):
+            bound = str(number)
+        bounds.append(bound)
+    if bounds and bounds.count(bounds[0]) == len(bounds):
+        return bounds[0]
+    return bounds
 
 
-def _restore_bound(saved: Any, shape: tuple[int, ...], dtype: Any, infinite: str) -> tuple[np.ndarray, np.ndarray]:
+def _restore_bound(
+    saved: Any, shape: tuple[int, ...], dtype: type[np.generic], infinite: str
+) -> tuple[np.ndarray, np.ndarray]:
     """Bounds of a Box, and where it has one, bool, both of the Box's shape; see `_describe_bound`."""
     numbers = saved if isinstance(saved, list) else [saved]
     bounded = np.array([number != infinite for number in numbers], dtype=bool)

@@ -19,6 +19,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import CloudpickleWrapper, batch_space, concatenate, create_empty_array, iterate
 
+from algos.envs.env_worker import Description, Info, Start, StepAnswer
 from textenv.rendering import printable
 
 FAILED = "worker_failed"
@@ -33,9 +34,6 @@ del sys.argv[1:]
 from algos.envs.env_worker import serve
 serve({}, {}, {})"""
 """Program of an environment's process; its arguments are the paths to import from."""
-
-_StepAnswer = tuple[Any, float, bool, bool, dict[str, Any], tuple[Any, dict[str, Any]] | None]
-"""What a step gives, as `algos.envs.env_worker.Worker.step` returns it."""
 
 
 class WorkerError(Exception):
@@ -95,7 +93,7 @@ class SubprocessVectorEnv(VectorEnv):
         self._seeds: list[int | None] = [None] * self.num_envs
         self._episodes = np.zeros(self.num_envs, dtype=int)
         self._steps = np.zeros(self.num_envs, dtype=int)
-        self._latest: list[Any] = [None] * self.num_envs
+        self._latest: list[object] = [None] * self.num_envs
 
         # Start all processes before waiting for the first
         for env_fn in env_fns:
@@ -117,8 +115,8 @@ class SubprocessVectorEnv(VectorEnv):
         self.render_mode = descriptions[0]["render_mode"]
 
     def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, object] | None = None
+    ) -> Start:
         """Reset all environments, with seeds counted up from one seed or with one seed each.
 
         Raises:
@@ -148,7 +146,7 @@ class SubprocessVectorEnv(VectorEnv):
         # Ask all before waiting for the first
         for new_seed, process in zip(new_seeds, self.processes, strict=True):
             process.ask("reset", new_seed, options)
-        info: dict[str, Any] = {}
+        info: Info = {}
         for slot, process in enumerate(self.processes):
             try:
                 observation, slot_info = process.answer()
@@ -162,7 +160,7 @@ class SubprocessVectorEnv(VectorEnv):
             info = self._add_info(info, slot_info, slot)
         return self._observations(), info
 
-    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(self, actions: object) -> tuple[object, np.ndarray, np.ndarray, np.ndarray, Info]:
         """Step all environments; a failed one is replaced, see the class.
 
         Raises:
@@ -171,7 +169,7 @@ class SubprocessVectorEnv(VectorEnv):
         self._check_open()
         for process, action in zip(self.processes, iterate(self.action_space, actions), strict=True):
             process.ask("step", action)
-        info: dict[str, Any] = {}
+        info: Info = {}
         reward = np.zeros(self.num_envs)
         terminated = np.zeros(self.num_envs, dtype=bool)
         truncated = np.zeros(self.num_envs, dtype=bool)
@@ -192,7 +190,7 @@ class SubprocessVectorEnv(VectorEnv):
             info = self._add_info(info, slot_info, slot)
         return self._observations(), reward, terminated, truncated, info
 
-    def close_extras(self, **options: Any) -> None:
+    def close_extras(self, **options: object) -> None:
         """Let the environments close themselves, for up to 5 seconds, then end all processes."""
         for process in self.processes:
             process.pipe.close()
@@ -202,7 +200,7 @@ class SubprocessVectorEnv(VectorEnv):
                 process.popen.wait(max(0.0, deadline - time.monotonic()))
         self._kill_processes()
 
-    def _count_step(self, slot: int, answer: _StepAnswer) -> None:
+    def _count_step(self, slot: int, answer: StepAnswer) -> None:
         """Count a slot's step, and its episode if that has ended."""
         self._steps[slot] += 1
         next_episode = answer[-1]
@@ -210,15 +208,15 @@ class SubprocessVectorEnv(VectorEnv):
             self._episodes[slot] += 1
             self._steps[slot] = 0
 
-    def _truncate(self, slot: int, error: WorkerError) -> _StepAnswer:
+    def _truncate(self, slot: int, error: WorkerError) -> StepAnswer:
         """Replace a failed process; returns a step that truncates the episode at its last good observation."""
         last_good = self._latest[slot]
         next_episode = self._replace(slot, error, seed=_next_seed(self._seeds[slot]))
         return last_good, 0.0, False, True, {}, next_episode
 
     def _replace(
-        self, slot: int, error: WorkerError, *, seed: int | None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+        self, slot: int, error: WorkerError, *, seed: int | None, options: dict[str, object] | None = None
+    ) -> Start:
         """Replace a failed process; returns the new environment's first observation and info."""
         while True:
             self._report(slot, error, seed)
@@ -267,9 +265,10 @@ class SubprocessVectorEnv(VectorEnv):
             seed,
         )
 
-    def _observations(self) -> Any:
+    def _observations(self) -> object:
         """Batch the latest observation of each slot, as new arrays."""
-        empty: Any = create_empty_array(self.single_observation_space, n=self.num_envs, fn=np.zeros)
+        empty = create_empty_array(self.single_observation_space, n=self.num_envs, fn=np.zeros)
+        assert empty is not None  # it is, for a space that Gymnasium does not know
         return concatenate(self.single_observation_space, self._latest, empty)
 
     def _check_open(self) -> None:
@@ -309,7 +308,7 @@ class _Process:
             )
         self.ask("make", CloudpickleWrapper(env_fn))
 
-    def ask(self, method: str, *arguments: Any) -> None:
+    def ask(self, method: str, *arguments: object) -> None:
         """Request a call of a method of `algos.envs.env_worker.Worker`."""
         self.number += 1
         self.asked = time.monotonic()
@@ -362,7 +361,7 @@ def _kill_all(processes: list[_Process]) -> None:
         process.kill()
 
 
-def _spaces(description: dict[str, Any]) -> tuple[Any, Any]:
+def _spaces(description: Description) -> tuple[gymnasium.Space, gymnasium.Space]:
     """Observation and action space, from what `algos.envs.env_worker.Worker.make` returned."""
     return description["observation_space"], description["action_space"]
 

@@ -14,38 +14,77 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, cast
 
+import numpy as np
 import torch
 from gymnasium.utils.seeding import np_random
 from gymnasium.vector import VectorEnv
+from tensordict import TensorDict
 
 from algos.collection import Collector
-from algos.config import ClippedConfig
+from algos.config import ClippedConfig, Config
+from algos.policies.policy import Policy
 from algos.policies.random_streams import episode_seeds
 from algos.ranks import collectives
-from algos.storage.env_state import env_state, set_env_state
-from algos.storage.serialization import load_weights, trained_weights
+from algos.storage.env_state import PartState, env_state, set_env_state
+from algos.storage.weights import load_weights, trained_weights
 from algos.training.learner import Learner
 from textenv.envs.task import FunctionTask
+from textenv.envs.turn import Turn
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.extras.human import HumanReward
 from textenv.optional import package
 from textenv.prompts.prompts import PromptOrder
-from textenv.rewards.scores import merge
+from textenv.rewards.scores import Scores, merge
 from textenv.rewards.training import NOW, training
 from textenv.rollout import is_episode_env
 from textenv.state import set_states, states_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 MakeEnv = Callable[[int], VectorEnv]
 """Function of a number of slots that makes an environment."""
 MAX_REPLACED = 10
 """Number of workers that may end by themselves before the run ends too."""
+Arguments = dict[str, Any]
+"""Keyword arguments of a collector's method, which checks them."""
+PlayedTurns = tuple[list[Turn], list[int], Scores]
+"""Turns of text, the row of each one, and their scores."""
+
+
+class WorkerState(TypedDict, total=False):
+    """What a worker goes on from: in text, ``objects`` alone; in control, all others."""
+
+    objects: dict[str, dict[str, Any]]
+    """States of the environment's rewards and other objects, see `textenv.state.states_of`."""
+    generator: torch.Generator
+    memory: dict[str, object]
+    """The policy's memory of its slots."""
+    environment: list[PartState] | None
+    """See `algos.storage.env_state.env_state`."""
+    collector: dict[str, Any]
+
+
+class _RemoteMethod(Protocol):
+    def remote(self, *arguments: object) -> object:
+        """Begin a call; return Ray's reference of its result."""
+
+
+class _Actor(Protocol):
+    """A `Worker` in its process, as Ray shows it."""
+
+    start: _RemoteMethod
+    collect: _RemoteMethod
 
 
 @contextmanager
-def rollout_workers(agent: Learner, make_env: MakeEnv, workers: int | str, *, staleness: int = 0) -> Iterator[None]:
+def rollout_workers(
+    agent: Learner[Config], make_env: MakeEnv, workers: int | str, *, staleness: int = 0
+) -> Iterator[None]:
     """Context in which Ray workers collect an agent's rollouts, each in its share of the environment slots.
 
     Args:
@@ -86,10 +125,10 @@ def rollout_workers(agent: Learner, make_env: MakeEnv, workers: int | str, *, st
             own_collector.seed = worker_collector.seed
 
 
-def join_cluster(ray: Any, workers: str) -> None:
+def join_cluster(ray: ModuleType, workers: str) -> None:
     """Start Ray for a number of workers, or join a cluster; raise a ConnectionError if that fails."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    options: dict[str, Any] = {"address": workers}
+    options: dict[str, object] = {"address": workers}
     if workers.isdecimal():
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # or Ray writes one to the home folder
         options = {"address": "local", "num_cpus": int(workers), "include_dashboard": False}
@@ -99,7 +138,7 @@ def join_cluster(ray: Any, workers: str) -> None:
         raise ConnectionError(f"Ray could not be started or joined ({options['address']}): {error}") from error
 
 
-def _problem(agent: Learner, workers: int | str, staleness: int) -> str | None:
+def _problem(agent: Learner[Config], workers: int | str, staleness: int) -> str | None:
     """Return what workers cannot do with this agent, as the rest of a sentence; None if there is nothing."""
     # The number of workers, and who else collects
     if not re.fullmatch(r"[1-9]\d*|ray://.+", str(workers)):
@@ -133,7 +172,7 @@ def _problem(agent: Learner, workers: int | str, staleness: int) -> str | None:
 class Worker:
     """Environment slots and a copy of the policy; Ray runs it in a process of its own."""
 
-    def start(self, make_env: MakeEnv, slots: int, policy: Any, seed: int, state: Any) -> None:
+    def start(self, make_env: MakeEnv, slots: int, policy: Policy, seed: int, state: WorkerState | None) -> None:
         """Make the environment, and go on from the state after an earlier `collect`.
 
         Args:
@@ -155,6 +194,7 @@ class Worker:
         # Go on, if the state was saved completely
         state = copy.deepcopy(state)  # Ray's arrays are read-only
         if isinstance(self.env, TextVectorEnv):
+            assert state is not None
             set_states(self.env.user_objects, state["objects"])
         elif state is not None and state["environment"] is not None:
             set_env_state(self.env, state["environment"])
@@ -163,7 +203,9 @@ class Worker:
             self.collector.load_state_dict(state["collector"])
             self.collector.resume()
 
-    def collect(self, started: None, weights: Mapping[str, Any], job: dict[str, Any], now: Any) -> tuple[Any, Any, Any]:
+    def collect(
+        self, started: None, weights: Mapping[str, torch.Tensor], job: Arguments, now: tuple[int, float]
+    ) -> tuple[TensorDict, WorkerState, PlayedTurns | None]:
         """Collect a rollout.
 
         Args:
@@ -181,7 +223,7 @@ class Worker:
             if isinstance(self.env, TextVectorEnv):
                 return self._play_episodes(self.env, job)
             rollout = self.collector.collect(**job).clone()
-            state = {
+            state: WorkerState = {
                 "generator": self.policy.generator,
                 "memory": dict(self.policy.memory),
                 "environment": env_state(self.env),
@@ -189,15 +231,16 @@ class Worker:
             }
             return rollout, state, None
 
-    def _play_episodes(self, env: TextVectorEnv, job: dict[str, Any]) -> tuple[Any, Any, Any]:
+    def _play_episodes(self, env: TextVectorEnv, job: Arguments) -> tuple[TensorDict, WorkerState, PlayedTurns]:
         """Collect a rollout of text; the turns go without the environment's state and the tokenizer."""
         env.prompt_order = job.pop("order")
         rollout = self.collector.play_episodes(env, **job)
-        turns, rows, scores = env.taken
+        turns, rows, scores = env.scored_turns
         bare_turns = []
+        no_tokenizer = cast("PreTrainedTokenizerBase", None)  # the environment here puts its own in
         for turn in turns:
             prompt = replace(turn.prompt, state=None)
-            bare_turns.append(replace(turn, prompt=prompt, tokenizer=cast("Any", None)))
+            bare_turns.append(replace(turn, prompt=prompt, tokenizer=no_tokenizer))
         return rollout, {"objects": states_of(env.user_objects)}, (bare_turns, rows, scores)
 
 
@@ -213,9 +256,10 @@ class _Call(NamedTuple):
 class _Part(NamedTuple):
     """Result of `Worker.collect`."""
 
-    rollout: Any
-    state: Any
-    turns: Any
+    rollout: TensorDict
+    state: WorkerState
+    turns: PlayedTurns | None
+    """In control None."""
 
 
 class WorkerCollector(Collector):
@@ -226,7 +270,7 @@ class WorkerCollector(Collector):
     control, worker k has the random streams of rank k (`algos.ranks.collectives.local_seed`).
     """
 
-    def __init__(self, agent: Learner, make_env: MakeEnv, workers: int, staleness: int) -> None:
+    def __init__(self, agent: Learner[Config], make_env: MakeEnv, workers: int, staleness: int) -> None:
         seed = agent.collector.seed
         if not is_episode_env(agent.env):
             seed = agent.config.seed
@@ -241,12 +285,14 @@ class WorkerCollector(Collector):
         policy = copy.deepcopy(self.policy.fork()).to("cpu")
         self._policy = self.ray.put(policy)  # with its frozen weights
 
-        self._actors: dict[int, tuple[Any, Any]] = {}  # by worker: actor, reference of the end of `Worker.start`
-        self._running: dict[Any, _Call] = {}  # by Ray's reference
+        self._actors: dict[int, tuple[_Actor, object]] = {}  # by worker: actor, reference of the end of `Worker.start`
+        self._running: dict[object, _Call] = {}  # by Ray's reference
         self._parts: dict[tuple[int, int], _Part] = {}  # by rollout and worker
-        self._jobs: dict[int, Any] = {}  # by rollout, in text: order of prompts, seeds of episodes
-        self._states: dict[int, Any] = {}  # by worker: its state after the rollout that was returned last
-        self._newest_states: dict[int, Any] = {}  # by worker: its state after the rollout that was collected last
+        # By rollout, in text: order of prompts, seeds of episodes
+        self._jobs: dict[int, tuple[dict[str, int], np.ndarray]] = {}
+        # By worker: its state after the rollout that was returned last, and after the one that was collected last
+        self._states: dict[int, WorkerState] = {}
+        self._newest_states: dict[int, WorkerState] = {}
 
     def close(self) -> None:
         """End the workers, and forget what they have collected."""
@@ -256,7 +302,7 @@ class WorkerCollector(Collector):
         self._running.clear()
         self._parts.clear()
 
-    def collect(self, **counts: Any) -> Any:
+    def collect(self, **counts: Any) -> TensorDict:
         """Return the next rollout; see `Collector.collect`. Idle workers begin one that is not too far ahead."""
         # Each worker's share of the episodes
         group_size = counts.setdefault("group_size", 1)
@@ -282,7 +328,7 @@ class WorkerCollector(Collector):
             self.seed = (self.seed or 0) + 1  # of a worker without a state
         return collectives.join_rows([part.rollout for part in parts])
 
-    def _collect_parts(self, number: int, counts: dict[str, Any], weights: Any) -> None:
+    def _collect_parts(self, number: int, counts: Arguments, weights: object) -> None:
         """Keep the workers busy until all have collected their part of a rollout.
 
         Args:
@@ -306,7 +352,7 @@ class WorkerCollector(Collector):
             for reference in finished:
                 self._take(reference)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """See `Collector.state_dict`; with the workers' states. What has been collected ahead is not in it."""
         return super().state_dict() | {"rollouts": self.rollouts, "jobs": self._jobs, "workers": self._states}
 
@@ -328,7 +374,7 @@ class WorkerCollector(Collector):
             self._states = {}
         self._newest_states = dict(self._states)
 
-    def _begin_rollout(self, worker: int, number: int, counts: dict[str, Any], weights: Any) -> None:
+    def _begin_rollout(self, worker: int, number: int, counts: Arguments, weights: object) -> None:
         """Let a worker begin a rollout; start the worker first if it does not run."""
         if worker not in self._actors:
             self._start_worker(worker)
@@ -350,7 +396,7 @@ class WorkerCollector(Collector):
         started = actor.start.remote(self.make_env, self.slots, self._policy, seed, state)
         self._actors[worker] = (actor, started)
 
-    def _text_job(self, env: TextVectorEnv, worker: int, number: int, counts: dict[str, Any]) -> dict[str, Any]:
+    def _text_job(self, env: TextVectorEnv, worker: int, number: int, counts: Arguments) -> Arguments:
         """Return a worker's part of the order of prompts and of the seeds of a rollout, drawn with the first part."""
         num_episodes = counts["num_episodes"]
         group_size = counts["group_size"]
@@ -366,7 +412,8 @@ class WorkerCollector(Collector):
 
         # Draw the prompts and seeds of all workers
         if number not in self._jobs:
-            first_order: Any = env.prompt_order
+            first_order = env.prompt_order
+            assert first_order is not None  # since the first reset
             self._jobs[number] = (first_order, episode_seeds(num_episodes * self.workers, self.policy.generator))
             env.prompt_order = _later(first_order, num_prompts * self.workers)
 
@@ -380,7 +427,7 @@ class WorkerCollector(Collector):
             "seeds": seeds[first_episode : first_episode + num_episodes],
         }
 
-    def _take(self, reference: Any) -> None:
+    def _take(self, reference: object) -> None:
         """Keep what a worker has collected, or replace a worker that has ended.
 
         Raises:
@@ -415,10 +462,11 @@ def _later(order: dict[str, int], count: int) -> dict[str, int]:
 
 def _report(env: TextVectorEnv, parts: list[_Part]) -> None:
     """Give an environment the turns of all workers, for its samples and metrics."""
-    turns: list[Any] = []
+    turns: list[Turn] = []
     rows: list[int] = []
     scores_of_turns = []
     for worker, part in enumerate(parts):
+        assert part.turns is not None
         worker_turns, local_rows, scores = part.turns
         first_turn = len(turns)
         scores_of_turns.append((range(first_turn, first_turn + len(worker_turns)), scores))

@@ -8,18 +8,21 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
-from algos.generator import Generated, Sampling
+from algos.policies.generator import Generated, Sampling
 from algos.policies.lm import LMPolicy
 from textenv.envs.episode_batch import OpenTurn
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.lm.loading import is_adapted, merged, plain_model
 from textenv.optional import package
+
+if TYPE_CHECKING:
+    from httpx import Response
 
 WEIGHTS_FILE = "model.safetensors"
 """File name of the weights for a server."""
@@ -46,7 +49,7 @@ class VLLM:
         >>> PPO(env, policy, config, generator=VLLM(policy, env))  # doctest: +SKIP
     """
 
-    def __init__(self, policy: LMPolicy, env: TextVectorEnv, **options: Any) -> None:
+    def __init__(self, policy: LMPolicy, env: TextVectorEnv, **options: object) -> None:
         if policy.lm.seq2seq is not None:
             raise ValueError("vLLM generates by decoder-only models, this is an encoder-decoder: omit the generator")
         if policy.temperature < MIN_TEMPERATURE:
@@ -68,7 +71,7 @@ class VLLM:
         # The engine, which gets its weights afterwards
         dtype = policy.autocast or model.dtype
         on_cpu = package("vllm.platforms", "vllm").current_platform.is_cpu()
-        defaults: dict[str, Any] = {
+        defaults: dict[str, object] = {
             "dtype": str(dtype).removeprefix("torch."),
             "max_model_len": env.max_length,
             "load_format": "dummy",
@@ -160,7 +163,7 @@ class VLLMServer:
         with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
             return list(pool.map(generate_turn, turns, seeds))
 
-    def _call(self, method: str, path: str, **content: Any) -> Any:
+    def _call(self, method: str, path: str, **content: object) -> "Response":
         """Send a request and return the response; raise a ConnectionError if there is none, or an error."""
         try:
             response = self._client.request(method, path, **content)
@@ -194,7 +197,7 @@ def _weights(policy: LMPolicy) -> dict[str, Tensor]:
     return dict(revert_weight_conversion(model, model.state_dict()))
 
 
-def _options(turn: OpenTurn, seed: int, sampling: Sampling, num_ids: int) -> dict[str, Any]:
+def _options(turn: OpenTurn, seed: int, sampling: Sampling, num_ids: int) -> dict[str, object]:
     """Return vLLM's sampling options for a turn.
 
     Args:

@@ -1,7 +1,6 @@
 """Fast sampling of small categorical distributions: NumPy's calls have less overhead than torch's."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +11,10 @@ LARGEST_SAMPLE = 2048
 
 
 def draw(
-    plain: Callable[..., Any], logits: Tensor, generator: torch.Generator, deterministic: bool
+    plain: Callable[[Tensor, torch.Generator, bool], tuple[Tensor, Tensor]],
+    logits: Tensor,
+    generator: torch.Generator,
+    deterministic: bool,
 ) -> tuple[Tensor, Tensor]:
     """Equivalent of `algos.policies.distributions.draw` with the same noise; many logits go to ``plain``."""
     is_small = logits.ndim == 2 and logits.numel() <= LARGEST_SAMPLE

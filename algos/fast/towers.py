@@ -6,11 +6,11 @@ observation share every product and every tanh, and their gradient is written by
 single tower, because NumPy's calls have less overhead than torch's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import contains
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,7 +19,9 @@ import torch.nn.functional as F  # noqa: N812  # the usual name
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-Plain = Callable[..., Any]
+PlainAct = Callable[[np.ndarray, nn.Module], Tensor]
+PlainValue = Callable[[Tensor, nn.Module], Tensor]
+PlainPair = Callable[[Tensor, nn.Module, nn.Module], tuple[Tensor, Tensor]]
 # A Python number would be converted to a tensor at every use, which costs more than the sum.
 _MINUS_ONE = torch.tensor(-1.0, dtype=torch.float32, device="cpu")
 LARGEST_WEIGHT = 2**13
@@ -38,11 +40,11 @@ class _Structure:
     """Modules of the tower when it was inspected."""
     linear: tuple[nn.Linear, ...]
     """Linear layers; empty if the module is not a tower."""
-    hooks: tuple[dict[int, Any], ...]
+    hooks: tuple[Mapping[int, object], ...]
     """Hooks of the tower and its modules: the modules' own dictionaries, so they are always up to date."""
-    attributes: tuple[dict[str, Any], ...]
+    attributes: tuple[dict[str, object], ...]
     """Attributes of the tower and its modules: the modules' own dictionaries, too."""
-    memory: list[Any] = field(default_factory=list)
+    memory: list[object] = field(default_factory=list)
     """Memory address, shape and strides of the weights that `arrays` reads."""
     arrays: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     """Transposed weight and bias of each linear layer, as views of the parameters; empty unless all are small float32
@@ -55,7 +57,7 @@ _STRUCTURES: WeakKeyDictionary[nn.Module, _Structure] = WeakKeyDictionary()
 _NOT_A_TOWER = _Structure(modules=(), linear=(), hooks=(), attributes=())
 
 
-def act(plain: Plain, observation: np.ndarray, tower: nn.Module) -> Tensor:
+def act(plain: PlainAct, observation: np.ndarray, tower: nn.Module) -> Tensor:
     """Output of a tower, without a gradient; NumPy evaluates small batches.
 
     Args:
@@ -77,7 +79,7 @@ def act(plain: Plain, observation: np.ndarray, tower: nn.Module) -> Tensor:
     return _torch_output(torch.from_numpy(observation).to(weight.device), structure.linear)
 
 
-def value(plain: Plain, observation: Tensor, tower: nn.Module) -> Tensor:
+def value(plain: PlainValue, observation: Tensor, tower: nn.Module) -> Tensor:
     """Output of a tower, without a gradient, by torch: ``[*, size]`` to ``[*, outputs]``, any dtype and device."""
     linear = _structure_of(tower).linear
     if not linear:
@@ -93,7 +95,9 @@ def _torch_output(x: Tensor, linear: Sequence[nn.Linear]) -> Tensor:
     return F.linear(x, linear[-1].weight, linear[-1].bias)
 
 
-def actor_and_critic(plain: Plain, observation: Tensor, actor: nn.Module, critic: nn.Module) -> tuple[Tensor, Tensor]:
+def actor_and_critic(
+    plain: PlainPair, observation: Tensor, actor: nn.Module, critic: nn.Module
+) -> tuple[Tensor, Tensor]:
     """Outputs of two towers ``[*, size]`` to ``[*, outputs]``; differentiable any number of times.
 
     Args:
@@ -141,14 +145,31 @@ def _plain_towers(observation: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor
     return actor_output, critic_output
 
 
+class _Context(Protocol):
+    """What `_TwinTowers` keeps from its output for its gradient."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    layers: list[tuple[Tensor, Tensor]]
+    """Input ``[2, n, before]`` and weight ``[2, after, before]`` of each hidden layer."""
+    features: Tensor
+    """Output of the last hidden layer, ``[2, n, width]``."""
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        """Keep tensors, which `saved_tensors` returns."""
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """False: an output that nothing depends on has None as its slope."""
+
+
 class _TwinTowers(torch.autograd.Function):
     """Equivalent of `_plain_towers` with a gradient written by hand."""
 
     @staticmethod
-    def forward(ctx: Any, observation: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: _Context, observation: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
         # Hidden layers: one batched product for both towers
         x = observation.expand(2, *observation.shape)
-        layers = []  # input [2, n, before] and weight [2, after, before] of each
+        layers = []
         for start in range(0, len(weights) - 4, 4):
             weight = torch.stack(weights[start : start + 2])
             bias = torch.stack(weights[start + 2 : start + 4])
@@ -166,7 +187,7 @@ class _TwinTowers(torch.autograd.Function):
         return actor_output, critic_output
 
     @staticmethod
-    def backward(ctx: Any, *output_slopes: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, *output_slopes: Tensor | None) -> tuple[Tensor | None, ...]:
         inputs = ctx.saved_tensors
         actor_slope, critic_slope = output_slopes
         # Use autograd if this gradient may be differentiated again, or if one tower gets no gradient.
@@ -243,7 +264,7 @@ def _structure_of(tower: nn.Module) -> _Structure:
 def _inspect(tower: nn.Module, modules: tuple[nn.Module | None, ...]) -> _Structure:
     """Make the structure of a tower with these modules."""
     tower_and_modules = [tower, *(module for module in modules if module is not None)]
-    hooks: list[dict[int, Any]] = []
+    hooks: list[Mapping[int, object]] = []
     for module in tower_and_modules:
         hooks += _hooks_of(module)
     return _Structure(
@@ -254,16 +275,16 @@ def _inspect(tower: nn.Module, modules: tuple[nn.Module | None, ...]) -> _Struct
     )
 
 
-def _hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:
+def _hooks_of(module: nn.Module) -> tuple[Mapping[int, object], ...]:
     return (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
 
 
 def _arrays_of(structure: _Structure, rows: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Views of the weights for NumPy, renewed if the weights moved in memory; empty for more rows than its limit."""
-    weights: list[Any] = []
+    weights: list[Any] = []  # tensors, or None for a parameter that was taken away
     for layer in structure.linear:
         weights += [layer._parameters["weight"], layer._parameters["bias"]]
-    memory = [x if x is None else (x.data_ptr(), x.shape, x.stride()) for x in weights]
+    memory: list[object] = [x if x is None else (x.data_ptr(), x.shape, x.stride()) for x in weights]
     if memory != structure.memory:
         structure.memory = memory
         structure.arrays = []

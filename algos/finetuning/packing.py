@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,7 +115,7 @@ def learnt_log_probs(lm: LanguageModel, rows: TokenRows) -> Tensor:
 
     Logits are computed at these tokens only, in chunks (`LanguageModel.score_actions`).
     """
-    options: dict[str, Any] = {}
+    options: dict[str, Tensor | None] = {}
     if rows.position_ids is not None:
         options = _separating_options(rows.position_ids)
     learnt = rows.learnt[:, 1:]  # [R, L - 1]: whether the next token is a target
@@ -147,7 +148,7 @@ def check_packing(lm: LanguageModel) -> None:
         )
 
 
-def _separating_options(position_ids: Tensor) -> dict[str, Any]:
+def _separating_options(position_ids: Tensor) -> dict[str, Tensor | None]:
     """Options of a forward pass that separates the examples of a row.
 
     `transformers` does this where position ids restart, if there is no attention mask.
@@ -155,7 +156,7 @@ def _separating_options(position_ids: Tensor) -> dict[str, Any]:
     return {"attention_mask": None, "position_ids": position_ids}
 
 
-def read_example(index: int, row: Any, tokenizer: PreTrainedTokenizerBase) -> Example:
+def read_example(index: int, row: object, tokenizer: PreTrainedTokenizerBase) -> Example:
     """Convert a row of a data set to an `Example`; see `read_examples`.
 
     Raises:
@@ -170,7 +171,7 @@ def read_example(index: int, row: Any, tokenizer: PreTrainedTokenizerBase) -> Ex
     return examples[0]
 
 
-def read_examples(index: int, row: Any, tokenizer: PreTrainedTokenizerBase) -> list[Example]:
+def read_examples(index: int, row: object, tokenizer: PreTrainedTokenizerBase) -> list[Example]:
     """Convert a row of a data set to examples, nearly always one.
 
     The targets in an assistant's message are what the tokenizer's chat template writes for it, with thoughts and calls
@@ -181,14 +182,15 @@ def read_examples(index: int, row: Any, tokenizer: PreTrainedTokenizerBase) -> l
         index: index of the row, for errors.
         row: a text (targets: all tokens but the first, and EOS); ``{"prompt", "completion"}`` with the completion as
             target; or ``{"messages"}``, a chat with the assistant's messages as targets. A chat may have the columns
-            ``"tools"`` (schemas) and ``"chat_template_kwargs"`` for its template, each also as JSON. Other columns are
-            ignored. The completion of a chat is messages, or a text that the model writes after the template's start of
-            an answer. If a prompt ends with an assistant's message, that is the beginning of the answer.
+            ``"tools"`` (schemas) and ``"chat_template_kwargs"`` for its template, each also as JSON. A ``"weight"``, of
+            a row or a message, may only be 1; other columns are ignored. The completion of a chat is messages, or a
+            text that the model writes after the template's start of an answer. If a prompt ends with an assistant's
+            message, that is the beginning of the answer.
         tokenizer: the model's tokenizer; a text and a completion of a text end with exactly one EOS.
 
     Raises:
-        ValueError: if the row has none of these forms, its answers cannot be learnt as the template writes them, or
-            nothing ends them: the tokenizer has no EOS.
+        ValueError: if the row has none of these forms, or a weight; its answers cannot be learnt as the template writes
+            them; or nothing ends them: the tokenizer has no EOS.
     """
     # A text
     if isinstance(row, str):
@@ -199,6 +201,7 @@ def read_examples(index: int, row: Any, tokenizer: PreTrainedTokenizerBase) -> l
 
     # A chat, or a prompt and its completion
     if isinstance(row, Mapping):
+        _refuse_weights(index, row)
         if "messages" in row:
             chat = as_prompt(index, row["messages"])
             return _chat(index, _messages_of(chat), tokenizer, row)
@@ -210,8 +213,27 @@ def read_examples(index: int, row: Any, tokenizer: PreTrainedTokenizerBase) -> l
     )
 
 
+def _refuse_weights(index: int, row: Mapping[str, object]) -> None:
+    """Raise a ValueError if a row or one of its messages has a weight other than 1, which would be ignored."""
+    weighted: list[Mapping[str, object]] = [row]
+    for name in ("messages", "prompt", "completion"):
+        value: Any = row.get(name)
+        if is_messages(value):
+            weighted += [message for message in value if isinstance(message, Mapping)]
+    for row_or_message in weighted:
+        weight = row_or_message.get("weight")
+        is_one = isinstance(weight, Real) and weight == 1
+        is_missing = weight is None or (isinstance(weight, Real) and math.isnan(weight))  # as tables fill it
+        if not is_one and not is_missing:
+            raise ValueError(
+                f"example {index} has the weight {weight!r:.100}, expected 1, as there are no weights: leave out rows "
+                "of weight 0, give earlier messages that are not to be learnt as the prompt, and rename a column of "
+                "another meaning"
+            )
+
+
 def _answered(
-    index: int, prompt: Prompt, completion: Any, tokenizer: PreTrainedTokenizerBase, row: Mapping[str, Any]
+    index: int, prompt: Prompt, completion: Any, tokenizer: PreTrainedTokenizerBase, row: Mapping[str, object]
 ) -> list[Example]:
     """Make examples of a prompt and its completion."""
     if not isinstance(completion, str) and not is_messages(completion):
@@ -253,7 +275,7 @@ def _chat(
     index: int,
     messages: Sequence[Message],
     tokenizer: PreTrainedTokenizerBase,
-    row: Mapping[str, Any],
+    row: Mapping[str, object],
     *,
     first: int = 0,
     begun: str | None = None,
@@ -292,7 +314,7 @@ def _messages_of(prompt: Prompt) -> list[Message]:
     return [message for message in prompt.content if isinstance(message, dict)]
 
 
-def _template_options(index: int, row: Mapping[str, Any]) -> dict[str, Any]:
+def _template_options(index: int, row: Mapping[str, object]) -> dict[str, object]:
     """Read a row's columns for the chat template, as in TRL's data sets: ``tools`` and ``chat_template_kwargs``."""
     # Each as it is, or as JSON
     columns: dict[str, Any] = {}

@@ -14,6 +14,7 @@ from textenv.prompts.prompts import Prompt, by_position, content_hash
 from textenv.prompts.tokenize import warn_of_spelling
 from textenv.rewards.reward_model import RewardModel
 
+Content = str | list[Message]
 Kind = Literal["scores", "pairs"]
 ANSWERS: dict[Kind, tuple[str, ...]] = {"scores": ("completion",), "pairs": ("chosen", "rejected")}
 """Columns of the answers."""
@@ -44,12 +45,12 @@ class RewardRows:
     """Number of rows without a judgement: questions that a person skipped, and ties."""
 
 
-def read_reward_rows(data: Sequence[Mapping[str, Any]], model: RewardModel) -> RewardRows:
+def read_reward_rows(data: Sequence[Mapping[str, object]], model: RewardModel) -> RewardRows:
     """Read rows and encode their texts with the model's own tokenization (`RewardModel.encode`).
 
     Args:
         data: ``{"prompt", "completion", "score"}``, or ``{"prompt", "chosen", "rejected"}`` with optional ``"margin"``.
-            Other columns are ignored, so lines of a `textenv.FeedbackFile` are valid. Texts and chats may be whole,
+            Other columns are ignored, so lines of a `FeedbackFile` are valid. Texts and chats may be whole,
             without a prompt or with the prompt repeated; then the prompt is read once. Also a data frame.
         model: reward model that encodes the texts.
 
@@ -75,7 +76,7 @@ def read_reward_rows(data: Sequence[Mapping[str, Any]], model: RewardModel) -> R
     return RewardRows(kind=kinds[0], rows=rows, skipped=len(data) - len(rows))
 
 
-def _kind(index: int, row: Any) -> Kind:
+def _kind(index: int, row: object) -> Kind:
     columns = set(row) if isinstance(row, Mapping) else set()
     if {"completion", "score"} <= columns:
         return "scores"
@@ -87,7 +88,7 @@ def _kind(index: int, row: Any) -> Kind:
     )
 
 
-def _is_judged(row: Mapping[str, Any], kind: Kind) -> bool:
+def _is_judged(row: Mapping[str, object], kind: Kind) -> bool:
     """Return False for a question that a person skipped, and for a tie."""
     return all(row[name] is not None for name in JUDGEMENTS[kind])
 
@@ -102,7 +103,7 @@ def _repeats_text(row: Mapping[str, Any], names: Sequence[str]) -> bool:
 
 def _prompt_and_answers(
     index: int, row: Mapping[str, Any], names: Sequence[str], *, repeated: bool
-) -> tuple[Any, list[Any]]:
+) -> tuple[Content, Sequence[Content]]:
     """Return a row's prompt and its answers without it: texts, or lists of messages.
 
     Args:
@@ -119,29 +120,33 @@ def _prompt_and_answers(
     where = f"row {index}"
     if prompt is not None and is_messages(prompt):
         messages = read_messages(prompt, where=where)
-        read = [[_assistant(x)] if isinstance(x, str) else read_messages(x, where=where) for x in answers]
-        return messages, [without_prompt(answer, messages) for answer in read]
+        bare_answers = []
+        for answer in answers:
+            answer_messages = [_assistant(answer)] if isinstance(answer, str) else read_messages(answer, where=where)
+            bare_answers.append(without_prompt(answer_messages, messages))
+        return messages, bare_answers
     if all(isinstance(answer, str) for answer in answers) and isinstance(prompt or "", str):
         text = prompt or ""
         if repeated:
             answers = [answer.removeprefix(text) for answer in answers]
-        # Without a prompt, what whole texts have in common tells which question they answer
-        return (text, answers) if text else _split_texts(answers)
+        if text:
+            return text, answers
+        return _split_texts(answers)  # what whole texts have in common tells which question they answer
 
     # Whole chats, with the text of the prompt beside them or without
     if not all(is_messages(answer) for answer in answers):
         answer = next((answer for answer in answers if not isinstance(answer, str)), answers[0])
         raise _mixed(index, prompt, answer)
     chats = [read_messages(answer, where=where) for answer in answers]
-    asked, rest = _split_chats(chats)
+    question, chat_answers = _split_chats(chats)
     if isinstance(prompt, str) and prompt.strip():
-        questions = [message["content"].strip() for message in asked if message["role"] != "assistant"]
-        if prompt.strip() not in questions:
+        texts_of_others = [message["content"].strip() for message in question if message["role"] != "assistant"]
+        if prompt.strip() not in texts_of_others:
             raise _mixed(index, prompt, answers[0])
-    return asked, rest
+    return question, chat_answers
 
 
-def _mixed(index: int, prompt: Any, answer: Any) -> ValueError:
+def _mixed(index: int, prompt: object, answer: object) -> ValueError:
     return ValueError(
         f"row {index} has the prompt {prompt!r:.100} and the answer {answer!r:.100}, expected both as text, or both as "
         "chat messages"
@@ -168,7 +173,7 @@ def _split_texts(texts: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _reward_row(
-    index: int, row: Mapping[str, Any], kind: Kind, prompt: Any, answers: Sequence[Any], model: RewardModel
+    index: int, row: Mapping[str, object], kind: Kind, prompt: Content, answers: Sequence[Content], model: RewardModel
 ) -> RewardRow:
     """Encode a row, of which prompt and answers are texts or lists of messages."""
     ids = tuple(_encode(prompt, answer, model, ended=bool(row.get("terminated", True))) for answer in answers)
@@ -184,7 +189,7 @@ def _reward_row(
     return RewardRow(ids=ids, target=float(target), key=key)
 
 
-def _encode(prompt: Any, answer: Any, model: RewardModel, *, ended: bool) -> list[int]:
+def _encode(prompt: Content, answer: Content, model: RewardModel, *, ended: bool) -> list[int]:
     if isinstance(answer, str):
         warn_of_spelling(answer, model.tokenizer)
     return model.encode(prompt, answer, ended=ended)

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,10 +62,10 @@ class RewardModelReport:
 
 def train_reward_model(
     model: RewardModel,
-    data: Sequence[Mapping[str, Any]],
+    data: Sequence[Mapping[str, object]],
     config: RewardModelConfig | None = None,
     *,
-    held_out: Sequence[Mapping[str, Any]] | None = None,
+    held_out: Sequence[Mapping[str, object]] | None = None,
 ) -> RewardModelReport:
     """Train a reward model in place: least squares on scores, Bradley-Terry on pairs.
 

@@ -3,10 +3,10 @@
 import math
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -47,10 +47,10 @@ class SFTConfig(SupervisedConfig):
 
 def sft(
     model: LanguageModel | LMPolicy,
-    examples: Sequence[Any],
+    examples: Sequence[object],
     config: SFTConfig | None = None,
     *,
-    held_out: Sequence[Any] | None = None,
+    held_out: Sequence[object] | None = None,
     run_dir: str | Path | None = None,
     progress: bool = False,
     loggers: Sequence[str | Logger] = (),
@@ -144,7 +144,7 @@ def check_context(lm: LanguageModel, max_length: int) -> None:
         raise ValueError(f"max_length is {max_length}, but the model's context is {lm.context} tokens: lower it")
 
 
-def _read_all(examples: Sequence[Any], lm: LanguageModel, max_length: int, name: str) -> list[Example]:
+def _read_all(examples: Sequence[object], lm: LanguageModel, max_length: int, name: str) -> list[Example]:
     """Read the examples, truncate them to ``max_length``, and drop those without target tokens.
 
     Raises:
@@ -197,7 +197,7 @@ def _train_epoch(
     dropout_seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
 
     # Batches of indices; without packing, of examples of similar length
-    batches: Sequence[Any]
+    batches: Sequence[Iterable[SupportsIndex]]
     if config.packing:
         order = torch.randperm(len(examples), generator=generator, device=generator.device)
         batches = order.split(config.batch_size)

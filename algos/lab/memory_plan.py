@@ -2,6 +2,7 @@
 
 import weakref
 from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from algos.config import ActorCriticConfig, ClippedConfig
-from algos.policies.critic import CANDIDATES, Critic, fresh_head
+from algos.policies.critic import Critic, fresh_head
+from algos.policies.fitted_value import CANDIDATES
 from algos.ranks.sharding import layers_of
 from textenv.device import find_device
 from textenv.lm.decoding import Decoder
@@ -132,7 +134,13 @@ class MemoryEstimate(TorchDispatchMode):
                 p.grad = torch.zeros_like(p)
             self.use = "activations"
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        operation: Callable[..., object],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         # Operations that fake tensors cannot do
         if operation is torch.ops.aten._local_scalar_dense.default:
             return self.prompt  # encoder-decoders read it; there are no other numbers
@@ -174,7 +182,7 @@ class MemoryEstimate(TorchDispatchMode):
     def generate(self) -> None:
         """Read the prompts, and sample the first and the last tokens of the answers in all slots."""
         self.lm.cached[self.length] = True
-        decoder_class: Any = Seq2SeqDecoder
+        decoder_class: type[Decoder | Seq2SeqDecoder] = Seq2SeqDecoder
         if self.lm.seq2seq is None:
             decoder_class = Decoder
         self.decoder = decoder_class(self.lm, num_slots=self.slots, max_length=self.length)
@@ -208,7 +216,7 @@ class MemoryEstimate(TorchDispatchMode):
             if self.critic is None:
                 features = torch.cat([features, torch.empty_like(features)], -1)  # embeddings, see `LMPolicy`
             if self.config.fit_value_head:
-                # As `fit_head`: copies of the features, and a system of equations for each candidate
+                # As `FittedValue.fit`: copies of the features, and a system of equations for each candidate
                 width = features.shape[2]
                 copies = torch.empty(4, self.episodes, *features.shape[1:])
                 systems = torch.empty(len(CANDIDATES), width, width)
@@ -237,7 +245,7 @@ class MemoryEstimate(TorchDispatchMode):
             del hidden
             loss.backward(inputs=self.trained)
 
-    def _hidden(self, model: Any, rows: int) -> Tensor:
+    def _hidden(self, model: LanguageModel | Critic, rows: int) -> Tensor:
         """Output of a trunk, ``[rows, length, hidden size]``.
 
         Without gradients, one group of rows of `textenv.lm.memory` is computed, and the others are like it. A GPU has

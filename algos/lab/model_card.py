@@ -3,11 +3,10 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 from algos.lab.run_summary import read_run
 from algos.storage.hub import HUB_NAME, hub_errors
-from algos.storage.run_reader import METRICS
+from algos.storage.run_files import CONFIG, METRICS, POLICY
 from algos.training.save import read_description
 from textenv.lm.adapter_config import ADAPTER_CONFIG, is_adapter, read_adapter_config
 from textenv.lm.loading import BASE
@@ -48,8 +47,8 @@ def push_to_hub(
     made_by = description.get("made_by") or {}
     public = {name: value for name, value in made_by.items() if name not in PRIVATE_PROVENANCE}
     config = json.dumps(description | {"made_by": public}, indent=2) + "\n"
-    files: dict[str, Any] = {"config.json": config.encode(), "README.md": model_card(folder, repo_id).encode()}
-    for path in (folder / METRICS, *(folder / "policy").rglob("*")):
+    files: dict[str, bytes | Path] = {CONFIG: config.encode(), "README.md": model_card(folder, repo_id).encode()}
+    for path in (folder / METRICS, *(folder / POLICY).rglob("*")):
         _check_inside(path, folder)
         if path.is_file():
             files[path.relative_to(folder).as_posix()] = path
@@ -58,7 +57,8 @@ def push_to_hub(
     api = HfApi(token=token, library_name="textenv")
     with hub_errors(f"{folder} could not be pushed to {repo_id}"):
         api.create_repo(repo_id, private=private, exist_ok=overwrite)
-        changes: list[Any] = [CommitOperationAdd(name, content) for name, content in files.items()]
+        changes: list[CommitOperationAdd | CommitOperationDelete] = []
+        changes += [CommitOperationAdd(name, content) for name, content in files.items()]
         old_files = set(api.list_repo_files(repo_id)) - {*files, ".gitattributes"}
         changes += [CommitOperationDelete(name) for name in old_files]
         return api.create_commit(repo_id, changes, commit_message="Upload an agent").commit_url
@@ -77,7 +77,7 @@ def model_card(folder: Path, repo_id: str) -> str:
         run = read_run(folder)
         score = run["last_score"]
     env = run["environment"] or "an environment of its own"
-    algorithm = run["algorithm"]
+    algorithm = run["algorithm"] or "?"
 
     # Metadata
     task = "reinforcement-learning"
@@ -113,7 +113,7 @@ def _check_inside(path: Path, folder: Path) -> None:
 
 def _check_base(folder: Path, repo_id: str) -> None:
     """Raise a ValueError if the policy is an adapter of a model that is only on this machine."""
-    policy = folder / "policy"
+    policy = folder / POLICY
     if not is_adapter(policy) or (policy / BASE).is_dir():
         return
     name = read_adapter_config(policy).get("base_model_name_or_path")

@@ -4,11 +4,12 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from algos.config import CONFIGS
-from algos.storage.run_folder import RUN, status
-from algos.storage.run_reader import DamagedRunError, read_metrics, read_options_file, read_samples
+from algos.storage.run_files import CONFIG, RUN
+from algos.storage.run_folder import status
+from algos.storage.run_reader import DamagedRunError, MadeBy, read_metrics, read_options_file, read_samples
 from algos.training.save import describe, read_description
 
 SUMMARY = ("run", "environment", "algorithm", "status", "steps", "last_score", "best_score", "seconds")
@@ -25,11 +26,35 @@ CURVES = (
 """Metrics with a curve; the score is that of the evaluation while training, if there is one, else of the training."""
 
 
-def read_run(folder: Path) -> dict[str, Any]:
-    """Return what a run was and how it went.
+_Continue = TypedDict("_Continue", {"continue": str}, total=False)
+"""Command that goes on with a run, if that is possible; the key is a word of Python's own."""
 
-    The keys are those of `SUMMARY` (seconds as a float), ``made_by``, ``config`` (what differs from the defaults),
-    ``curves`` (values by metric), ``samples`` (the newest three), and ``continue`` (the command) if that is possible.
+
+class RunSummary(_Continue):
+    """What a run was and how it went."""
+
+    run: str
+    """Folder of the run."""
+    environment: str | None
+    algorithm: str | None
+    status: str
+    """See `algos.storage.run_folder.status`."""
+    steps: int
+    last_score: float | None
+    best_score: float | None
+    seconds: float
+    made_by: MadeBy
+    config: dict[str, object]
+    """Hyper-parameters that differ from the algorithm's defaults."""
+    curves: dict[str, list[float]]
+    """Values of each iteration, by metric."""
+    samples: list[dict[str, object]]
+    """The newest three."""
+    wrappers: NotRequired[list[str]]
+
+
+def read_run(folder: Path) -> RunSummary:
+    """Read what a run was and how it went.
 
     Raises:
         DamagedRunError: if a file of the run is damaged.
@@ -39,15 +64,15 @@ def read_run(folder: Path) -> dict[str, Any]:
 
     # Curves and scores
     lines = read_metrics(folder)
-    last: dict[str, Any] = {}
+    last: dict[str, float] = {}
     if lines:
         last = lines[-1]
-    curves: dict[str, list[Any]] = {}
+    curves: dict[str, list[float]] = {}
     for name in CURVES:
         values = [line[name] for line in lines if name in line]
         if values:
             curves[name] = values
-    scores: list[Any] = curves.get("eval/mean_return") or curves.get("episode/return") or [None]
+    scores = curves.get("eval/mean_return") or curves.get("episode/return") or []
 
     # Settings that differ from the algorithm's defaults
     config_class = CONFIGS.get(str(description.get("algorithm")).lower())
@@ -59,16 +84,16 @@ def read_run(folder: Path) -> dict[str, Any]:
         if name not in defaults or value != defaults[name]:
             config[name] = value
 
-    summary: dict[str, Any] = {
+    summary: RunSummary = {
         "run": str(folder),
         "environment": environment.get("id"),
         "algorithm": description.get("algorithm"),
         "status": status(folder),
-        "steps": last.get("steps", 0),
-        "last_score": scores[-1],
-        "best_score": max(scores),
+        "steps": int(last.get("steps", 0)),
+        "last_score": scores[-1] if scores else None,
+        "best_score": max(scores, default=None),
         "seconds": last.get("time/seconds", 0.0),
-        "made_by": description.get("made_by") or {},
+        "made_by": description.get("made_by") or MadeBy(),
         "config": config,
         "curves": curves,
         "samples": read_samples(folder)[-3:],
@@ -82,7 +107,7 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 def describe_run(folder: Path) -> Mapping[str, Any]:
     """Read ``config.json`` of a run; while it is missing, return the same from its flags, or an empty one."""
-    if (folder / "config.json").is_file():
+    if (folder / CONFIG).is_file():
         return read_description(folder)
     options = read_options(folder)
     if not options:

@@ -7,7 +7,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from algos.envs.spaces import BOX_DTYPES, INTEGER_DTYPES
+from algos.envs.spaces import BOX_DTYPES, INTEGER_DTYPES, has_numbers
 from textenv.acceleration import accelerated
 
 LOG_2PI = math.log(2 * math.pi)
@@ -175,10 +175,11 @@ class Gaussian(nn.Module):
         return log_prob, entropy.expand(log_prob.shape)
 
     def divergence(
-        self, output: Tensor, other_output: Tensor, *, other: "Gaussian", action_mask: Tensor | None = None
+        self, output: Tensor, other_output: Tensor, *, other: nn.Module, action_mask: Tensor | None = None
     ) -> Tensor:
         """KL(self‖other) from both outputs, nats; any batch shape. ``other``'s standard deviation gets no gradient."""
         _refuse_mask(action_mask)
+        assert isinstance(other, Gaussian), "policies of one class have one kind of distribution"
         mean, log_std = self.parametrize(output)
         other_mean, other_log_std = other.parametrize(other_output)
         other_log_std = other_log_std.detach()
@@ -222,6 +223,8 @@ def _check_numbers(space: spaces.Space) -> None:
     supported_spaces = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
     if isinstance(space, supported_spaces) and str(space.dtype) not in dtypes:
         raise ValueError(f"action_space is {space} of dtype {space.dtype}, expected one of {', '.join(dtypes)}")
+    if isinstance(space, supported_spaces) and not has_numbers(space):
+        raise ValueError(f"action_space is {space}, in which there is nothing to choose, expected at least one number")
 
     # Largest action, which must fit int64
     largest_action = 0

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -13,10 +13,9 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from algos.policies.critic import VALUE_HEAD_FILE, Critic, fit_head, fresh_head
-from algos.policies.policy import Observation, Policy, Step
+from algos.policies.critic import VALUE_HEAD_FILE, Critic, fresh_head
+from algos.policies.policy import LinearValue, Observation, Policy, Step
 from algos.policies.random_streams import UniformStreams
-from algos.ranks import collectives
 from textenv.device import find_device
 from textenv.envs.limits import StopConditions
 from textenv.envs.turn import Turn
@@ -42,6 +41,9 @@ from textenv.prompts.prompts import as_prompt, by_position
 from textenv.prompts.tokenize import prompt_ids
 from textenv.rewards.reward_model import RewardModel
 from textenv.rollout import Evaluation, following, texts
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 CRITIC_FOLDER = "critic"
 """Subfolder for the critic in a saved policy's folder."""
@@ -149,7 +151,7 @@ class LMPolicy(nn.Module, Policy):
         dtype: torch.dtype | None = None,
         critic: Critic | str | Path | None = None,
         device: str | torch.device | None = None,
-        lora: Any = None,
+        lora: "str | PeftConfig | None" = None,
         **options: Any,
     ) -> Self:
         """Load model and tokenizer; a saved policy is restored with its value head or critic.
@@ -288,7 +290,7 @@ class LMPolicy(nn.Module, Policy):
     @torch.no_grad()
     @check_names
     def generate(
-        self, prompts: Sequence[Any], *, max_new_tokens: int = 128, deterministic: bool = False, seed: int = 0
+        self, prompts: Sequence[object], *, max_new_tokens: int = 128, deterministic: bool = False, seed: int = 0
     ) -> list[str]:
         """Complete texts, or answer chats, as in training: same distribution, special tokens in a text are plain text.
 
@@ -344,7 +346,7 @@ class LMPolicy(nn.Module, Policy):
             next_token = player.act(observation, deterministic=deterministic).action.cpu().numpy()
             tokens[running, length[running]] = next_token[running]
             length += running
-            ended = ends.token[next_token]
+            ended = ends.is_end[next_token]
             if ends.texts:
                 candidates = running & ~ended & ends.may_complete[next_token]
                 for row in np.flatnonzero(candidates).tolist():
@@ -378,21 +380,17 @@ class LMPolicy(nn.Module, Policy):
             value = self._head_values(hidden, tokens, prompt_length)
         else:
             value = self.critic.values(tokens, prompt_length, length)
-        return _values_and_next_values(value, rollout)
+        done = rollout["terminated"] | rollout["truncated"]
+        return value[:, :-1], following(value, mask=rollout["mask"], done=done)
 
-    @torch.no_grad()
-    def fit_values(self, rollout: TensorDict, returns: Tensor, earlier: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """See `Policy.fit_values`; the fit is `algos.policies.critic.fit_head`."""
-        # The critic has one kind of features; a head on the policy's trunk also reads the answer's embeddings
+    @property
+    def linear_value(self) -> LinearValue:
+        """See `Policy.linear_value`; a head on the policy's trunk also reads the answer's embeddings."""
         if self.critic is not None:
             head = self.critic.head
-            weights = [head.weight[0]]
-        else:
-            head = self.value_head
-            weights = [head.weight[0], self.token_head]
-        features = collectives.map_rows(self._value_features, rollout)
-        value = fit_head(weights, head.bias, features, target=returns, mask=rollout["mask"], earlier=earlier)
-        return _values_and_next_values(value, rollout)
+            return LinearValue(self._value_features, [head.weight[0]], head.bias)
+        head = self.value_head
+        return LinearValue(self._value_features, [head.weight[0], self.token_head], head.bias)
 
     def _value_features(self, rollout: TensorDict) -> list[Tensor]:
         """Features of each kind that the value is linear in, float32 ``[B, T + 1, H]``."""
@@ -408,7 +406,7 @@ class LMPolicy(nn.Module, Policy):
             return self.value_head.parameters()
         return self.critic.parameters()
 
-    def save(self, folder: Path) -> dict[str, Any]:
+    def save(self, folder: Path) -> dict[str, object]:
         """See `Policy.save`. Write a plain `transformers` folder, with the value head or ``critic/`` added.
 
         A model with an adapter becomes a `peft` folder: the adapter and its base model's name (`textenv.lm.loading`).
@@ -503,13 +501,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _values_and_next_values(value: Tensor, rollout: TensorDict) -> tuple[Tensor, Tensor]:
-    """Values of states and of their successors, ``[B, T]`` each, from the values of all prefixes ``[B, T + 1]``."""
-    done = rollout["terminated"] | rollout["truncated"]
-    next_value = following(value, mask=rollout["mask"], done=done)
-    return value[:, :-1], next_value
 
 
 def _make_critic(choice: Critic | str | Path | None, lm: LanguageModel) -> Critic | None:

@@ -63,7 +63,7 @@ class LSTMPolicy(ControlPolicy):
         seed: int = 0,
     ) -> None:
         super().__init__(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
-        self.hidden = hidden
+        self.hidden: int = hidden
         self.distribution = action_distribution(action_space)
         self.encoder = nn.Sequential(linear(self.input_size, hidden, SQRT_2, self.generator), nn.Tanh())
         self.lstm = lstm(hidden, hidden, self.generator)

@@ -1,6 +1,6 @@
 """Running statistics: of observations (part of a policy) and of discounted returns (for an agent's rewards)."""
 
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from tensordict import TensorDict
@@ -100,12 +100,12 @@ class RewardNormalizer:
         deviation = (self.moments.variance + EPSILON).sqrt()
         return rollout["reward"] / deviation.to(rollout["reward"])
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return statistics and running returns, for JSON."""
         tensors = self.moments.state_dict() | {"running": self.running}
         return {name: x.tolist() for name, x in tensors.items()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Restore the state from `state_dict`."""
         tensors = {name: torch.tensor(x, dtype=torch.float64, device="cpu") for name, x in state.items()}
         self.running = tensors.pop("running")

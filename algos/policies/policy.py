@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
+from numpy.typing import ArrayLike
 from tensordict import TensorDict
 from torch import Tensor, nn
 
@@ -18,7 +19,7 @@ from algos.config import CONTROL_LEARNING_RATE
 from algos.envs.batching import as_batch
 from algos.envs.flatten import flat_shape, flatten, unflatten as unflatten
 from algos.envs.spaces import acts_alike, describe_space, fit_actions, reads_alike, restore_space
-from algos.policies.distributions import Gaussian
+from algos.policies.distributions import ActionDistribution, Gaussian
 from algos.policies.normalizers import ObservationNormalizer
 from textenv.names import check_names
 from textenv.rollout import Evaluation, Reference, is_episode_env
@@ -42,6 +43,18 @@ class Step(NamedTuple):
     """Recurrent state before this action, ``[N, *]``, detached; None if the policy records no state."""
 
 
+class LinearValue(NamedTuple):
+    """A value that is linear in features: what `algos.policies.fitted_value.FittedValue` fits."""
+
+    features: Callable[[TensorDict], list[Tensor]]
+    """Function from a rollout ``[B, T]`` to the features of each kind, float32 ``[B, T + 1, H]``: of every state, and
+    of the state after the last action."""
+    weights: list[Tensor]
+    """Weights of each kind, ``[H]``; a fit changes them in place."""
+    bias: Tensor | None
+    """``[1]``, changed in place; None for no intercept."""
+
+
 @runtime_checkable
 class Policy(Protocol):
     """Interface of policies: act in slots and score rollouts. A class that inherits it gets these defaults.
@@ -51,7 +64,7 @@ class Policy(Protocol):
 
     generator: torch.Generator
     """Random generator for action sampling."""
-    memory: Mapping[str, Any] = MappingProxyType({})
+    memory: Mapping[str, object] = MappingProxyType({})
     """All other state that acting changes, such as recurrent state or held noise, by name. Checkpoints save it, `reset`
     clears it, and a `fork` starts without it. A policy with memory makes its own dict."""
     sequential: bool = False
@@ -72,6 +85,11 @@ class Policy(Protocol):
     def default_learning_rate(self) -> float:
         """Learning rate of a config without one (`algos.config.Config.learning_rate`)."""
         return CONTROL_LEARNING_RATE
+
+    @property
+    def linear_value(self) -> LinearValue | None:
+        """Features and weights of a linear value head, for ``config.fit_value_head``; None if there is no such head."""
+        return None
 
     @property
     def sampling_only(self) -> bool:
@@ -99,13 +117,13 @@ class Policy(Protocol):
     @torch.no_grad()
     def predict(
         self,
-        observation: Any,
-        state: Mapping[str, Any] | None = None,
-        episode_start: Any = None,
+        observation: object,
+        state: Mapping[str, object] | None = None,
+        episode_start: ArrayLike | None = None,
         deterministic: bool = False,
         *,
-        action_mask: Any = None,
-    ) -> tuple[Any, dict[str, Any] | None]:
+        action_mask: ArrayLike | None = None,
+    ) -> tuple[Any, dict[str, object] | None]:
         """Choose actions for ``env.step``, for one observation or several, as ``predict`` of Stable-Baselines3 does.
 
         The policy's own `memory` is neither read nor changed, so this may be called at any time, also in training.
@@ -170,7 +188,7 @@ class Policy(Protocol):
             return parameter.device
         return torch.device("cpu")
 
-    def to(self, device: Any) -> Any:
+    def to(self, device: torch.device | str | None) -> Self:
         """Move the weights to a device."""
         raise _missing(self, "to")
 
@@ -198,18 +216,6 @@ class Policy(Protocol):
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
         """Values of each state and of its successor (`textenv.rollout`), ``[B, T]`` each; no gradient."""
         raise _missing(self, "values")
-
-    def fit_values(self, rollout: TensorDict, returns: Tensor, earlier: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Fit a linear value head to returns in closed form; return the two tensors of `values`.
-
-        The values of a row come from a fit to the other rows and to earlier rollouts.
-
-        Args:
-            rollout: ``[B, T]``.
-            returns: return from each entry on, ``[B, T]``.
-            earlier: sums over earlier rollouts, empty at first; updated in place.
-        """
-        raise _missing(self, "fit_values")
 
     def reference(self) -> Reference:
         """Frozen copy of the current policy: the reference model of a KL penalty."""
@@ -247,7 +253,7 @@ class Policy(Protocol):
         """Parameters that affect only the value: a critic or a value head. None by default."""
         return iter(())
 
-    def save(self, folder: Path) -> dict[str, Any]:
+    def save(self, folder: Path) -> dict[str, object]:
         """Write the weights into a folder; return the other data that `algos.load` needs, for JSON.
 
         `algos.load` reads both by the class's classmethod ``load(folder, saved)``, if the class is passed to it.
@@ -255,7 +261,7 @@ class Policy(Protocol):
         raise _missing(self, "save")
 
 
-def _mask_to_tensor(action_mask: Any, slots: int, space: spaces.Space) -> Tensor:
+def _mask_to_tensor(action_mask: ArrayLike, slots: int, space: spaces.Space) -> Tensor:
     """Convert the mask ``[n]`` or ``[N, n]`` of `Policy.predict` to bool ``[N, n]``.
 
     Raises:
@@ -272,14 +278,14 @@ def _mask_to_tensor(action_mask: Any, slots: int, space: spaces.Space) -> Tensor
     return torch.from_numpy(mask)
 
 
-def _array_to_tensor(value: Any) -> Any:
+def _array_to_tensor(value: object) -> object:
     """Convert an array of a policy's memory to a tensor; other values stay."""
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value)
     return value
 
 
-def _tensor_to_array(value: Any) -> Any:
+def _tensor_to_array(value: object) -> object:
     """Convert a tensor of a policy's memory to an array; other values stay."""
     if isinstance(value, Tensor):
         return value.cpu().numpy()
@@ -448,10 +454,10 @@ class ControlPolicy(nn.Module, Policy):
 
     observation_space: spaces.Space
     action_space: spaces.Space
-    distribution: Any
+    distribution: ActionDistribution
     """Action distribution, of `algos.policies.distributions` or with the same methods."""
     critic: nn.Module
-    hidden: Any
+    hidden: int | tuple[int, ...]
     """Width of the hidden layer, or a tuple with the width of each layer; needed only by `arguments`."""
 
     def __init_subclass__(cls) -> None:
@@ -521,12 +527,12 @@ class ControlPolicy(nn.Module, Policy):
 
     def arguments(self) -> dict[str, Any]:
         """Constructor arguments other than the spaces, for JSON, without those that only set the initial weights."""
-        arguments = {"hidden": self.hidden}
+        arguments: dict[str, Any] = {"hidden": self.hidden}
         if self.normalizer is not None:
             arguments["normalize_observations"] = True
         return arguments
 
-    def save(self, folder: Path) -> dict[str, Any]:
+    def save(self, folder: Path) -> dict[str, object]:
         """See `Policy.save`."""
         from safetensors.torch import save_model
 

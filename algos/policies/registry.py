@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from gymnasium.vector import VectorEnv
 
@@ -14,7 +14,7 @@ from textenv.device import find_device
 if TYPE_CHECKING:
     import torch
 
-    from algos.policies.policy import Policy
+    from algos.policies.policy import ControlPolicy, Policy
 
 CONTROL_POLICIES = {
     "mlp": "algos.policies.mlp:MLPPolicy", "cnn": "algos.policies.cnn:CNNPolicy",
@@ -29,7 +29,7 @@ else:
     """Values of ``--policy``."""
 
 
-def find_policy(name: str) -> Any:
+def find_policy(name: str) -> type[ControlPolicy]:
     """Import a control policy's class, by key in `CONTROL_POLICIES` or class name; raise a ValueError if unknown."""
     for short_name, path in CONTROL_POLICIES.items():
         _, _, class_name = path.partition(":")
@@ -45,7 +45,7 @@ def make_policy(
     model: str = "embedded",
     seed: int = 1,
     device: str | torch.device | None = None,
-    **options: Any,
+    **options: object,
 ) -> Policy:
     """Make a policy for an environment.
 
@@ -87,22 +87,22 @@ def make_policy(
     return _construct(policy_class, observation_space, action_space, seed=seed, **options).to(target_device)
 
 
-def _with_dtypes(options: dict[str, Any]) -> dict[str, Any]:
+def _with_dtypes(options: Mapping[str, object]) -> dict[str, object]:
     """Replace dtype names, as on a command line, by torch dtypes in a copy of a language model's options."""
     import torch
 
     dtypes = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    options = dict(options)
+    with_dtypes = dict(options)
     for name in ("dtype", "autocast"):
         dtype_name = options.get(name)
         if isinstance(dtype_name, str):
             if dtype_name not in dtypes:
                 raise ValueError(f"{name} is {dtype_name!r}, expected one of {', '.join(dtypes)}")
-            options[name] = dtypes[dtype_name]
-    return options
+            with_dtypes[name] = dtypes[dtype_name]
+    return with_dtypes
 
 
-def _construct(make: Callable[..., Policy], *arguments: Any, **options: Any) -> Policy:
+def _construct(make: Callable[..., Policy], *arguments: object, **options: object) -> Policy:
     """Call a policy's constructor; raise a ValueError if the arguments do not match its signature."""
     signature = inspect.signature(make)
     try:

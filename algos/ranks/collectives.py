@@ -7,7 +7,7 @@ only a micro-batch that is computed elsewhere. In a single process every functio
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from tensordict import TensorDict, pad
@@ -92,7 +92,7 @@ def gather(value: T) -> list[T]:
 
     Every rank must call this, and gets all values.
     """
-    values: list[Any] = [value] * world_size()
+    values = [value] * world_size()
     if world_size() > 1:
         distributed.all_gather_object(values, value)
     return values

@@ -3,13 +3,16 @@
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from algos.ranks import collectives
 from textenv.lm.model import ForwardWrapper
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 class Shards:
@@ -120,7 +123,7 @@ def layers_of(module: nn.Module) -> Iterator[nn.Module]:
             yield from layers_of(child)
 
 
-def _shard(full: Tensor, *, like: Any) -> Any:
+def _shard(full: Tensor, *, like: "DTensor") -> "DTensor":
     """Return this rank's part of a tensor that all ranks have, as a DTensor laid out like another."""
     from torch.distributed.tensor import distribute_tensor
 

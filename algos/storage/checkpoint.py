@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from algos.storage.run_files import AGENT, CHECKPOINTS, MANIFEST, STATE, TENSORS
 from algos.storage.run_folder import (
-    AGENT,
     agent_steps,
     checkpoint_steps,
     checkpoints,
@@ -18,24 +18,18 @@ from algos.storage.run_folder import (
     run_folder_of,
     was_broken_off,
 )
-from algos.storage.serialization import from_json, to_json
-from textenv.embedded.cache import sha256
+from algos.storage.serialization import from_json, to_json, write_tensors
+from textenv.cache import sha256
 from textenv.json_files import read_json
 
 CHECKPOINT_FORMAT = 3
 """Format version of a checkpoint."""
 NUM_KEPT = 2
 """Number of checkpoints to keep: the newest, and the previous one in case the newest is damaged."""
-STATE = "state.json"
-"""File with the state of the run; its arrays and tensors are in `TENSORS`."""
-TENSORS = "state.safetensors"
-"""File with the arrays and tensors of the state."""
-MANIFEST = "manifest.json"
-"""File with format, steps and checksums."""
 
 
 def write_checkpoint(
-    run_dir: str | Path, state: Mapping[str, Any], *, steps: int, save: Callable[[Path], Any] | None = None
+    run_dir: str | Path, state: Mapping[str, object], *, steps: int, save: Callable[[Path], object] | None = None
 ) -> Path:
     """Write a checkpoint beside the existing ones, verify it, and only then remove those that it replaces.
 
@@ -59,7 +53,7 @@ def write_checkpoint(
     """
     from safetensors import SafetensorError
 
-    home = Path(run_dir) / "checkpoints"
+    home = Path(run_dir) / CHECKPOINTS
     earlier = checkpoints(run_dir)
     folder = home / f"step-{steps:012d}"
     try:
@@ -88,13 +82,11 @@ def write_checkpoint(
     return folder
 
 
-def _write_files(folder: Path, state: Mapping[str, Any], *, steps: int) -> None:
+def _write_files(folder: Path, state: Mapping[str, object], *, steps: int) -> None:
     """Write state, tensors and manifest of a checkpoint."""
-    from safetensors.torch import save_file
-
     tensors: dict[str, Tensor] = {}
     (folder / STATE).write_text(json.dumps(to_json(state, tensors)), encoding="utf-8")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / TENSORS)
+    write_tensors(folder / TENSORS, tensors)
     checksums = {name: sha256(folder / name) for name in (STATE, TENSORS)}
     manifest = {"format": CHECKPOINT_FORMAT, "steps": steps, "files": checksums}
     (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
@@ -120,7 +112,7 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
 
     # Which one
     folder = Path(folder)
-    if folder.parent.name != "checkpoints":
+    if folder.parent.name != CHECKPOINTS:
         present = checkpoints(folder)
         if not present:
             raise FileNotFoundError(

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypedDict
 from weakref import WeakSet
 
 import gymnasium
@@ -13,8 +13,9 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from torch import Tensor
 
-from algos.storage.run_folder import OBJECTS, remove, replacing
-from algos.storage.serialization import attributes, from_json, set_attributes, to_json
+from algos.storage.run_files import OBJECTS
+from algos.storage.run_folder import remove, replacing
+from algos.storage.serialization import attributes, from_json, set_attributes, to_json, write_tensors
 from textenv.json_files import parse_json
 from textenv.rollout import is_episode_env
 from textenv.state import Stateful, class_name, copy_states, set_states, states_of
@@ -32,11 +33,18 @@ KNOWN_PACKAGES = (
 INERT_TYPES = (spaces.Space, EnvSpec, gymnasium.Env, gymnasium.vector.VectorEnv, Enum, str, int, float, type(None))
 """Types of attributes that hold no state of an episode, or whose state is saved elsewhere."""
 
-_WARNED: WeakSet[Any] = WeakSet()
+AnyEnv: TypeAlias = gymnasium.Env | gymnasium.vector.VectorEnv
+"""One environment, or several in a vector."""
+PartState = TypedDict(
+    "PartState", {"class": str, "state": dict[str, Any], "objects": dict[str, dict[str, object]]}, total=False
+)
+"""State of one wrapper or environment, with the name of its class, and of the objects that it holds."""
+
+_WARNED: WeakSet[AnyEnv] = WeakSet()
 """Environments that cannot be saved, for which a warning was logged."""
 
 
-def env_state(env: Any) -> list[dict[str, Any]] | None:
+def env_state(env: AnyEnv) -> list[PartState] | None:
     """Return the state of an environment, wrapper by wrapper, including the single environments of a vector.
 
     Args:
@@ -57,10 +65,10 @@ def env_state(env: Any) -> list[dict[str, Any]] | None:
         return None
 
 
-def _state_of(part: Any) -> dict[str, Any]:
+def _state_of(part: object) -> PartState:
     """Return the state of one wrapper or environment; raise a TypeError if something in it cannot be saved."""
     if isinstance(part, Stateful):
-        return {"class": class_name(part), "state": part.state_dict()}
+        return {"class": class_name(part), "state": dict(part.state_dict())}
     if not _is_known(part):
         raise TypeError(f"{class_name(part)} cannot be saved mid-episode, only local environments of Gymnasium or ours")
 
@@ -79,7 +87,7 @@ def _state_of(part: Any) -> dict[str, Any]:
     return {"class": class_name(part), "state": state, "objects": objects}
 
 
-def set_env_state(env: Any, state: list[dict[str, Any]]) -> None:
+def set_env_state(env: AnyEnv, state: list[PartState]) -> None:
     """Restore saved mid-episode state in an environment of the same kind.
 
     Args:
@@ -107,19 +115,19 @@ def set_env_state(env: Any, state: list[dict[str, Any]]) -> None:
                 set_attributes(vars(part)[name], values)
 
 
-def user_objects(env: Any) -> dict[str, Any]:
+def user_objects(env: object) -> dict[str, object]:
     """Return the objects that an environment calls, such as its task with the rewards, by name; none in control."""
     if is_episode_env(env):
         return env.user_objects
     return {}
 
 
-def share_objects(training_env: Any, env: Any) -> None:
+def share_objects(training_env: object, env: object) -> None:
     """Copy the states of rewards and other objects from the training's environment to one for evaluation."""
     copy_states(user_objects(training_env), user_objects(env))
 
 
-def restore_objects(env: Any, state: list[dict[str, Any]] | None) -> None:
+def restore_objects(env: AnyEnv, state: list[PartState] | None) -> None:
     """Restore only the states of the objects that an environment calls, from a result of `env_state`."""
     if state is None:
         return
@@ -128,27 +136,24 @@ def restore_objects(env: Any, state: list[dict[str, Any]] | None) -> None:
             set_states(user_objects(env), saved["state"].get("objects", {}))
 
 
-def save_objects(env: Any, folder: Path) -> None:
+def save_objects(env: AnyEnv, folder: Path) -> None:
     """Write the states of the objects that an environment calls into a folder; without any, remove an earlier file.
 
     Raises:
         OSError, SafetensorError: if the file cannot be written.
         TypeError: if a state holds something that cannot be saved.
     """
-    from safetensors.torch import save_file
-
     states = states_of(user_objects(env))
     if not states:
         remove(folder / OBJECTS)
         return
     tensors: dict[str, Tensor] = {}
     text = json.dumps(to_json(states, tensors))
-    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     with replacing(folder / OBJECTS) as draft:
-        save_file(contiguous, draft, metadata={"states": text})
+        write_tensors(draft, tensors, metadata={"states": text})
 
 
-def load_objects(folder: str | Path, env: Any) -> None:
+def load_objects(folder: str | Path, env: AnyEnv) -> None:
     """Put the rewards and other objects of an environment into the state in which a saved agent was trained.
 
     An object that has another path or class than in the training is left as it is, and is named in the log.
@@ -179,12 +184,12 @@ def load_objects(folder: str | Path, env: Any) -> None:
         )
 
 
-def _is_known(part: Any) -> bool:
+def _is_known(part: object) -> bool:
     """Return True if the class of an object is of `KNOWN_PACKAGES`."""
     return class_name(part).startswith(KNOWN_PACKAGES)
 
 
-def _is_inert(value: Any) -> bool:
+def _is_inert(value: object) -> bool:
     """Return True for values that hold no episode state, or whose state is saved elsewhere, and lists of these."""
     if isinstance(value, (list, tuple)):
         return all(_is_inert(item) for item in value)
@@ -193,7 +198,7 @@ def _is_inert(value: Any) -> bool:
     return isinstance(value, INERT_TYPES) or callable(value)
 
 
-def _parts(env: Any) -> Iterator[Any]:
+def _parts(env: AnyEnv) -> Iterator[AnyEnv]:
     """Yield the environment, what it wraps, and the single environments inside."""
     yield env
     if vars(env).get("envs") is not None:

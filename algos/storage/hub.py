@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from algos.storage.run_files import CONFIG, POLICY
 from algos.storage.run_folder import newest_agent
 from textenv.lm.loading import PICKLES
 
@@ -19,7 +20,7 @@ ADVICE = {
     409: "it exists already: give another name, or replace what it holds (--overwrite, in Python overwrite=True)",
 }
 """Advice by HTTP status."""
-DOWNLOADED = ("config.json", "policy/*")
+DOWNLOADED = (CONFIG, f"{POLICY}/*")
 """Patterns of the files that are downloaded."""
 
 

@@ -7,10 +7,12 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
+
+from algos.storage.run_reader import MadeBy, Plain
 
 LIBRARIES = ("textenv", "torch", "transformers", "tensordict", "torchrl", "gymnasium", "numpy")
 """Packages whose versions are recorded."""
@@ -18,7 +20,7 @@ GIT_SECONDS = 10
 """Seconds that git may take."""
 
 
-def made_by() -> dict[str, Any]:
+def made_by() -> MadeBy:
     """Describe this process and the present time, for ``config.json``."""
     import torch
 
@@ -66,7 +68,7 @@ def versions() -> dict[str, str]:
 
 
 @functools.cache
-def commit() -> dict[str, Any] | None:
+def commit() -> Mapping[str, Plain] | None:
     """Return the commit of the working directory, and ``dirty``: True if a tracked file differs from it.
 
     None outside a repository. It is read once, when a training starts: a later commit does not change the code that

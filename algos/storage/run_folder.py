@@ -1,4 +1,4 @@
-"""Run folders: names of their files, a lock, protection from being overwritten, and the state of their run."""
+"""Run folders: a lock, protection from being overwritten, and the state of their run."""
 
 import hmac
 import json
@@ -14,58 +14,37 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from textenv.embedded.cache import cache_root
+from algos.storage.run_files import (
+    AGENT,
+    BESIDE_RESULTS,
+    CHECKPOINTS,
+    CONFIG,
+    HOLDER,
+    LOCK,
+    MARK,
+    METRICS,
+    POLICY,
+    RESULTS,
+    RUN,
+    UNFINISHED,
+)
+from textenv.cache import cache_root
 from textenv.json_files import json_lines, read_bytes, read_json
 
 logger = logging.getLogger(__name__)
-PRODUCED = ("metrics.jsonl", "checkpoints", "config.json", "policy", "best")
-"""Results of a run in its folder, which a new run must not replace."""
-UNFINISHED = ".failed"
-"""File of a run that did not end by itself: it holds `FAILED`, `STOPPED` or `BROKEN_OFF`."""
 FAILED = "failed"
 """Content of `UNFINISHED` after an error."""
 STOPPED = "stopped"
 """Content of `UNFINISHED` after a signal, if the newest checkpoint is as far as the agent."""
 BROKEN_OFF = "stopped in mid-iteration"
 """Content of `UNFINISHED` after a signal that ended an iteration at once."""
-RUN = "run.yaml"
-"""File of options of ``algos train`` that repeat the run, and resume it."""
-OBJECTS = "objects.safetensors"
-"""File with the states of rewards and of other objects that the environment calls, beside a saved agent."""
-COMPARISON = "comparison.json"
-"""File of a run of `compare`: the settings that it was trained with and, once it has finished, the result."""
-AGENT = "agent"
-"""Folder of the agent inside a checkpoint."""
-LOCK = ".lock"
-"""File that the process of a run locks."""
-HOLDER = ".holder.json"
-"""File that says which process holds the lock."""
-MARK = ".made-here"
-"""File with a keyed hash of `RUN`, which shows that this user's own command wrote it."""
-OTHER_FILES = (
-    UNFINISHED,
-    RUN,
-    OBJECTS,
-    COMPARISON,
-    MARK,
-    "samples.jsonl",
-    "tokens.jsonl",
-    "tensorboard",
-    "wandb",
-    "wandb.id",
-    "frontier.png",
-    "unscored.jsonl",
-    "violation.safetensors",
-    "violation.json",
-)
-"""Files that a run writes beside its results."""
 MOST_BYTES_OF_WORD = 100
 """Maximum size of `UNFINISHED` and `MARK`, in bytes."""
 
 
 def holds_run(folder: str | Path) -> bool:
     """Return True if a folder holds results of a run."""
-    return any(_size(Path(folder) / name) for name in PRODUCED)
+    return any(_size(Path(folder) / name) for name in RESULTS)
 
 
 def check_new(folder: str | Path, *, overwrite: bool = False) -> None:
@@ -131,13 +110,13 @@ def lock_run_folder(folder: str | Path | None, *, resumed: bool = False, overwri
 
 def _remove_run(folder: Path) -> None:
     """Remove all files of the run in a folder; files of other origin stay."""
-    for name in (*PRODUCED, *OTHER_FILES):
+    for name in (*RESULTS, *BESIDE_RESULTS):
         remove(folder / name)
 
 
 def _remove_drafts(folder: Path) -> None:
     """Remove drafts (see `replacing`) that killed processes left behind."""
-    for draft in [*folder.glob(".draft-*"), *folder.glob("checkpoints/.draft-*")]:
+    for draft in [*folder.glob(".draft-*"), *(folder / CHECKPOINTS).glob(".draft-*")]:
         remove(draft)
 
 
@@ -171,7 +150,7 @@ def status(folder: Path) -> str:
         except (OSError, ValueError):  # not what this library writes
             return "failed"
         return "stopped" if word.startswith(STOPPED.encode()) else "failed"
-    return "finished" if (folder / "config.json").exists() else "ended"
+    return "finished" if (folder / CONFIG).exists() else "ended"
 
 
 def mark_as_own(folder: Path) -> None:
@@ -210,12 +189,12 @@ def _mark_of(path: Path) -> str:
 
 def is_in_checkpoint(agent: Path) -> bool:
     """Return True if the folder of an agent is inside a checkpoint."""
-    return agent.name == AGENT and agent.parent.parent.name == "checkpoints"
+    return agent.name == AGENT and agent.parent.parent.name == CHECKPOINTS
 
 
 def checkpoints(run_dir: str | Path) -> list[Path]:
     """Return the checkpoints of a run, oldest first."""
-    return sorted(Path(run_dir).glob("checkpoints/step-*"))
+    return sorted((Path(run_dir) / CHECKPOINTS).glob("step-*"))
 
 
 def newest_agent(folder: str | Path) -> Path:
@@ -227,13 +206,13 @@ def newest_agent(folder: str | Path) -> Path:
     folder = Path(folder)
 
     # A checkpoint
-    if (folder / AGENT / "config.json").is_file():
+    if (folder / AGENT / CONFIG).is_file():
         return folder / AGENT
 
     # A run
     agents = [path / AGENT for path in checkpoints(folder)]
-    complete = [agent for agent in agents if (agent / "config.json").is_file()]
-    if complete and (not (folder / "config.json").is_file() or status(folder) == "running"):
+    complete = [agent for agent in agents if (agent / CONFIG).is_file()]
+    if complete and (not (folder / CONFIG).is_file() or status(folder) == "running"):
         return complete[-1]
     return folder
 
@@ -241,7 +220,7 @@ def newest_agent(folder: str | Path) -> Path:
 def run_folder_of(folder: str | Path) -> Path:
     """Return the absolute path of the run folder that contains a checkpoint; a run folder is returned itself."""
     folder = Path(folder).resolve()
-    if folder.parent.name == "checkpoints":
+    if folder.parent.name == CHECKPOINTS:
         return folder.parent.parent
     return folder
 
@@ -265,9 +244,9 @@ def has_nothing_to_resume(resume: str | Path) -> bool:
         return False
 
     # An agent that a new run would replace
-    agent_files = [name for name in ("config.json", "policy") if (folder / name).exists()]
+    agent_files = [name for name in (CONFIG, POLICY) if (folder / name).exists()]
     steps = agent_steps(folder)
-    ended_early = was_broken_off(folder) and len(json_lines(folder / "metrics.jsonl")) <= 1
+    ended_early = was_broken_off(folder) and len(json_lines(folder / METRICS)) <= 1
     if agent_files and steps != 0 and not ended_early:
         agent = "a trained agent"
         if steps is not None:
@@ -284,14 +263,14 @@ def has_nothing_to_resume(resume: str | Path) -> bool:
 
 def agent_steps(folder: Path) -> int | None:
     """Return the steps for which the agent in a folder was trained; 0 without an agent; None if nothing says it."""
-    path = folder / "config.json"
+    path = folder / CONFIG
     if not path.is_file():
-        return None if (folder / "policy").exists() else 0
+        return None if (folder / POLICY).exists() else 0
     try:
         steps = read_json(path, what="the description of an agent", kind=dict).get("steps")
         if steps is None and not (folder / HOLDER).exists():  # written before version 0.10, and not by a killed run
             steps = 0
-            rows = json_lines(folder / "metrics.jsonl")
+            rows = json_lines(folder / METRICS)
             if rows:
                 steps = rows[-1]["steps"]
         if steps is None:

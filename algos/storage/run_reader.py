@@ -5,20 +5,15 @@ The library reads ``config.json``, ``run.yaml``, ``metrics.jsonl`` and ``samples
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, TypeGuard, cast
 
 import yaml
 
+from algos.storage.run_files import METRICS, SAMPLES, TOKENS
 from textenv.json_files import json_lines, read_bytes, read_json
 
-METRICS = "metrics.jsonl"
-"""File with the metrics of each iteration."""
-SAMPLES = "samples.jsonl"
-"""File with the rows of tables of samples."""
-TOKENS = "tokens.jsonl"
-"""File with the rows of tables of tokens."""
 MOST_BYTES_OF_RECORD = 2**24
 """Maximum size of ``config.json``, in bytes."""
 MOST_BYTES_OF_OPTIONS = 2**17
@@ -40,17 +35,17 @@ class MadeBy(TypedDict, total=False):
     date: str
     command: str
     folder: str
-    git: dict[str, Plain] | None
+    git: Mapping[str, Plain] | None
     python: str
-    versions: dict[str, Plain]
-    machine: dict[str, Plain]
+    versions: Mapping[str, Plain]
+    machine: Mapping[str, Plain]
 
 
 class EnvironmentRecord(TypedDict):
     """Environment of a saved agent."""
 
     id: str
-    kwargs: dict[str, Any]
+    kwargs: dict[str, object]
     module: NotRequired[str | None]
     wrappers: NotRequired[list[str]]
 
@@ -61,11 +56,11 @@ class AgentRecord(TypedDict):
     format: int
     environment: EnvironmentRecord | None
     policy: str
-    policy_arguments: dict[str, Any]
+    policy_arguments: dict[str, object]
     algorithm: NotRequired[str]
     config: NotRequired[dict[str, Any]]
-    reward_normalizer: NotRequired[dict[str, Any] | None]
-    penalty: NotRequired[dict[str, Any] | None]
+    reward_normalizer: NotRequired[dict[str, object] | None]
+    penalty: NotRequired[dict[str, object] | None]
     made_by: NotRequired[MadeBy]
 
 
@@ -103,7 +98,7 @@ PLAIN = (str, int, float, bool, type(None))
 """Types of single values in `MadeBy`."""
 
 
-def read_record(path: Path) -> dict[str, Any]:
+def read_record(path: Path) -> dict[str, object]:
     """Read a ``config.json`` of any format as plain data of bounded size.
 
     Raises:
@@ -114,10 +109,10 @@ def read_record(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise DamagedRunError(str(error)) from error
     check_plain(record, str(path))
-    return cast("dict[str, Any]", record)
+    return cast("dict[str, object]", record)
 
 
-def check_record(record: Mapping[str, Any], path: Path) -> AgentRecord:
+def check_record(record: Mapping[str, object], path: Path) -> AgentRecord:
     """Return the content of a ``config.json``, if all its fields have the types of an `AgentRecord`.
 
     Raises:
@@ -127,37 +122,38 @@ def check_record(record: Mapping[str, Any], path: Path) -> AgentRecord:
     missing = [name for name in REQUIRED if name not in record]
     if missing:
         raise DamagedRunError(f"{path} has no {', '.join(missing)}, expected the description of an agent")
-    _check_kinds(record, KINDS, f"{path}: ")
+    check_kinds(record, KINDS, f"{path}: ")
+    agent = cast("AgentRecord", record)
 
     # Environment and seed
-    environment = record["environment"]
+    environment = agent["environment"]
     if environment is not None:
         absent = [name for name in ("id", "kwargs") if name not in environment]
         if absent:
             raise DamagedRunError(f"{path}: environment has no {', '.join(absent)}, expected id and kwargs")
-        _check_kinds(environment, KINDS_OF_ENVIRONMENT, f"{path}: environment.")
+        check_kinds(environment, KINDS_OF_ENVIRONMENT, f"{path}: environment.")
         _check_items(environment.get("wrappers", []), (str,), f"{path}: environment.wrappers")
-    _check_kinds(record.get("config", {}), {"seed": (int,)}, f"{path}: config.")
+    check_kinds(agent.get("config", {}), {"seed": (int,)}, f"{path}: config.")
 
     # What made it: plain values, and dictionaries of these
-    made_by = record.get("made_by", {})
-    _check_kinds(made_by, KINDS_OF_MADE_BY, f"{path}: made_by.")
+    made_by = agent.get("made_by", MadeBy())
+    check_kinds(made_by, KINDS_OF_MADE_BY, f"{path}: made_by.")
     for name, value in made_by.items():
-        values = [value]
+        values: list[object] = [value]
         if isinstance(value, dict):
             values = list(value.values())
         _check_items(values, PLAIN, f"{path}: made_by.{name}")
-    return cast("AgentRecord", record)
+    return agent
 
 
-def check_plain(value: Any, where: str, *, levels: int = MOST_LEVELS) -> None:
+def check_plain(value: object, where: str, *, levels: int = MOST_LEVELS) -> None:
     """Raise a `DamagedRunError` if data is nested deeper than `MOST_LEVELS`, or has integers beyond `MOST_INTEGER`."""
     if isinstance(value, (dict, list)):
         if levels == 0:
             raise DamagedRunError(f"{where} is nested in more than {MOST_LEVELS} levels")
-        items = value
+        items: Iterable[object] = value
         if isinstance(value, dict):
-            items = list(value.values())
+            items = value.values()
         for item in items:
             check_plain(item, where, levels=levels - 1)
     elif isinstance(value, int) and abs(value) >= MOST_INTEGER:
@@ -165,7 +161,7 @@ def check_plain(value: Any, where: str, *, levels: int = MOST_LEVELS) -> None:
         raise DamagedRunError(f"{where} has an integer of about {digits} digits, expected less than 2**63")
 
 
-def read_options_file(path: Path) -> dict[str, Any]:
+def read_options_file(path: Path) -> dict[str, object]:
     """Read the options in a YAML file (JSON is YAML): a mapping of plain data, without anchors and aliases.
 
     Raises:
@@ -186,13 +182,13 @@ def read_options_file(path: Path) -> dict[str, Any]:
 class _PlainLoader(yaml.SafeLoader):
     """Loader of plain data in YAML, which refuses too much data before it builds it."""
 
-    def fetch_flow_collection_start(self, TokenClass: Any) -> None:  # noqa: N803 (PyYAML's name)
+    def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:  # noqa: N803 (PyYAML's name)
         """Refuse deeply nested flow collections: the scanner's time grows with the square of the depth."""
         if self.flow_level >= MOST_LEVELS:
             raise yaml.YAMLError(f"it is nested in more than {MOST_LEVELS} levels")
         super().fetch_flow_collection_start(TokenClass)
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
+    def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
         """Refuse aliases: a few of them can stand for billions of values."""
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("it has an alias (*name): write the value itself")
@@ -214,7 +210,7 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
     return rows
 
 
-def read_samples(folder: Path) -> list[dict[str, Any]]:
+def read_samples(folder: Path) -> list[dict[str, object]]:
     """Read the rows of a run's tables of samples.
 
     Raises:
@@ -223,7 +219,7 @@ def read_samples(folder: Path) -> list[dict[str, Any]]:
     return _lines(folder / SAMPLES)
 
 
-def read_tokens(folder: Path) -> list[dict[str, Any]]:
+def read_tokens(folder: Path) -> list[dict[str, object]]:
     """Read the rows of a run's tables of tokens; rows without ``iteration`` or ``row`` are left out.
 
     Raises:
@@ -233,7 +229,7 @@ def read_tokens(folder: Path) -> list[dict[str, Any]]:
     return [row for row in rows if _is_number(row.get("iteration")) and _is_number(row.get("row"))]
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _lines(path: Path) -> list[dict[str, object]]:
     """Read a file of JSON lines; raise a `DamagedRunError` if this fails."""
     try:
         return json_lines(path)
@@ -241,7 +237,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         raise DamagedRunError(str(error)) from error
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[int | float]:
     """Return True for a float, and for an integer below `MOST_INTEGER`."""
     if isinstance(value, bool):
         return False
@@ -250,7 +246,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float)
 
 
-def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]], where: str) -> None:
+def check_kinds(values: Mapping[str, object], kinds: Mapping[str, tuple[type, ...]], where: str) -> None:
     """Raise a `DamagedRunError` if a value is not of one of the types for its name; missing values pass."""
     for name, expected in kinds.items():
         if name in values and not isinstance(values[name], expected):
@@ -258,7 +254,7 @@ def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]
             raise DamagedRunError(f"{where}{name} is {values[name]!r:.100}, expected {names}")
 
 
-def _check_items(values: list[Any], kinds: tuple[type, ...], where: str) -> None:
+def _check_items(values: Sequence[object], kinds: tuple[type, ...], where: str) -> None:
     """Raise a `DamagedRunError` if a value is not of one of these types."""
     for value in values:
         if not isinstance(value, kinds):

@@ -11,8 +11,7 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection
 
 import gymnasium
 
@@ -25,39 +24,39 @@ MOST_CHARACTERS = 2**16
 """Characters that a text among the arguments may have."""
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _is_integer(value: Any) -> bool:
+def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_size(value: Any) -> bool:
-    return _is_integer(value) and 0 <= value <= MOST_TOKENS
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and _is_integer(value) and 0 <= value <= MOST_TOKENS
 
 
-def _is_switch(value: Any) -> bool:
+def _is_switch(value: object) -> bool:
     return isinstance(value, bool)
 
 
-def _is_word(value: Any) -> bool:
+def _is_word(value: object) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[\w-]{1,64}", value) is not None
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str) and len(value) <= MOST_CHARACTERS
 
 
-def _are_prompts(value: Any) -> bool:
+def _are_prompts(value: object) -> bool:
     return isinstance(value, list) or _is_text(value)
 
 
-def _are_stops(value: Any) -> bool:
+def _are_stops(value: object) -> bool:
     return isinstance(value, list) and all(_is_text(item) or _is_integer(item) for item in value)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     """Return True for numbers, switches, words, None, and lists and dictionaries of these."""
     if isinstance(value, list):
         return all(_is_plain(item) for item in value)
@@ -74,7 +73,7 @@ WORD = "a word", _is_word
 TEXT = "a text", _is_text
 PROMPTS = "a file's name or a list of prompts", _are_prompts
 STOPS = "a list of texts and token ids", _are_stops
-Kind = tuple[str, Callable[[Any], bool]]
+Kind = tuple[str, Callable[[object], bool]]
 """What an argument must be: in words, and as a function that returns True if it is."""
 OF_TEXT: dict[str, Kind] = {
     "model": TEXT,
@@ -138,7 +137,7 @@ OF_MAKING = (
 """Arguments that decide how an environment is made; no environment has them itself."""
 
 
-def saved_arguments(saved: EnvironmentRecord, *, renamed: Collection[str]) -> dict[str, Any]:
+def saved_arguments(saved: EnvironmentRecord, *, renamed: Collection[str]) -> dict[str, object]:
     """Return the arguments of a saved agent's environment, if they are names of ours and plain data.
 
     Args:
@@ -198,31 +197,22 @@ def check_known_environment(env_id: str) -> None:
             )
 
 
-def names_that_run_code(options: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Return the options of a run that would import, execute or connect to what they name.
+def runs_code(name: str, value: object) -> bool:
+    """Return True if an option of a run would import, execute or connect to what it names.
 
     Args:
-        options: words of the command line, by name, from `algos.cli.arguments.options`.
+        name: name of the option of ``algos train``, such as ``env_kwargs``.
+        value: its value, as in a file of options.
     """
-    return {name: words for name, words in options.items() if _runs_code(name, words)}
-
-
-def _runs_code(name: str, words: list[str]) -> bool:
-    """Return True if an option would import, execute or connect to what it names."""
-    values = [word.partition("=")[2] for word in words]
     if name == "workers":  # a cluster that Ray connects to
-        return any("://" in value for value in values)
-    if name in ("env-kwargs", "policy-kwargs"):
-        return not all(_is_plain_object(value) for value in values)
+        return "://" in str(value)
+    if name in ("env_kwargs", "policy_kwargs"):
+        return not _is_plain_object(value)
     if name == "logger":
-        return any(value not in ("", "None") for value in values)
-    return name in ("reward", "wrapper")
+        return value not in ("", "None", None)
+    return name in ("reward", "wrapper") and value not in ((), [])
 
 
-def _is_plain_object(text: str) -> bool:
-    """Return True for a JSON object of plain data whose names are arguments of an environment itself."""
-    try:
-        arguments = json.loads(text)
-    except (ValueError, RecursionError):
-        return False
+def _is_plain_object(arguments: object) -> bool:
+    """Return True for a dictionary of plain data whose names are arguments of an environment itself."""
     return isinstance(arguments, dict) and _is_plain(arguments) and not arguments.keys() & {*OF_MAKING, "task"}

@@ -4,16 +4,16 @@ Values become JSON and tensors. Nothing is pickled, and reading executes no code
 """
 
 import dataclasses
-import zlib
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from textenv.lm.origin import checksum
+from textenv.json_files import Json
 from textenv.state import Stateful
 
 BIT_GENERATORS: dict[str, type[np.random.BitGenerator]] = {
@@ -26,46 +26,45 @@ BIT_GENERATORS: dict[str, type[np.random.BitGenerator]] = {
 """NumPy's bit generators by name."""
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Devices on which a generator of torch may be."""
-SEQUENCES: dict[str, Any] = {"size": torch.Size, "list": list, "tuple": tuple, "deque": deque}
+SEQUENCES: dict[str, type[Any]] = {"size": torch.Size, "list": list, "tuple": tuple, "deque": deque}
 """Sequence types by their names in JSON; `torch.Size` comes first because it is a tuple too."""
 
 
-def saved_state(owner: Any) -> dict[str, Any] | None:
+def saved_state(owner: object) -> Mapping[str, object] | None:
     """Return the state of an object that is `Stateful`; None for others."""
     return owner.state_dict() if isinstance(owner, Stateful) else None
 
 
-def restore_state(owner: Any, state: Any) -> None:
+def restore_state(owner: object, state: object) -> None:
     """Restore what `saved_state` returned, unless that was None."""
     if state is not None and isinstance(owner, Stateful):
         owner.load_state_dict(state)
 
 
-class Fields(dict[str, Any]):
+class Fields(dict[str, object]):
     """Fields of a saved dataclass, by name; `set_attributes` puts them into the existing instance."""
 
 
-def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Convert a value to JSON; its arrays and tensors go into ``tensors``, each once, keyed by number.
+def to_json(value: object, tensors: dict[str, Tensor]) -> Json:
+    """Convert a value to JSON; its arrays and tensors go into ``tensors``, keyed by number.
 
     A value that JSON does not have becomes an object whose first key says what it is, such as ``{"array": "3"}``.
 
     Args:
         value: None, a number, text, an array, a tensor, a random generator, or dataclasses, sequences and dictionaries
             of these.
-        tensors: dictionary to add to.
+        tensors: dictionary to add to, see `write_tensors`.
 
     Raises:
         TypeError: on anything else.
     """
-    # Numbers, text and arrays
-    is_plain = value is None or isinstance(value, (bool, int, float, str))
-    if is_plain and not isinstance(value, np.generic):
-        return value
+    # Arrays, numbers and text; NumPy's numbers first, because some are floats too
     if isinstance(value, Tensor):
         return {"tensor": _put(value.detach(), tensors)}
     if isinstance(value, (np.ndarray, np.generic)):
         return _array_to_json(value, tensors)
+    if value is None or isinstance(value, (int, float, str)):
+        return value
 
     # Random generators
     if isinstance(value, np.random.Generator):
@@ -78,17 +77,14 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
         if isinstance(value, sequence):
             return {name: [to_json(item, tensors) for item in value]}
     if isinstance(value, Mapping):
-        entries = []
-        for key, item in value.items():
-            entries.append([to_json(key, tensors), _entry_to_json(key, item, tensors)])
-        return {"dict": entries}
+        return {"dict": [_entry_to_json(key, item, tensors) for key, item in value.items()]}
     if dataclasses.is_dataclass(value) and all(field.init for field in dataclasses.fields(value)):
         names = [field.name for field in dataclasses.fields(value)]
         return {"fields": {name: to_json(getattr(value, name), tensors) for name in names}}
     raise TypeError(f"a {type(value).__name__} cannot be saved, only numbers, text, arrays and random generators can")
 
 
-def _array_to_json(value: np.ndarray | np.generic, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _array_to_json(value: np.ndarray | np.generic, tensors: dict[str, Tensor]) -> Json:
     """Convert an array or a number of NumPy; text becomes a list, because tensors cannot hold it."""
     array = np.asarray(value)
     if array.dtype.kind in "SU":
@@ -101,10 +97,36 @@ def _array_to_json(value: np.ndarray | np.generic, tensors: dict[str, Tensor]) -
     return {kind: _put(torch.from_numpy(array.copy()), tensors)}
 
 
-def _entry_to_json(key: Any, item: Any, tensors: dict[str, Tensor]) -> Any:
-    """Convert an entry of a dictionary; an error names its key."""
+def _put(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
+    """Add a tensor under the next number, and return the number."""
+    number = str(len(tensors))
+    tensors[number] = tensor
+    return number
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write tensors to a safetensors file, which refuses tensors that share memory: later ones are copied.
+
+    Raises:
+        OSError, SafetensorError: if the file cannot be written.
+    """
+    from safetensors.torch import save_file
+
+    addresses: set[int] = set()
+    separate = {}
+    for name, tensor in tensors.items():
+        address = tensor.untyped_storage().data_ptr()
+        if address in addresses:
+            tensor = tensor.clone()
+        addresses.add(address)
+        separate[name] = tensor.contiguous()
+    save_file(separate, path, metadata=metadata)
+
+
+def _entry_to_json(key: object, item: object, tensors: dict[str, Tensor]) -> Json:
+    """Convert key and item of a dictionary; an error names the key."""
     try:
-        return to_json(item, tensors)
+        return [to_json(key, tensors), to_json(item, tensors)]
     except TypeError as error:
         raise TypeError(f"{key}: {error}") from None
 
@@ -157,7 +179,7 @@ def _numpy_generator(state: Any) -> np.random.Generator:
     return np.random.Generator(bit_generator)
 
 
-def _torch_generator(state: Tensor, device: Any) -> torch.Generator:
+def _torch_generator(state: Tensor, device: str) -> torch.Generator:
     """Restore a generator of torch on a device."""
     if str(device).partition(":")[0] not in DEVICES:
         raise ValueError(f"a generator on {device!r:.50} was saved, expected one on {', '.join(DEVICES)}")
@@ -166,7 +188,7 @@ def _torch_generator(state: Tensor, device: Any) -> torch.Generator:
     return generator
 
 
-def attributes(owner: Any) -> dict[str, Any]:
+def attributes(owner: object) -> dict[str, object]:
     """Return an object's attributes that can be saved; others (models, functions, spaces) are left out."""
     saved = {}
     for name, value in vars(owner).items():
@@ -178,85 +200,26 @@ def attributes(owner: Any) -> dict[str, Any]:
     return saved
 
 
-def set_attributes(owner: Any, saved: Mapping[str, Any]) -> None:
+def set_attributes(owner: object, saved: Mapping[str, object]) -> None:
     """Set saved attributes of an object; random generators, which others may share, are updated in place."""
     for name, value in saved.items():
         present = vars(owner).get(name)
-        if isinstance(present, torch.Generator) and isinstance(value, torch.Generator):
-            present.set_state(value.get_state())
-        elif _same_kind(present, value):
-            present.bit_generator.state = value.bit_generator.state
-        elif not isinstance(value, Fields):
+        if _set_generator(present, value):
+            continue
+        if not isinstance(value, Fields):
             setattr(owner, name, value)
         elif dataclasses.is_dataclass(present) and not isinstance(present, type):
             setattr(owner, name, dataclasses.replace(present, **value))
 
 
-def _same_kind(present: Any, value: Any) -> bool:
-    """Return True if both are generators of NumPy with bit generators of the same type."""
+def _set_generator(present: object, value: object) -> bool:
+    """Put a random generator into the state of another one of its kind; return False if these are no such two."""
+    if isinstance(present, torch.Generator) and isinstance(value, torch.Generator):
+        present.set_state(value.get_state())
+        return True
     if not (isinstance(present, np.random.Generator) and isinstance(value, np.random.Generator)):
         return False
-    return type(present.bit_generator) is type(value.bit_generator)
-
-
-def trained_weights(module: Any) -> dict[str, Tensor]:
-    """Return the trainable weights and all buffers; frozen weights are restored by loading the model.
-
-    Raises:
-        TypeError: if ``module`` is not a `torch.nn.Module`.
-    """
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"a {type(module).__name__} cannot be saved: checkpoints need a torch.nn.Module as policy")
-    weights = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-    return weights | dict(module.named_buffers())
-
-
-def frozen_checksum(module: nn.Module) -> int | None:
-    """Return a checksum of the weights that `trained_weights` leaves out; None if there are none."""
-    checksums = [checksum(parameter) for parameter in module.parameters() if not parameter.requires_grad]
-    if not checksums:
-        return None
-    return zlib.crc32(str(checksums).encode())
-
-
-@torch.no_grad()
-def load_weights(module: Any, saved: Mapping[str, Tensor]) -> None:
-    """Restore the weights that `trained_weights` returned.
-
-    Raises:
-        ValueError: if the module is a different one; names the differing weights.
-    """
-    present = trained_weights(module)
-    saved = dict(saved)
-    if "token_head" in present and "token_head" not in saved:  # absent in version 0.4.0
-        saved["token_head"] = torch.zeros_like(present["token_head"])
-
-    # Names and shapes must be equal
-    different = sorted(present.keys() ^ saved.keys())
-    for name in present.keys() & saved.keys():
-        if present[name].shape != saved[name].shape:
-            different.append(name)
-    if different:
-        raise ValueError(
-            f"the policy is not the one that was saved ({', '.join(different[:5])} differ): make it in the same way"
-        )
-    for name, tensor in present.items():
-        tensor.copy_(saved[name])
-
-
-def _put(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
-    """Return the tensor's number; views of equal layout on one memory share a number."""
-    for name, stored in tensors.items():
-        if _is_same_view(tensor, stored):
-            return name
-    name = str(len(tensors))
-    tensors[name] = tensor
-    return name
-
-
-def _is_same_view(tensor: Tensor, stored: Tensor) -> bool:
-    """Return True if two tensors, not empty, are the same view of the same memory."""
-    if tensor.data_ptr() != stored.data_ptr() or tensor.numel() == 0:
+    if type(present.bit_generator) is not type(value.bit_generator):
         return False
-    same_layout = tensor.shape == stored.shape and tensor.stride() == stored.stride()
-    return same_layout and tensor.dtype == stored.dtype and tensor.device == stored.device
+    present.bit_generator.state = value.bit_generator.state
+    return True

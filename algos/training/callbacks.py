@@ -1,6 +1,6 @@
 """Ready-made callbacks of the learning loop; see also `algos.evaluation.EvaluateEvery`."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from algos.training.metrics import Metrics
 from algos.training.run import Callback, Run
 from textenv.rendering import answer_tokens
 from textenv.rollout import is_episode_env
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 DISTRIBUTIONS = ("reward", "kl", "value", "advantage", "log_prob")
 """Columns of a rollout whose histograms are logged."""
@@ -86,15 +89,16 @@ class RecordSamples(Callback):
                 histograms[f"rollout/{name}"] = rollout[name].detach()[mask].float().cpu().numpy()
         run.log(histograms)
 
-    def _tokens(self, run: Run, rows: TensorDict) -> list[dict[str, Any]]:
+    def _tokens(self, run: Run, rows: TensorDict) -> list[dict[str, object]]:
         """Return the tokens of some episodes from their first answer on, with values of those that the policy chose."""
         if "reference_log_prob" in rows.keys():
             rows["log_ratio"] = rows["log_prob"] - rows["reference_log_prob"]
-        tokenizer: Any = getattr(run.agent.policy, "tokenizer")  # noqa: B009
+        tokenizer: PreTrainedTokenizerBase = getattr(run.agent.policy, "tokenizer")  # noqa: B009
         iteration = {"steps": run.steps, "iteration": len(run.history) + 1}
-        table = []
+        table: list[dict[str, object]] = []
         for row in range(len(rows)):
-            table.append(iteration | {"row": row} | answer_tokens(rows, row, tokenizer, SHADED))
+            tokens = answer_tokens(rows, row, tokenizer, SHADED)
+            table.append({**iteration, "row": row, **tokens})
         return table
 
 

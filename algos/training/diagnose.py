@@ -4,19 +4,15 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from algos.policies.policy import Policy
+from algos.storage.run_files import VIOLATION_BATCH, VIOLATION_REPORT
 from algos.training.invariants import CAUSES, NonFiniteError, first_not_finite, not_finite
 from textenv.errors import NAMED, PLACE, InvariantError
-
-BATCH_FILE = "violation.safetensors"
-"""File in the run's folder with the columns of the batch."""
-REPORT_FILE = "violation.json"
-"""File in the run's folder that describes the violation."""
 
 TERM_ADVICE = (
     "The inputs of this term are finite. Are rewards too large to be squared in float32, or does a loss of your own "
@@ -37,7 +33,7 @@ def explain_step(
     parts: Sequence[TensorDict],
     *,
     parameters: Sequence[nn.Parameter],
-    policy: Any,
+    policy: Policy | None,
     quantities: dict[str, Tensor],
     step: str,
 ) -> NonFiniteError:
@@ -116,7 +112,7 @@ def _nonfinite_parameters(loss_of: LossOf, part: TensorDict, parameters: Sequenc
 
 
 def _first_nonfinite_tensor(
-    loss_of: LossOf, units: TensorDict, parameters: Sequence[nn.Parameter], policy: Any
+    loss_of: LossOf, units: TensorDict, parameters: Sequence[nn.Parameter], policy: Policy | None
 ) -> tuple[str, Tensor, str]:
     """Find the first tensor in some units that is not finite, in the order of computation.
 
@@ -175,7 +171,7 @@ def _first_nonfinite_term(quantities: dict[str, Tensor]) -> str | None:
     return None
 
 
-def write_violation(error: InvariantError, folder: str | Path, **when: Any) -> Path:
+def write_violation(error: InvariantError, folder: str | Path, **when: int) -> Path:
     """Write the batch of an error to ``violation.safetensors``, which `safetensors.torch.load_file` reads.
 
     ``violation.json`` gets the error message, ``when``, and the columns that are not tensors.
@@ -201,12 +197,12 @@ def write_violation(error: InvariantError, folder: str | Path, **when: Any) -> P
         tensors["column"] = position & (2**32 - 1)
     # Cloned, because columns may be views of one tensor, which safetensors refuses.
     copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-    batch_path = Path(folder) / BATCH_FILE
+    batch_path = Path(folder) / VIOLATION_BATCH
     save_file(copies, batch_path)
 
     # The error, and the other columns
     other_columns = {name: column for name, column in columns.items() if name not in tensors and name != PLACE}
     report = {"error": str(error), "tensor": error.tensor, "rows": error.rows} | when | {"others": other_columns}
-    report_path = Path(folder) / REPORT_FILE
+    report_path = Path(folder) / VIOLATION_REPORT
     report_path.write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
     return batch_path

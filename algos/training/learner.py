@@ -1,57 +1,50 @@
-"""`Learner`: interface of an agent for the learning loop, checkpoints and the optimizer."""
+"""`Learner`: what the training needs of an agent."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-import torch
 from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
 from algos.collection import Collector
+from algos.config import Config
+from algos.policies.fitted_value import FittedValue
 from algos.policies.normalizers import RewardNormalizer
 from algos.policies.policy import Policy
-from algos.ranks.sharding import Shards
 from algos.training.metrics import Metrics
 from textenv.kl.penalty import KLPenalty
 
+ConfigT_co = TypeVar("ConfigT_co", bound=Config, covariant=True)
 
-class Learner(Protocol):
-    """An agent under training; `algos.agent.Agent` implements it."""
+
+class Learner(Protocol[ConfigT_co]):
+    """Type of an `algos.agent.Agent` in the files that `Agent` itself imports. `Agent` says what the members are."""
 
     env: VectorEnv
     policy: Policy
+    collector: Collector
     penalty: KLPenalty | None
     reward_normalizer: RewardNormalizer | None
-    value_fit: dict[str, torch.Tensor]
-    collector: Collector
-    generator: torch.Generator
-    """Generator for minibatch order."""
-    shards: Shards | None
+    fitted_value: FittedValue | None
     progress: float
-    """Training progress from 0 to 1."""
     steps: int
-    """Steps of the training so far."""
 
     @property
-    def config(self) -> Any:
-        """Hyper-parameters of the algorithm, an `algos.config.Config`."""
-
-    @property
-    def optimizer(self) -> Any:
-        """The optimizer, an `algos.optimizer.Optimizer`."""
+    def config(self) -> ConfigT_co:
+        """See `Agent`."""
 
     def collect(self) -> TensorDict:
-        """Return the next rollout."""
+        """See `Agent.collect`."""
 
     def update(self, rollout: TensorDict) -> Metrics:
-        """Improve the policy on a rollout; return metrics."""
+        """See `Agent.update`."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything that changes during training, except the environment."""
+    def state_dict(self) -> dict[str, object]:
+        """See `Agent.state_dict`."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """See `Agent.load_state_dict`."""
 
     def save(self, folder: str | Path) -> Path:
-        """Write policy and config."""
+        """See `Agent.save`."""

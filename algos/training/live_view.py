@@ -69,14 +69,14 @@ class LiveView:
         self._last_output = -LINE_SECONDS
         """Time of the last line, or of the last update of a cell."""
 
-    def start(self, run_dir: Path | None, config: Mapping[str, Any], *, step: int) -> None:
+    def start(self, run_dir: Path | None, config: Mapping[str, object], *, step: int) -> None:
         """See `Logger.start`."""
         parts = (config["algorithm"], config["environment"], run_dir)
         self._title = " · ".join(str(part) for part in parts if part)
         self._start_time = time.perf_counter()
         self._start_step = step
         if "turns_end_with" in config:
-            ends = Text(f"turns end with {printable(config['turns_end_with'])}")
+            ends = Text(f"turns end with {printable(str(config['turns_end_with']))}")
             self.console.print(ends, soft_wrap=True)
         if self.console.is_jupyter:
             from IPython.display import display

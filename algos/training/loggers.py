@@ -13,8 +13,8 @@ from typing import IO, Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
+from algos.storage.run_files import METRICS, SAMPLES, TENSORBOARD, TOKENS, WANDB_ID
 from algos.storage.run_folder import replacing
-from algos.storage.run_reader import METRICS, SAMPLES, TOKENS
 from textenv.json_files import parse_json
 from textenv.optional import package
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 class Logger(Protocol):
     """Destination of a run's metrics. An error in one is logged and counted, and never ends the run."""
 
-    def start(self, run_dir: Path | None, config: Mapping[str, Any], *, step: int) -> None:
+    def start(self, run_dir: Path | None, config: Mapping[str, object], *, step: int) -> None:
         """Open the destination.
 
         Args:
@@ -52,12 +52,12 @@ class Logger(Protocol):
 class _TensorBoard:
     """TensorBoard files in the run's folder ``tensorboard/``; tables become text."""
 
-    def start(self, run_dir: Path | None, config: Mapping[str, Any], *, step: int) -> None:
+    def start(self, run_dir: Path | None, config: Mapping[str, object], *, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = "tensorboard"
+        folder = TENSORBOARD
         if run_dir is not None:
-            folder = str(run_dir / "tensorboard")
+            folder = str(run_dir / TENSORBOARD)
         purge_step = None
         if step > 0:  # values from before the resume are void
             purge_step = step + 1
@@ -83,9 +83,9 @@ class _Tracker:
         self.name = name
         self._module = package(name, name)
 
-    def start(self, run_dir: Path | None, config: Mapping[str, Any], *, step: int) -> None:
+    def start(self, run_dir: Path | None, config: Mapping[str, object], *, step: int) -> None:
         # A resumed run continues under its name, in Weights & Biases under its id.
-        options: dict[str, Any] = {
+        options: dict[str, object] = {
             "project": os.environ.get(f"{self.name.upper()}_PROJECT", PROJECT),
             "config": dict(config),
             "resume": "allow" if step else "never",
@@ -94,7 +94,7 @@ class _Tracker:
             options["name"] = run_dir.name
         if run_dir is not None and self.name == "wandb":
             options["dir"] = str(run_dir)
-            options["id"] = self._run_id(run_dir / "wandb.id", is_resumed=step > 0)
+            options["id"] = self._run_id(run_dir / WANDB_ID, is_resumed=step > 0)
         with redirect_stdout(sys.stderr):  # stdout is for results
             self._run = self._module.init(**options)
 
@@ -111,7 +111,7 @@ class _Tracker:
         with redirect_stdout(sys.stderr):
             self._module.finish()
 
-    def _converted(self, value: Any) -> Any:
+    def _converted(self, value: object) -> object:
         """Return an array as a histogram of the package, a list as a table; other values unchanged."""
         if isinstance(value, np.ndarray):
             return self._module.Histogram(value)
@@ -148,7 +148,7 @@ def _make_logger(choice: str | Logger) -> Logger:
     """Return the logger of a name; an object with the methods of `Logger` is returned unchanged."""
     if isinstance(choice, str):
         if choice not in NAMED:
-            raise ValueError(f"logger is {choice!r}, expected one of {', '.join(NAMED)}, or an algos.Logger")
+            raise ValueError(f"logger is {choice!r}, expected one of {', '.join(NAMED)}, or a Logger")
         package(choice, choice)
         return NAMED[choice]()
     if isinstance(choice, Logger) and not isinstance(choice, type):
@@ -175,7 +175,7 @@ class Logs:
         run_dir: str | Path | None,
         loggers: Sequence[Logger] = (),
         *,
-        config: Mapping[str, Any],
+        config: Mapping[str, object],
         before: Sequence[Mapping[str, float]] = (),
     ) -> None:
         self.failures = 0
@@ -324,7 +324,7 @@ class Logs:
                 _log.warning("the logger %s failed, the run continues: %r", name, error)
 
 
-def _plain_number(value: Any) -> Any:
+def _plain_number(value: Any) -> float:
     """Return a number of NumPy, or a tensor of one element, as a number of Python, for JSON."""
     if getattr(value, "size", None) == 1:
         return value.item()
@@ -366,25 +366,26 @@ def _iteration_of(line: str) -> float:
         return float("inf")
 
 
-def _columns(table: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+def _columns(table: Sequence[Mapping[str, object]]) -> tuple[list[str], list[list[object]]]:
     """Return names and rows of a table; missing values become None, nested ones JSON."""
     names = list(dict.fromkeys(name for row in table for name in row))
     rows = [[_cell(row.get(name)) for name in names] for row in table]
     return names, rows
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> object:
     """Return a value of a table, as JSON if it is nested."""
     if isinstance(value, (dict, list)):
         return json.dumps(value, ensure_ascii=False)
     return value
 
 
-def _markdown(table: Sequence[Mapping[str, Any]]) -> str:
+def _markdown(table: Sequence[Mapping[str, object]]) -> str:
     """Return a table as Markdown."""
     names, rows = _columns(table)
     lines = []
-    for row in (names, ["---"] * len(names), *rows):
+    rows_of_cells: list[Sequence[object]] = [names, ["---"] * len(names), *rows]
+    for row in rows_of_cells:
         cells = [str(value).replace("|", "\\|").replace("\n", "<br>") for value in row]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

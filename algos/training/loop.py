@@ -17,15 +17,15 @@ import numpy as np
 from tensordict import TensorDict
 from torch import Tensor
 
-from algos.config import ClippedConfig, PolicyGradientConfig, field_values
+from algos.config import ClippedConfig, Config, PolicyGradientConfig, field_values
 from algos.ranks import collectives
 from algos.storage.checkpoint import goes_back
 from algos.storage.provenance import commit
+from algos.storage.run_files import UNFINISHED, UNSCORED
 from algos.storage.run_folder import (
     BROKEN_OFF,
     FAILED,
     STOPPED,
-    UNFINISHED,
     checkpoint_steps,
     has_nothing_to_resume,
     lock_run_folder,
@@ -38,7 +38,7 @@ from algos.training.invariants import InvariantError, check_finite, check_inert
 from algos.training.learner import Learner
 from algos.training.live_view import LiveView
 from algos.training.loggers import Logger, Logs, make_loggers
-from algos.training.metrics import EpisodeMeter, Metrics, reference_metrics
+from algos.training.metrics import EpisodeMeter, Metrics, group_metrics, reference_metrics, rollout_metrics
 from algos.training.run import Callback, Run
 from algos.training.save import spec_of
 from algos.training.signals import SIGNALS, Interrupted, Request, deferred_signals
@@ -51,20 +51,24 @@ from textenv.rewards.training import training
 from textenv.rollout import is_episode_env
 
 logger = logging.getLogger(__name__)
+Diagnosis = Callable[[Any, TensorDict], Metrics]
+"""Function of an agent, of the class that the user knows, and its rollout after an update; returns metrics."""
+Scalar = int | float | str | bool | None
+"""Value of a run's configuration, as loggers get it."""
 
 
 @check_names
 def learn(
-    agent: Learner,
+    agent: Learner[Config],
     total_steps: int,
     *,
     run_dir: str | Path | None = None,
     progress: bool = False,
-    on_iteration: Callable[[Metrics], Any] | None = None,
+    on_iteration: Callable[[Metrics], object] | None = None,
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[str | Logger] = (),
     sample_every: int = 10,
-    diagnose: Callable[[Any, TensorDict], Metrics] | None = None,
+    diagnose: Diagnosis | None = None,
     checkpoint_every: int | None = None,
     resume: str | Path | None = None,
     overwrite: bool = False,
@@ -193,8 +197,8 @@ def _check_callbacks(callbacks: Sequence[Callback], on_iteration: object) -> Non
 def _train(
     run: Run,
     logs: Logs,
-    diagnose: Callable[[Any, TensorDict], Metrics] | None,
-    on_iteration: Callable[[Metrics], Any] | None,
+    diagnose: Diagnosis | None,
+    on_iteration: Callable[[Metrics], object] | None,
     *,
     checkpoint_every: int | None,
     request: Request,
@@ -214,7 +218,7 @@ def _train(
             break
 
 
-def _iteration(run: Run, diagnose: Callable[[Any, TensorDict], Metrics] | None, *, start: float) -> bool:
+def _iteration(run: Run, diagnose: Diagnosis | None, *, start: float) -> bool:
     """Run one iteration and record it, even if a callback fails; return True if a callback ends the training."""
 
     def on_rollout(rollout: TensorDict) -> None:
@@ -235,11 +239,11 @@ def _iteration(run: Run, diagnose: Callable[[Any, TensorDict], Metrics] | None, 
         run.record(metrics)
 
 
-def _configuration(run: Run) -> dict[str, Any]:
+def _configuration(run: Run) -> dict[str, Scalar]:
     """Return the configuration of a run for loggers: numbers, texts and None, by name."""
     agent = run.agent
     spec = spec_of(agent.env)
-    configuration: dict[str, Any] = {"environment": None}
+    configuration: dict[str, Scalar] = {"environment": None}
     if spec is not None:
         configuration["environment"] = spec.id
     configuration["algorithm"] = type(agent).__name__
@@ -363,9 +367,9 @@ def _save_what_is_left(error: BaseException, run: Run, run_dir: Path) -> None:
             error.add_note(f"the agent in its present state is saved in {run_dir}")
 
 
-def _write_unscored(answers: Sequence[Mapping[str, Any]], run_dir: Path) -> Path:
+def _write_unscored(answers: Sequence[Mapping[str, object]], run_dir: Path) -> Path:
     """Write answers that could not be scored, one a line; return the file, which each rank has for itself."""
-    name = "unscored.jsonl"
+    name = UNSCORED
     if collectives.rank() > 0:
         name = f"unscored-{collectives.rank()}.jsonl"
     lines = [json.dumps(answer, default=str) + "\n" for answer in answers]
@@ -385,9 +389,9 @@ def _ending(error: BaseException, run: Run) -> str:
 
 
 def iterate(
-    agent: Learner,
+    agent: Learner[Config],
     meters: tuple[EpisodeMeter, EpisodeMeter],
-    diagnose: Callable[[Any, TensorDict], Metrics] | None = None,
+    diagnose: Diagnosis | None = None,
     on_rollout: Callable[[TensorDict], None] | None = None,
     rollout: TensorDict | None = None,
 ) -> Metrics:
@@ -445,6 +449,10 @@ def iterate(
 
     # Update
     metrics |= agent.update(rollout)
+    if "advantage" in rollout.keys():  # DQN computes none
+        metrics |= rollout_metrics(rollout)
+        if agent.config.episodes_per_group > 1:
+            metrics |= group_metrics(rollout)
     updated = time.perf_counter()
     if diagnose is not None:  # before the normalizer update, which would count as a change of the policy
         metrics |= diagnose(agent, rollout)
@@ -459,7 +467,7 @@ def iterate(
     }
 
 
-def _charge_penalty(agent: Learner, penalty: KLPenalty, rollout: TensorDict) -> None:
+def _charge_penalty(agent: Learner[Config], penalty: KLPenalty, rollout: TensorDict) -> None:
     """Charge the KL penalty: change the rewards, and add ``reference_log_prob`` and ``kl`` to the rollout."""
     # Options of the check at the first rollout. They are passed only if the config sets them, so a user's own penalty
     # need not accept them

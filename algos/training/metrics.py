@@ -101,13 +101,16 @@ def sampler_gap(batch: TensorDict, log_ratio: Tensor) -> StepMetrics:
     return {"policy/sampler_gap": (log_ratio.detach().abs() * batch["log_weight"]).sum()}
 
 
-def ratio_metrics(batch: TensorDict, log_ratio: Tensor, *, clip_range: float) -> StepMetrics:
+def ratio_metrics(
+    batch: TensorDict, log_ratio: Tensor, *, clip_range: float, clip_higher: float | None = None
+) -> StepMetrics:
     """Distance between the policy and the old policy on a minibatch.
 
     Args:
         batch: the minibatch, or a part of it, with the column ``log_weight``.
         log_ratio: 0 where the mask is False.
-        clip_range: clip range of the loss.
+        clip_range: ε of the loss; ratios are clipped to [1 - ε, 1 + ε].
+        clip_higher: ε of the upper bound; None: ``clip_range``.
 
     Returns:
         ``policy/approx_kl``, nats per step, mean of ``ratio - 1 - log ratio`` (Schulman 2020, k3), and
@@ -116,9 +119,12 @@ def ratio_metrics(batch: TensorDict, log_ratio: Tensor, *, clip_range: float) ->
     log_ratio = log_ratio.detach()
     weight = batch["log_weight"]
     change = log_ratio.expm1()
+    if clip_higher is None:
+        clip_higher = clip_range
+    is_clipped = (change < -clip_range) | (change > clip_higher)
     return {
         "policy/approx_kl": ((change - log_ratio) * weight).sum(),
-        "policy/clip_frac": ((change.abs() > clip_range) * weight).sum(),
+        "policy/clip_frac": (is_clipped * weight).sum(),
     }
 
 

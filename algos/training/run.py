@@ -4,18 +4,20 @@ import logging
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import Any, NotRequired, Self, TypedDict, cast, overload
 
 import numpy as np
 from tensordict import TensorDict
 from torch import nn
 
+from algos.config import Config
 from algos.ranks import collectives
 from algos.storage.checkpoint import read_checkpoint, write_checkpoint
-from algos.storage.env_state import env_state, restore_objects, set_env_state
+from algos.storage.env_state import PartState, env_state, restore_objects, set_env_state
+from algos.storage.run_files import METRICS
 from algos.storage.run_folder import checkpoint_steps, checkpoints, run_folder_of
-from algos.storage.run_reader import METRICS
-from algos.storage.serialization import attributes, frozen_checksum, set_attributes
+from algos.storage.serialization import attributes, set_attributes
+from algos.storage.weights import frozen_checksum
 from algos.training.learner import Learner
 from algos.training.loggers import Logs, Values
 from algos.training.metrics import EpisodeMeter, Metrics
@@ -30,6 +32,45 @@ OF_RANK = ("policy_generator", "policy_memory", "collector")
 """Parts of an agent's state that differ between ranks, like the environment."""
 _Columns = tuple[tuple[str, type], ...]
 """Names of an iteration's metrics, and for each whether it is an int or a float."""
+
+
+class HistoryState(TypedDict):
+    """A `History` in a checkpoint."""
+
+    kinds: Sequence[Sequence[Sequence[object]]]
+    """Each distinct set of columns: their names, and whether they hold integers."""
+    rows: np.ndarray
+    """Number of the set of columns of each iteration."""
+    values: np.ndarray
+    """Values of all iterations, float64."""
+
+
+class RunState(TypedDict):
+    """Content of a checkpoint: what a resumed run needs."""
+
+    algorithm: str
+    steps: int
+    seconds: float
+    num_envs: int
+    """Environment slots of all ranks."""
+    seed: int
+    history: HistoryState
+    agent: dict[str, Any]
+    """What the agent's ``state_dict`` returns, on rank 0."""
+    frozen: NotRequired[int | None]
+    """Checksum of the frozen weights, which a checkpoint leaves out."""
+    environment: list[PartState] | None
+    """State of the environment of rank 0; None if it cannot be saved."""
+    random: NotRequired[dict[str, Any]]
+    """Global random generators of rank 0; absent before version 0.10."""
+    ranks: NotRequired[list[dict[str, Any]]]
+    """What differs on the other ranks: the parts `OF_RANK` of the agent, ``environment`` and ``random``."""
+    callbacks: NotRequired[Sequence[Sequence[Any]]]
+    """Name of the class and state of each callback; absent in runs of 0.3.0."""
+    listeners: NotRequired[dict[str, dict[str, object]]]
+    """States of other objects of the user; absent before version 0.10."""
+    watches: list[dict[str, object]]
+    """Attributes of the meters and of the reward-hacking monitor."""
 
 
 class History(Sequence[dict[str, float]]):
@@ -51,7 +92,7 @@ class History(Sequence[dict[str, float]]):
             self.append(row)
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
+    def from_state(cls, state: HistoryState) -> Self:
         """Restore a history from the result of `state`."""
         # Distinct sets of columns
         distinct: list[_Columns] = []
@@ -71,7 +112,7 @@ class History(Sequence[dict[str, float]]):
             start = end
         return history
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> HistoryState:
         """Return all iterations, for a checkpoint: each distinct set of names once, and the values in one array."""
         numbers = {columns: number for number, columns in enumerate(self._columns)}
         kinds = [[[name, as_type is int] for name, as_type in columns] for columns in numbers]
@@ -116,7 +157,7 @@ class Callback:
     def on_rollout(self, run: "Run", rollout: TensorDict) -> None:
         """Read a rollout (`textenv.rollout`), KL included, before the policy is updated on it."""
 
-    def on_iteration(self, run: "Run", metrics: Metrics) -> Any:
+    def on_iteration(self, run: "Run", metrics: Metrics) -> object:
         """Read the metrics of an iteration, and add numbers to them before they are logged.
 
         Returns:
@@ -126,7 +167,7 @@ class Callback:
     def on_end(self, run: "Run") -> None:
         """Act after the last iteration, before the agent is saved; not called if an error ended the training."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """State that a resumed run needs, of the types that `algos.storage.serialization.to_json` accepts."""
         return {}
 
@@ -148,12 +189,12 @@ class Run:
 
     def __init__(
         self,
-        agent: Learner,
+        agent: Learner[Config],
         *,
         total_steps: float = 0,
         run_dir: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
-        listeners: Mapping[str, Any] | None = None,
+        listeners: Mapping[str, object] | None = None,
         in_folder: bool = False,
     ) -> None:
         self.agent = agent
@@ -212,7 +253,7 @@ class Run:
             FileNotFoundError: if there is no checkpoint.
             ValueError: if it is damaged, or of another agent or environment.
         """
-        state = read_checkpoint(folder)
+        state = cast("RunState", read_checkpoint(folder))
         algorithm = type(self.agent).__name__
         if state.get("algorithm") != algorithm:
             raise ValueError(f"{folder} is a run of {state.get('algorithm')}, but this agent is {algorithm}")
@@ -227,7 +268,7 @@ class Run:
             by_steps = {checkpoint_steps(path): path for path in checkpoints(run_folder_of(folder))}
             self.newest = by_steps.get(self.steps)
 
-    def _restore(self, state: dict[str, Any], folder: Path) -> None:
+    def _restore(self, state: RunState, folder: Path) -> None:
         """Restore everything from the content of a checkpoint; raise an error of any kind if it does not fit."""
         self._check_setup(state)
         self._restore_agent(state, folder)
@@ -239,7 +280,7 @@ class Run:
         self._restore_history(state, folder)
         self._restore_observers(state)
 
-    def _check_setup(self, state: dict[str, Any]) -> None:
+    def _check_setup(self, state: RunState) -> None:
         """Raise a ValueError unless the agent has as many environment slots as the run, and its seed."""
         slots = self.agent.env.num_envs * collectives.world_size()
         if state["num_envs"] != slots:
@@ -251,7 +292,7 @@ class Run:
         if state["seed"] != seed:
             raise ValueError(f"the run has seed {state['seed']} and this agent {seed}: leave the seed out")
 
-    def _restore_agent(self, state: dict[str, Any], folder: Path) -> None:
+    def _restore_agent(self, state: RunState, folder: Path) -> None:
         """Restore agent and environment; with another number of processes, environments and actions begin anew."""
         agent = self.agent
 
@@ -299,7 +340,7 @@ class Run:
             agent.collector.observation = None
             agent.collector.seed = new_seed
 
-    def _restore_history(self, state: dict[str, Any], folder: Path) -> None:
+    def _restore_history(self, state: RunState, folder: Path) -> None:
         """Restore the metrics of all iterations; warn if ``metrics.jsonl`` has fewer."""
         self.history = History.from_state(state["history"])
         path = run_folder_of(folder) / METRICS
@@ -311,7 +352,7 @@ class Run:
                 "%s has %d of %d iterations: the rest are taken from the checkpoint", path, num_lines, len(self.history)
             )
 
-    def _restore_observers(self, state: dict[str, Any]) -> None:
+    def _restore_observers(self, state: RunState) -> None:
         """Restore meters, monitor, callbacks and listeners."""
         for observer, saved in zip((*self.meters, self.watch), state["watches"], strict=True):
             set_attributes(observer, saved)
@@ -410,8 +451,8 @@ class Run:
             self._has_warned = True
         return collectives.broadcast(folder)
 
-    def _state(self) -> dict[str, Any]:
-        """Return everything that a resumed run needs; ``ranks`` has what differs on ranks other than the first."""
+    def _state(self) -> RunState:
+        """Return the content of a checkpoint."""
         agent = self.agent.state_dict()
         environment = env_state(self.agent.env)
         random_states = global_random_states()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from algos.storage.hub import agent_folder, download
 from algos.storage.provenance import made_by
+from algos.storage.run_files import CONFIG, POLICY
 from algos.storage.run_folder import replacing
 from algos.storage.run_reader import AgentRecord, DamagedRunError, check_record, read_record
 from textenv.device import find_device
@@ -23,6 +25,7 @@ from textenv.plain import plain
 if TYPE_CHECKING:
     import torch
 
+    from algos.config import Config
     from algos.policies.policy import Policy
     from algos.training.learner import Learner
 
@@ -34,7 +37,7 @@ VECTOR_ONLY = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
 """Arguments of a vector environment's spec that the environment itself does not have."""
 
 
-def save(agent: Learner, folder: str | Path) -> Path:
+def save(agent: Learner[Config], folder: str | Path) -> Path:
     """Write an agent's policy and config; a language model goes to ``policy/`` as a `transformers` folder.
 
     States of rewards and of other objects of the environment go to ``objects.safetensors``, which
@@ -53,7 +56,7 @@ def save(agent: Learner, folder: str | Path) -> Path:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with replacing(folder / "config.json") as new_config, replacing(folder / "policy") as new_weights:
+        with replacing(folder / CONFIG) as new_config, replacing(folder / POLICY) as new_weights:
             new_weights.mkdir()
             description = _write_policy_and_describe(agent, new_weights)
             new_config.write_text(json.dumps(description, indent=2, default=describe) + "\n", encoding="utf-8")
@@ -63,7 +66,7 @@ def save(agent: Learner, folder: str | Path) -> Path:
     return folder
 
 
-def _write_policy_and_describe(agent: Learner, policy_folder: Path) -> dict[str, Any]:
+def _write_policy_and_describe(agent: Learner[Config], policy_folder: Path) -> dict[str, Any]:
     """Write the policy into a folder; return the content of ``config.json``."""
     from textenv.envs.vector_env import TextVectorEnv
 
@@ -123,7 +126,7 @@ def load(
     _check_class(loaded_class, saved_name, folder)
 
     # Policy
-    weights = Path(folder) / "policy"
+    weights = Path(folder) / POLICY
     try:
         if _is_language_model(loaded_class):
             return loaded_class.load(weights, device=target)
@@ -165,7 +168,7 @@ def _policy_class(saved_name: str, folder: Path) -> Any:
     )
 
 
-def _check_class(policy_class: Any, saved_name: str, folder: Path) -> None:
+def _check_class(policy_class: object, saved_name: str, folder: Path) -> None:
     """Raise an error unless a class can load policies and has the name of the saved class."""
     if not isinstance(policy_class, type) or not callable(getattr(policy_class, "load", None)):
         raise TypeError(
@@ -214,7 +217,7 @@ def read_description(folder: str | Path) -> AgentRecord:
         DamagedRunError: if it is damaged, has another format, or names an environment with a module to import.
     """
     # The file
-    path = agent_folder(folder) / "config.json"
+    path = agent_folder(folder) / CONFIG
     if not path.is_file():
         raise FileNotFoundError(
             f"{folder} holds no saved agent ({path.name} is missing): give a folder written by agent.save(folder) "
@@ -270,7 +273,7 @@ def _rename_old_arguments(record: AgentRecord) -> None:
         environment["kwargs"] = renamed
 
 
-def describe(function: Any) -> str | dict[str, Any]:
+def describe(function: Callable[..., object]) -> str | dict[str, object]:
     """Describe a function in a config, such as a loss: its module and name; for `functools.partial` also arguments."""
     if isinstance(function, partial):
         return {"function": describe(function.func), "arguments": function.keywords}
@@ -282,7 +285,7 @@ def spec_of(env: Any) -> EnvSpec | None:
     return env.spec if isinstance(env.spec, EnvSpec) else None
 
 
-def _describe_environment(spec: EnvSpec | None) -> dict[str, Any] | None:
+def _describe_environment(spec: EnvSpec | None) -> dict[str, object] | None:
     """Describe an environment for ``config.json``.
 
     Returns:
@@ -293,7 +296,7 @@ def _describe_environment(spec: EnvSpec | None) -> dict[str, Any] | None:
         return None
 
     # Arguments as plain data
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     for name, value in spec.kwargs.items():
         if name in VECTOR_ONLY:
             continue

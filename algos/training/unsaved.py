@@ -4,7 +4,7 @@ import inspect
 import itertools
 import logging
 import zlib
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pickle import dumps
 from random import Random
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from algos.storage.env_state import user_objects
+from algos.training.learner import Learner
 from textenv.rewards.calling import reward_name
 from textenv.state import attributes_of, class_name, stateful_objects, used_objects, variables_of
 
@@ -36,7 +37,7 @@ class UnsavedState:
     Not of what only watches the training, such as callbacks, which may count as they like.
     """
 
-    def __init__(self, agent: Any) -> None:
+    def __init__(self, agent: Learner) -> None:
         self.agent = agent
         self._before = self._fingerprints()
         self._told: set[str] = set()
@@ -83,7 +84,7 @@ class UnsavedState:
                 fingerprints[f"{reward_name(used)}.{name}"] = fingerprint
         return fingerprints
 
-    def _stateless_objects(self) -> Iterator[Any]:
+    def _stateless_objects(self) -> Iterator[object]:
         """Yield the user's own objects that the training calls and that have no state to save."""
         objects = user_objects(self.agent.env)
         saved = {id(used) for used in stateful_objects(objects).values()}
@@ -95,7 +96,7 @@ class UnsavedState:
                 yield used
 
 
-def _saved_by(agent: Any) -> tuple[set[str], dict[str, Hashable]]:
+def _saved_by(agent: Learner) -> tuple[set[str], dict[str, Hashable]]:
     """Return the names that our part of an agent saves, and the fingerprints of what its own class adds, by name."""
     library: Any = next((base for base in type(agent).__mro__ if f"{base.__module__}.".startswith(OURS)), None)
     try:
@@ -109,7 +110,7 @@ def _saved_by(agent: Any) -> tuple[set[str], dict[str, Hashable]]:
     return set(ours), dict(_leaves(added))
 
 
-def _leaves(state: Mapping[Any, Any]) -> Iterator[tuple[str, Hashable]]:
+def _leaves(state: Mapping[Any, object]) -> Iterator[tuple[str, Hashable]]:
     for name, value in state.items():
         yield str(name).lstrip("_"), _fingerprint(value)
         if isinstance(value, Mapping):
@@ -118,18 +119,21 @@ def _leaves(state: Mapping[Any, Any]) -> Iterator[tuple[str, Hashable]]:
             yield from ((f"{name}.{place}", _fingerprint(part)) for place, part in enumerate(value))
 
 
-def _attributes(values: Mapping[str, Any], *, modules: bool = False) -> Iterator[tuple[str, Hashable]]:
+def _attributes(values: Mapping[str, object], *, modules: bool = False) -> Iterator[tuple[str, Hashable]]:
     """Yield the names and fingerprints of attributes that could be saved; of networks too, if ``modules``."""
     for name, value in values.items():
-        is_network = isinstance(value, (nn.Module, torch.optim.Optimizer))
-        if class_name(value).startswith(OURS) or (is_network and not modules):
+        if class_name(value).startswith(OURS):
             continue
-        fingerprint = _fingerprint(value.state_dict()) if is_network else _fingerprint(value)
+        if isinstance(value, (nn.Module, torch.optim.Optimizer)):
+            if not modules:
+                continue
+            value = value.state_dict()
+        fingerprint = _fingerprint(value)
         if fingerprint is not None:
             yield name, fingerprint
 
 
-def _fingerprint(value: Any) -> Hashable:
+def _fingerprint(value: object) -> Hashable:
     """Return a value that changes with numbers, arrays, generators and containers of these; None for others."""
     # Numbers and arrays
     if isinstance(value, (bool, int, float, complex, np.generic)):
@@ -161,7 +165,7 @@ def _fingerprint(value: Any) -> Hashable:
     return None
 
 
-def _of_parts(parts: Any) -> Hashable:
+def _of_parts(parts: Iterable[object]) -> Hashable:
     """Return the fingerprints of parts that have one; None if none has."""
     fingerprints = tuple(_fingerprint(part) for part in parts)
     return None if fingerprints and not any(fingerprints) else fingerprints

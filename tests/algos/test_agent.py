@@ -5,9 +5,10 @@ import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
 
-from algos import PPO, Case, LMPolicy, PPOConfig, collect, compare, evaluate, load, presets
+from algos import PPO, Case, LMPolicy, PPOConfig, collect, compare, evaluate, load
 from algos.cli import main
 from algos.make import make_policy
+from algos.recipe import Recipe
 from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from textenv import KLPenalty, ScheduledCoefficient, TextVectorEnv
@@ -48,7 +49,7 @@ def linear(steps):
     return 0.2 + min(steps / 100, 1.0) * (0.0 - 0.2)
 
 
-def test_a_function_of_the_steps_is_the_schedule_of_the_same_numbers():
+def test_a_function_of_steps_equals_its_schedule():
     one, other = text_agent(linear), text_agent(ScheduledCoefficient(0.2, 0.0, steps=100))
     history, same = one.learn(200), other.learn(200)
     betas = [row["reference/coefficient"] for row in history]
@@ -56,7 +57,7 @@ def test_a_function_of_the_steps_is_the_schedule_of_the_same_numbers():
     assert torch.equal(weights(one), weights(other))
 
 
-def test_a_function_goes_on_after_a_resume_and_its_agent_is_saved(tmp_path):
+def test_a_function_goes_on_after_a_resume(tmp_path):
     halved = lambda steps: 0.2 * 0.5 ** (steps / 50)  # noqa: E731
     whole = text_agent(halved)
     history = whole.learn(200)
@@ -75,13 +76,13 @@ def test_a_function_in_an_environment_and_in_a_recipe(tmp_path):
     agent = PPO(env, LMPolicy.load("embedded"), num_steps=None, num_episodes=4, minibatch_size=4)
     agent.learn(16, run_dir=tmp_path)
     main(["evaluate", str(tmp_path), "--num-episodes", "2", "--json"])  # its environment is known
-    recipe = presets.Recipe(env="textenv/Reviews-v0", config=agent.config, num_envs=4, kl_coef=linear)
+    recipe = Recipe(env="textenv/Reviews-v0", config=agent.config, num_envs=4, kl_coef=linear)
     assert recipe.build(1).penalty.coef == 0.2
-    control = presets.Recipe(env="CartPole-v1", num_envs=2, kl_coef=linear).build(1)
+    control = Recipe(env="CartPole-v1", num_envs=2, kl_coef=linear).build(1)
     assert control.penalty.coef == 0.2, "what is given is charged, on control too"
 
 
-def test_a_lambda_in_another_process_is_answered_with_what_to_do(tmp_path):
+def test_a_lambda_for_another_process_is_refused(tmp_path):
     case = Case("CartPole-v1", kl_coef=lambda steps: 0.1, total_steps=64)
     with refused(ValueError, "give processes=0, or define them in a file"):
         compare(case, seeds=1, run_dir=tmp_path, quiet=True)
@@ -101,14 +102,14 @@ WRONG = "expected a number \\(reward per nat\\), a function of the number of ste
     (lambda steps: True, ValueError, "returned True"), (lambda steps: float("nan"), ValueError, "returned nan"),
     (-1, ValueError, "coefficient is -1"), (float("nan"), ValueError, "coefficient is nan"),
 ])  # fmt: skip
-def test_what_no_coefficient_can_be_is_refused_when_the_agent_is_made(kl_coef, kind, said):
+def test_impossible_coefficients_are_refused(kl_coef, kind, said):
     with refused(kind, said):
         PPO(cartpole(), kl_coef=kl_coef)
     with refused(kind, said):
         KLPenalty(lambda: None, kl_coef)
 
 
-def test_a_function_that_turns_negative_is_said_when_it_does():
+def test_a_function_that_turns_negative_is_an_error():
     agent = text_agent(lambda steps: 0.1 - steps)
     with refused(ValueError, "the function of the KL coefficient returned -"):
         agent.learn(200)
@@ -121,19 +122,19 @@ def test_a_function_that_turns_negative_is_said_when_it_does():
     (lambda: evaluate(Echo(), LMPolicy.load("embedded")), ValueError, "textenv.TokenVectorEnv"),
     (lambda: collect(SyncVectorEnv([Echo] * 2), LMPolicy.load("embedded"), num_steps=4), ValueError, "TokenVectorEnv"),
     (lambda: make_policy(cartpole(), model="smollm2"), ValueError, "'smollm2', a language model, but CartPole"),
-    (lambda: presets.Recipe(env="CartPole-v1", model="smollm2").build(1), ValueError, "a language model, but CartPole"),
+    (lambda: Recipe(env="CartPole-v1", model="smollm2").build(1), ValueError, "a language model, but CartPole"),
     (lambda: PPOConfig(learning_rate=lambda p: p), ValueError, "linear, from learning_rate to final_learning_rate"),
     (lambda: PPOConfig(clip_range=lambda p: p), ValueError, "linear, from clip_range to final_clip_range"),
     (lambda: PPOConfig(ent_coef=lambda p: p), ValueError, "it has no schedule"),
     (lambda: PPO(cartpole()).learn(64, on_iteration=3), TypeError, "on_iteration is 3, expected a function"),
 ])  # fmt: skip
-def test_other_wrong_types_are_refused_before_anything_runs(make, kind, said):
+def test_wrong_types_are_refused_before_anything_runs(make, kind, said):
     with refused(kind, said):
         make()
 
 
 @pytest.mark.parametrize("words", [["--model", "embedded"], ["--model=embedded"], ["--model", "smollm2"]])
-def test_a_language_model_for_control_is_refused_on_the_command_line(words, tmp_path, capsys):
+def test_a_language_model_for_control_is_refused(words, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["train", "CartPole-v1", *words, "--total-steps", "64", "--run-dir", str(tmp_path)])
     assert "--model: only for text environments, not for CartPole-v1" in capsys.readouterr().err
@@ -144,7 +145,7 @@ def test_a_language_model_for_control_is_refused_on_the_command_line(words, tmp_
     (lambda: PPO(cartpole(), minibatch_size=1, normalize_advantage=False), "step"),
     (lambda: PPO(cartpole(), make_policy(cartpole(), policy="lstm"), minibatch_size=1), "row of steps"),
 ])  # fmt: skip
-def test_minibatches_of_one_unit_are_said_with_what_saves_memory(make, unit, caplog):
+def test_minibatches_of_one_unit_are_refused(make, unit, caplog):
     make()
     assert f"minibatch_size is 1: each {unit} is an optimizer step of its own" in caplog.text
     assert "micro_batch_size=1" in caplog.text

@@ -1,6 +1,7 @@
 """What a vector environment and a policy hand to the collector: flags, rewards, action masks, steps."""
 
 import gymnasium
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -122,7 +123,7 @@ def moves(mode, lengths=(2, 4), **options):
 
 
 @MODES
-def test_the_next_action_mask_of_a_truncated_state_is_its_own(mode):
+def test_a_truncated_state_has_its_own_next_mask(mode):
     """After 2 steps action 2 is open, after 4 steps action 1; the next episode would begin with action 0."""
     env = moves(mode, truncates=True)
     steps = collect(env, MLPPolicy(env.single_observation_space, env.single_action_space), num_steps=12)
@@ -136,7 +137,7 @@ def test_the_next_action_mask_of_a_truncated_state_is_its_own(mode):
 
 
 @MODES
-def test_dqn_bootstraps_a_truncated_state_over_its_own_actions(mode):
+def test_dqn_bootstraps_over_the_states_own_actions(mode):
     """Q-values 0, 10 and 20 of the three actions; after 2 steps only action 2 is open: target 1 + .5·20."""
     env = moves(mode, lengths=(2, 2), truncates=True)
     policy = QPolicy(env.single_observation_space, env.single_action_space, hidden=(4,))
@@ -179,7 +180,7 @@ class Stuck(Moves):
 
 @MODES
 @pytest.mark.parametrize("length", [1, 2])
-def test_an_episode_that_goes_on_without_an_action_is_refused(mode, length):
+def test_an_ongoing_episode_without_actions_is_refused(mode, length):
     """At the first observation, or after a step; a forbidden action would be taken without a word."""
     env = SyncVectorEnv([lambda: Moves(5), lambda: Stuck(length)], autoreset_mode=mode)
     with refused(ValueError, r"info\['action_mask'\] allows no action in slot 1", "terminated"):
@@ -187,7 +188,7 @@ def test_an_episode_that_goes_on_without_an_action_is_refused(mode, length):
 
 
 @pytest.mark.parametrize("kind", [MLPPolicy, QPolicy, algos.LSTMPolicy])
-def test_a_policy_does_not_choose_where_no_action_is_allowed(kind):
+def test_a_policy_does_not_choose_among_no_actions(kind):
     policy = kind(spaces.Box(-1, 1, (4,)), spaces.Discrete(3))
     mask = torch.tensor([[True, False, False], [False, False, False]])
     with refused(ValueError, "action_mask allows no action in slot 1"):
@@ -223,7 +224,7 @@ class Words(gymnasium.Env):
     observation_space, action_space = spaces.Dict(a=spaces.Box(0, 1, (4,)), b=spaces.Text(3)), spaces.Discrete(2)
 
 
-def test_an_agent_refuses_observations_that_its_own_policy_could_not_get():
+def test_observations_unlike_the_policys_are_refused():
     with refused(ValueError, "Own cannot read Text", "--wrapper"):
         PPO(SyncVectorEnv([Words]), Own(lambda x, net: Step(ACTION, LOG_PROB)))
 
@@ -236,3 +237,79 @@ def test_a_wrong_step_is_found_at_act(name):
         collect(env, Own(step), num_steps=3)
     with refused(error, *words):
         evaluate(env, Own(step), num_episodes=2)
+
+
+class Noting(gym.Env):
+    """Notes every action that it is given."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (1,), np.float32), spaces.Box(-0.5, 0.25, (2,), np.float32)
+
+    def __init__(self):
+        self.given = []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, dtype=np.float32), {}
+
+    def step(self, action):
+        self.given.append(np.array(action))
+        return np.zeros(1, dtype=np.float32), 0.0, False, False, {}
+
+
+def test_actions_are_clipped_only_for_the_environment():
+    single = Noting()
+    policy = MLPPolicy(single.observation_space, single.action_space)
+    rollout = collect(SyncVectorEnv([lambda: single]), policy, num_steps=50, seed=0)
+    drawn, given = rollout["action"][0], torch.from_numpy(np.stack(single.given))
+    assert (drawn.abs() > 0.5).any()
+    torch.testing.assert_close(given, drawn.clamp(torch.tensor(-0.5), torch.tensor(0.25)))
+
+
+class SaysSometimes(gym.Env):
+    """Three actions; a slot may say at every second step that only the last is open, or never say anything."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(3)
+
+    def __init__(self, *, says, size=3):
+        self.says, self.size = says, size
+
+    def info(self):
+        return {"action_mask": [0] * (self.size - 1) + [1]} if self.says and self.steps % 2 == 0 else {}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), self.info()
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(1, np.float32), 0.0, False, self.steps == 5, self.info()
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_a_slot_without_a_mask_leaves_all_actions_open(mode):
+    env = SyncVectorEnv([lambda: SaysSometimes(says=True), lambda: SaysSometimes(says=False)], autoreset_mode=mode)
+    policy = MLPPolicy(env.single_observation_space, env.single_action_space)
+    rollout = collect(env, policy, num_steps=40)
+    closed = ~rollout["action_mask"].all(-1)
+    assert closed[0].any() and not closed[0].all() and not closed[1].any()
+    assert (rollout["action"][0][closed[0] & rollout["mask"][0]] == 2).all()
+    assert set(rollout["action"][1].tolist()) == {0, 1, 2}
+
+
+def test_a_mask_of_another_size_is_refused():
+    env = SyncVectorEnv([lambda: SaysSometimes(says=True, size=4)], autoreset_mode=AutoresetMode.SAME_STEP)
+    with pytest.raises(ValueError, match=r"shape \(4,\) in a slot"):
+        collect(env, MLPPolicy(env.single_observation_space, env.single_action_space), num_steps=2)
+
+
+def test_an_environment_stepped_by_others_is_reset():
+    env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    policy = MLPPolicy(env.single_observation_space, env.single_action_space)
+    collector = algos.Collector(env, policy, seed=1)
+    collector.collect(num_steps=20)
+    algos.evaluate(env, policy, num_episodes=2)
+    rollout = collector.collect(num_steps=5)
+    assert rollout["is_init"][:, 0].all() and rollout["mask"][:, 0].all()
+    step = (rollout["next_observation"] - rollout["observation"])[:, 0].abs().max()
+    assert step < 0.5  # CartPole moves by .4 a step at the most here

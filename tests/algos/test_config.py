@@ -30,7 +30,7 @@ def numpy_scalar(value, wide):
 
 @pytest.mark.parametrize("wide", [True, False])
 @pytest.mark.parametrize("kind", EVERY)
-def test_each_field_takes_numbers_of_numpy_and_keeps_plain_ones(kind, wide):
+def test_fields_take_numpy_numbers_and_keep_plain_ones(kind, wide):
     own = kind()
     fields = {field.name: getattr(own, field.name) for field in dataclasses.fields(own)}
     same = kind(**{name: numpy_scalar(value, wide) for name, value in fields.items()})
@@ -54,14 +54,14 @@ def test_a_number_of_another_kind_is_refused(field, value, expected):
         algos.PPOConfig(**{field: value})
 
 
-def test_numbers_of_numpy_that_are_out_of_range_are_refused():
+def test_numpy_numbers_out_of_range_are_refused():
     with pytest.raises(ValueError, match="PPOConfig.num_steps is 0, expected an integer of at least 1"):
         algos.PPOConfig(num_steps=np.int64(0))
     with pytest.raises(ValueError, match="gamma is nan, expected a number from 0 to 1"):
         algos.PPOConfig(gamma=np.float32("nan"))
 
 
-def test_a_training_with_numbers_of_numpy_is_the_same_and_saved_whole(tmp_path):
+def test_training_by_numpy_numbers_is_the_same(tmp_path):
     def trained(number, real, folder):
         env = gymnasium.make_vec("CartPole-v1", num_envs=number(2), max_episode_steps=number(30))
         hidden = (number(8), number(8))

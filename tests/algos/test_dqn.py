@@ -129,7 +129,7 @@ def make_plain(agent):
 
 @pytest.mark.parametrize("limit", [None, 14])
 @MODES
-def test_what_is_remembered_are_the_environments_own_transitions(mode, limit):
+def test_the_memory_has_the_environments_transitions(mode, limit):
     """No reset rows, and the true successor where an episode ended; each is replayed in a single CartPole."""
     env = cartpole(3, mode, **({} if limit is None else dict(max_episode_steps=limit)))
     agent = make(env, learning_starts=1_000)
@@ -150,7 +150,7 @@ def test_what_is_remembered_are_the_environments_own_transitions(mode, limit):
 
 
 @MODES
-def test_actions_that_are_closed_next_are_remembered_as_such(mode):
+def test_the_memory_knows_actions_closed_next(mode):
     """Of `Gate` action t % 3 alone is open at time t; that holds at a rollout's last step too."""
     env = SyncVectorEnv([lambda n=n: Gate(n) for n in (2, 4, 5)], autoreset_mode=mode)
     agent = make(env, learning_starts=1_000, num_steps=7)
@@ -176,7 +176,7 @@ def test_the_oldest_steps_are_forgotten():
 # --- the update ------------------------------------------------------------------------------------------------------
 
 
-def test_the_target_network_is_renewed_exactly_every_so_many_gradient_steps():
+def test_the_target_network_is_renewed_on_schedule():
     """3 steps an update, a new target every 4: before steps 0, 4, 8 ... of the optimiser, and never else."""
     agent, renewed = make(), []
     renew = agent.target.load_state_dict
@@ -207,7 +207,7 @@ def test_nothing_is_learnt_before_it_starts():
     assert "value/loss" not in metrics and metrics["update/remembered"] == 32
 
 
-def test_exploration_falls_linearly_and_ends_with_training():
+def test_exploration_falls_linearly_to_its_end():
     """Share .5 of the training from 1 to .1: at a quarter .55, from a half on .1."""
     agent = make(exploration_fraction=0.5, final_exploration=0.1, learning_starts=1_000)
     for progress, expected in [(0.0, 1.0), (0.25, 0.55), (0.5, 0.1), (0.9, 0.1)]:
@@ -223,7 +223,7 @@ def test_exploration_falls_linearly_and_ends_with_training():
     assert agent.policy.exploration == pytest.approx(0.1)
 
 
-def test_the_policy_is_epsilon_greedy_over_the_open_actions():
+def test_it_is_epsilon_greedy_over_open_actions():
     """ε = .3, Q = 3 1 2: the best has .7 + .3/3, the others .1; with the best closed .7 + .15 and .15."""
     policy = QPolicy(spaces.Box(-1, 1, (2,)), spaces.Discrete(3), hidden=())
     policy.network[-1].weight.data.zero_()
@@ -245,7 +245,7 @@ def test_the_policy_is_epsilon_greedy_over_the_open_actions():
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_trained_agent_is_greedy_reproducible_and_comes_back_from_disk(tmp_path):
+def test_a_saved_agent_is_greedy_and_comes_back(tmp_path):
     def run(seed):
         agent = make(signals(), seed=seed, learning_rate=1e-2, gamma=0.5, gradient_steps=8)
         history = [{k: x for k, x in row.items() if not k.startswith("time/")} for row in agent.learn(1_500)]
@@ -282,7 +282,7 @@ def test_wrong_configs_are_refused(options, message):
         DQNConfig(**options)
 
 
-def test_policies_and_spaces_of_another_kind_are_refused():
+def test_other_policies_and_spaces_are_refused():
     env = cartpole()
     with pytest.raises(TypeError, match="MLPPolicy, but DQN trains only a QPolicy"):
         DQN(env, mlp_for(env))
@@ -290,7 +290,7 @@ def test_policies_and_spaces_of_another_kind_are_refused():
         QPolicy(spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (1,)))
 
 
-def test_a_rollout_of_another_source_can_be_learnt_from():
+def test_it_learns_from_any_rollout_of_the_schema():
     """`update` takes any rollout of the schema, as every algorithm does."""
     agent = make()
     rollout = algos.collect(agent.env, agent.policy, num_steps=20, seed=0)
@@ -318,7 +318,7 @@ class Closed(gym.Env):
 
 
 @MODES
-def test_a_time_limit_does_not_open_actions_that_the_final_state_has_not(mode):
+def test_a_time_limit_opens_no_closed_action(mode):
     """The closed action is worth 5 by the network as it begins: every target that looks at it would be 4.95."""
     env = SyncVectorEnv([Closed] * 2, autoreset_mode=mode)
     agent = make(env, learning_starts=16, batch_size=16, gradient_steps=20)
@@ -349,7 +349,7 @@ def test_values_of_a_policy_are_those_of_open_actions():
 
 
 @pytest.mark.parametrize("start", [0, 5, -3])
-def test_actions_that_begin_elsewhere_than_at_0_are_stored_and_learnt_as_they_are(start):
+def test_actions_may_begin_elsewhere_than_at_0(start):
     """Two actions, of which the second pays 1 and ends the episode."""
 
     class Paid(Closed):

@@ -1,5 +1,6 @@
 """Losses against numbers worked out by hand, value and gradient, and against torchrl's."""
 
+import inspect
 from typing import get_args
 
 import pytest
@@ -8,6 +9,7 @@ from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 
+from algos.advantages import discounted_returns, gae
 from algos.config import AggregationName, PolicyLossName
 from algos.losses import (
     NAMED,
@@ -15,20 +17,21 @@ from algos.losses import (
     dual_clipped_policy_loss,
     fixed_length_mean,
     gspo_policy_loss,
+    log_ratio,
     policy_gradient_loss,
     sequence_mean,
     thresholded_policy_loss,
     token_mean,
     value_loss,
 )
-from algos.training.metrics import minibatch_means
+from algos.training.metrics import minibatch_means, ratio_metrics
 from tests.helpers.models import WORDS
 from tests.helpers.rollouts import junk
 
 TRUE = torch.ones((), dtype=torch.bool)
 
 
-def test_a_config_can_name_every_loss_and_aggregation_and_no_other():
+def test_a_config_names_every_loss_and_aggregation():
     assert {*get_args(PolicyLossName), *get_args(AggregationName)} == NAMED.keys()
 
 
@@ -51,10 +54,19 @@ def check(found, values, gradients):
 # --- by hand: the gradient by log π is that of ratio · A, for d ratio / d log π = ratio ------------------------------
 
 
-def test_policy_gradient_is_minus_the_advantage_at_every_entry():
+def test_the_policy_gradient_is_minus_the_advantage():
     """-A log π: .5 · 3 = 1.5 and so on; the gradient is -A whatever log π is."""
     found = slopes(policy_gradient_loss, [-0.5, -2.0, 0.0], [3.0, -1.0, 7.0])
     check(found, [1.5, -2.0, 0.0], [-3.0, 1.0, -7.0])
+
+
+@pytest.mark.parametrize(("higher", "outside"), [(None, 3), (0.3, 2), (0.05, 4)])
+def test_clip_frac_counts_ratios_beyond_either_bound(higher, outside):
+    """Below .8 is .7; above 1.2 are 1.25 and 1.4, above 1.3 only 1.4, and above 1.05 also 1.1."""
+    batch = TensorDict({"log_weight": torch.full((5,), 0.2)}, batch_size=[5])
+    log_ratio = torch.tensor([0.7, 0.85, 1.1, 1.25, 1.4]).log()
+    metrics = ratio_metrics(batch, log_ratio, clip_range=0.2, clip_higher=higher)
+    assert metrics["policy/clip_frac"].item() == pytest.approx(outside / 5)
 
 
 def test_clip_higher_widens_only_the_upper_side():
@@ -70,7 +82,7 @@ def test_clip_higher_widens_only_the_upper_side():
     check(found, [-2.4, -2.4, -1.4, 2.6, 1.6], [0.0, 0.0, -1.4, 2.6, 0.0])
 
 
-def test_the_dual_clip_bounds_negative_advantages_alone():
+def test_the_dual_clip_bounds_only_negative_advantages():
     """Ye et al. 2020, eq. 5, c = 3: max(min(r·A, clip(r)·A), c·A) where A < 0.
 
     A = -2: r = 5 gives max(-10, -6) = -6, flat; r = 2 gives max(-4, -6) = -4, slope -A·r = 4; r = .5 gives
@@ -83,7 +95,7 @@ def test_the_dual_clip_bounds_negative_advantages_alone():
     check(found, [3.0, 3.0], [0.0, 0.0])
 
 
-def test_a_row_whose_mean_ratio_has_run_away_adds_nothing():
+def test_a_row_of_too_large_a_mean_ratio_adds_nothing():
     """Means of 15.5 (out), 9 (in), 4 over the one entry that counts (in); ε = 100, so that no ratio is clipped."""
     ratio = torch.tensor([[1.0, 30.0], [2.0, 16.0], [4.0, 1.0]]).double()
     mask = torch.tensor([[True, True], [True, True], [True, False]])
@@ -95,7 +107,7 @@ def test_a_row_whose_mean_ratio_has_run_away_adds_nothing():
     check(found, [[0.0] * 2] * 3, [[0.0] * 2] * 3)
 
 
-def test_a_row_has_one_ratio_in_gspo_and_its_steps_share_the_slope():
+def test_gspo_has_one_ratio_a_row_with_a_shared_slope():
     """Geometric means 1.1 of 1.21 and 1, 2 of 4 and 1, and 1 of 2 and .5; ε = .2, A = 2 (rows 0, 1) and -1 (row 2).
 
     Row 0: -2.2 for each step, and by each log-ratio half of what both steps' losses slope: -2.2. Row 1: clipped to 1.2.
@@ -108,7 +120,7 @@ def test_a_row_has_one_ratio_in_gspo_and_its_steps_share_the_slope():
     check((found[0][1], found[1][1]), [-4.0] * 2, [-4.0] * 2)
 
 
-def test_a_single_step_is_a_row_of_its_own_for_the_threshold():
+def test_for_the_threshold_a_single_step_is_a_row():
     ratio = torch.tensor([1.0, 9.0, 11.0]).double()
     found = slopes(thresholded_policy_loss, ratio.log(), [1.0, 1.0, 1.0], clip_range=100.0)
     check(found, [-1.0, -9.0, 0.0], [-1.0, -9.0, 0.0])
@@ -117,12 +129,12 @@ def test_a_single_step_is_a_row_of_its_own_for_the_threshold():
 @pytest.mark.parametrize(
     ("loss", "options"), [(dual_clipped_policy_loss, {"limit": 1.0}), (thresholded_policy_loss, {"threshold": 0.5})]
 )
-def test_bounds_of_a_ratio_that_would_forbid_the_old_policy_are_refused(loss, options):
+def test_bounds_that_forbid_the_old_policy_are_refused(loss, options):
     with pytest.raises(ValueError, match=r"expected a ratio above 1"):
         slopes(loss, [0.0], [1.0], clip_range=0.2, **options)
 
 
-def test_the_value_loss_has_no_gradient_where_clipping_makes_it_worse():
+def test_a_worse_clipped_value_has_no_gradient():
     """Target 3, old value 0, range .5: the clipped value is .5 for 2, .1 for .1 and -.5 for -1.
 
     Errors 1 against 6.25, 8.41 against 8.41 and 16 against 12.25, halved; slope value - target where it is the worse.
@@ -147,7 +159,7 @@ ROWS = torch.tensor([[True, True, True, True], [False, True, False, False], [Fal
     ],
     ids=["token_mean", "sequence_mean", "fixed_length_mean"],
 )
-def test_aggregations_weigh_entries_as_worked_out_by_hand(aggregation, weights):
+def test_aggregations_weigh_entries_as_by_hand(aggregation, weights):
     """Loss of -A log π with A = 1, 2, 3, 4 and 5, log π = -1; the gradient of an entry is -A times its weight."""
     long, short = weights
     weight = aggregation(mask=ROWS)
@@ -194,14 +206,6 @@ def test_no_policy_loss_looks_outside_the_mask(loss, options):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize(("loss", "options"), POLICY_LOSSES, ids=lambda x: getattr(x, "__name__", ""))
-def test_policy_losses_refuse_shapes_that_would_broadcast(loss, options):
-    right = dict(log_ratio=torch.zeros(4, 1), advantage=torch.ones(4, 1), mask=TRUE.expand(4, 1)) | options
-    for name in ("log_ratio", "advantage"):
-        with pytest.raises(ValueError, match=r"(?s)(?=.*\(4,\))(?=.*\(4, 1\))"):
-            loss(**(right | {name: right[name][:, 0]}))
-
-
 # --- torchrl ---------------------------------------------------------------------------------------------------------
 
 
@@ -241,7 +245,7 @@ def gradient_of(loss, *modules):
 
 
 @pytest.mark.parametrize("kind", ["A2CLoss", "ReinforceLoss"])
-def test_policy_gradient_and_value_loss_agree_with_torchrl(kind):
+def test_policy_and_value_losses_agree_with_torchrl(kind):
     """Value and the gradient of every weight. Our entropy bonus against A2CLoss's too, with both coefficients."""
     import torchrl.objectives as objectives
 
@@ -289,7 +293,7 @@ class Actor(nn.Module):
 
 @pytest.mark.parametrize("high", [0.2, 0.28])
 @pytest.mark.parametrize("aggregation", [token_mean, sequence_mean])
-def test_the_clipped_loss_of_sequences_agrees_with_torchrls_grpo(aggregation, high):
+def test_the_clipped_loss_agrees_with_torchrls_grpo(aggregation, high):
     """GRPOLoss itself, on rows of unequal length: its token_mean and prompt_mean are our token and sequence means."""
     from torchrl.objectives.llm import GRPOLoss
 
@@ -319,3 +323,105 @@ def test_the_clipped_loss_of_sequences_agrees_with_torchrls_grpo(aggregation, hi
     (ours,), (other,) = gradient_of(found, actor), gradient_of(expected, actor)
     torch.testing.assert_close(ours, other, atol=1e-6, rtol=0)
     assert other.abs().max() > 1e-2
+
+
+FUNCTIONS = [gae, discounted_returns, log_ratio, value_loss, *(loss for loss, _ in POLICY_LOSSES)]
+
+
+def arguments(function, shape=(4, 1)):
+    """Valid arguments of a loss or estimator, by their names."""
+    no, yes = torch.zeros(shape, dtype=torch.bool), torch.ones(shape, dtype=torch.bool)
+    columns = {"terminated": no, "truncated": no, "mask": yes, "gamma": 0.9, "gae_lambda": 0.9, "clip_range": 0.2}
+    columns |= {"clip_higher": None, "limit": 3.0, "threshold": 10.0}
+    return {name: columns.get(name, torch.ones(shape)) for name in inspect.signature(function).parameters}
+
+
+def test_losses_and_gradients_ignore_junk_off_the_mask():
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.rand(4, 9, generator=generator) < 0.5
+    names = ("log_prob", "old_log_prob", "advantage", "value", "value_target", "old_value")
+    clean = {name: torch.randn(4, 9, generator=generator) * mask for name in names}
+    outside = torch.where(mask, 0.0, junk(mask.shape))
+    found = []
+    for columns in (clean, {name: x + outside.roll(i, 0) * ~mask for i, (name, x) in enumerate(clean.items())}):
+        dirty = {name: torch.where(mask, clean[name], x).requires_grad_() for name, x in columns.items()}
+        ratios = log_ratio(log_prob=dirty["log_prob"], old_log_prob=dirty["old_log_prob"], mask=mask)
+        loss = clipped_policy_loss(log_ratio=ratios, advantage=dirty["advantage"], mask=mask, clip_range=0.2)
+        error = value_loss(**{name: dirty[name] for name in names[3:]}, mask=mask, clip_range=0.3)
+        (loss + error).sum().backward()
+        found.append([loss, error, dirty["log_prob"].grad, dirty["value"].grad])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other) and (one[~mask] == 0).all() and (one != 0).any()
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8])
+def test_a_mask_that_is_not_bool_raises(function, dtype):
+    right = arguments(function)
+    function(**right)
+    with pytest.raises(TypeError, match="expected torch.bool"):
+        function(**(right | {"mask": right["mask"].to(dtype)}))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_unequal_shapes_raise_and_both_are_printed(function):
+    right = arguments(function)
+    tensors = [name for name, x in right.items() if isinstance(x, torch.Tensor)]
+    for name in tensors:
+        # [B] against [B, 1] would broadcast to [B, B] without a word.
+        with pytest.raises(ValueError, match=r"(?s)(?=.*\(4,\))(?=.*\(4, 1\))"):
+            function(**(right | {name: right[name][:, 0]}))
+
+
+def test_clipped_value_loss_without_old_value_raises():
+    right = arguments(value_loss)
+    with pytest.raises(ValueError, match="old_value"):
+        value_loss(**(right | {"old_value": None}))
+
+
+def torchrl_losses(data, *, clip_value):
+    """Policy and value loss by torchrl, of a softmax policy and values that are its networks' very outputs."""
+    from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+    from torch import nn
+    from torchrl.objectives import ClipPPOLoss
+
+    actor = ProbabilisticTensorDictSequential(
+        TensorDictModule(nn.Identity(), in_keys=["logits_in"], out_keys=["logits"]),
+        ProbabilisticTensorDictModule(
+            in_keys=["logits"],
+            out_keys=["action"],
+            distribution_class=torch.distributions.Categorical,
+            return_log_prob=True,
+        ),
+    )
+    critic = TensorDictModule(nn.Identity(), in_keys=["value_in"], out_keys=["state_value"])
+    loss = ClipPPOLoss(
+        actor, critic, clip_epsilon=0.2, entropy_bonus=False, critic_coeff=0.5, loss_critic_type="l2",
+        normalize_advantage=False, clip_value=clip_value, reduction="none",
+    )  # fmt: skip
+    found = loss(data)
+    return found["loss_objective"], found["loss_critic"]
+
+
+@pytest.mark.parametrize("clip_value", [None, 0.3])
+def test_losses_agree_with_torchrl(clip_value):
+    generator = torch.Generator().manual_seed(0)
+    n, mask = 400, torch.ones(400, dtype=torch.bool)
+    logits, old, value, target = (torch.randn(n, k, generator=generator) for k in (5, 1, 1, 1))
+    action = torch.randint(5, (n,), generator=generator)
+    log_prob = logits.log_softmax(-1).gather(1, action[:, None])[:, 0]
+    old_log_prob = log_prob + 0.4 * torch.randn(n, generator=generator)
+    advantage = torch.randn(n, generator=generator)
+    data = TensorDict(
+        {"logits_in": logits, "value_in": value, "state_value": old, "action": action, "action_log_prob": old_log_prob,
+         "advantage": advantage[:, None], "value_target": target}, batch_size=[n],
+    )  # fmt: skip
+    objective, critic = torchrl_losses(data, clip_value=clip_value)
+    ratios = log_ratio(log_prob=log_prob, old_log_prob=old_log_prob, mask=mask)
+    ours = clipped_policy_loss(log_ratio=ratios, advantage=advantage, mask=mask, clip_range=0.2)
+    assert ((ratios.exp() - 1).abs() > 0.2).sum() > 50
+    torch.testing.assert_close(ours, objective.reshape(n), atol=1e-5, rtol=0)
+    found = value_loss(
+        value=value[:, 0], value_target=target[:, 0], mask=mask, old_value=old[:, 0], clip_range=clip_value
+    )
+    torch.testing.assert_close(found, critic.reshape(n), atol=1e-5, rtol=0)

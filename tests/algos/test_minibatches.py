@@ -26,7 +26,7 @@ def sizes(steps, size, **options):
     ("steps", "size", "expected"),
     [(9, 4, [4, 5]), (10, 4, [4, 4, 2]), (5, 4, [5]), (4, 4, [4]), (3, 2, [3]), (3, 1, [1, 1, 1]), (1, 4, [1])],
 )
-def test_a_step_that_is_left_over_joins_the_minibatch_before_it(steps, size, expected):
+def test_a_step_left_over_joins_the_last_minibatch(steps, size, expected):
     assert sizes(steps, size) == expected
     assert sizes(steps, size, num_epochs=2) == 2 * expected
 

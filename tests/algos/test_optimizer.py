@@ -1,4 +1,4 @@
-"""Gradients of policy and value: clipped together, unless the value has a norm of its own."""
+"""`Optimizer`: its schedule and its clipping, by hand."""
 
 import math
 
@@ -8,6 +8,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from algos import PPOConfig
+from algos.config import Config
 from algos.optimizer import Optimizer
 
 
@@ -34,7 +35,7 @@ class TwoParts:
         ({"value_learning_rate": 0.1, "max_grad_norm": 10.0}, (3.0, 4.0)),
     ],
 )
-def test_policy_and_value_are_clipped_together_unless_the_value_has_its_own_norm(fields, clipped):
+def test_policy_and_value_are_clipped_together(fields, clipped):
     """Gradients 3 and 4 have norm 5: to at most .5 together they are .3 and .4; apart .5, and 2 of the value."""
     policy = TwoParts()
     config = PPOConfig(**({"learning_rate": 0.1, "max_grad_norm": 0.5} | fields))
@@ -44,3 +45,29 @@ def test_policy_and_value_are_clipped_together_unless_the_value_has_its_own_norm
     )
     assert (policy.weight.grad.item(), policy.value_weight.grad.item()) == pytest.approx(clipped, rel=1e-4)
     assert metrics["update/grad_norm"].item() == pytest.approx(math.hypot(3, 4), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {0.0: 1, 0.5: 1, 1.0: 1}),
+        ({"final_learning_rate": 0.2}, {0.0: 1, 0.5: 0.6, 1.0: 0.2}),
+        ({"warmup_ratio": 0.5}, {0.0: 0.01, 0.25: 0.5, 0.5: 1, 1.0: 1}),
+        # Up to the full step size, and down over what is left.
+        ({"warmup_ratio": 0.2, "final_learning_rate": 0.0}, {0.1: 0.5, 0.2: 1, 0.6: 0.5, 1.0: 0}),
+        ({"warmup_ratio": 1.0, "final_learning_rate": 0.0}, {0.5: 0.5, 0.9: 0.9, 1.0: 1}),
+    ],
+)
+def test_the_step_size_warms_up_and_falls_to_its_end(options, expected):
+    descent = Optimizer([torch.nn.Parameter(torch.ones(1))], Config(learning_rate=1.0, **options))
+    for progress, rate in expected.items():
+        descent.schedule(progress)
+        assert descent.adam.param_groups[0]["lr"] == pytest.approx(rate)
+
+
+def test_a_loss_that_reaches_no_parameter_is_refused():
+    listed, other = (nn.Parameter(torch.ones(1)) for _ in range(2))
+    optimizer = Optimizer([listed], Config(learning_rate=0.1))
+    with pytest.raises(ValueError, match="no parameter of the optimizer has a gradient"):
+        optimizer.step(lambda part: (other.square().sum(), {}), TensorDict({}, batch_size=[1]))
+    assert listed.item() == 1

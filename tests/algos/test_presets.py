@@ -13,7 +13,7 @@ CONTROL = sorted(case for case in presets.RECIPES if not is_text(case[0]))
 
 
 @pytest.mark.parametrize(("env_id", "algorithm"), CONTROL)
-def test_a_recipe_makes_environment_policy_and_agent_and_takes_an_iteration(env_id, algorithm):
+def test_a_recipe_makes_an_agent_that_trains(env_id, algorithm):
     if env_id.startswith("LunarLander"):
         pytest.importorskip("Box2D")
     recipe = presets.recipe(env_id, algorithm)
@@ -34,7 +34,7 @@ def test_a_recipe_makes_environment_policy_and_agent_and_takes_an_iteration(env_
 
 
 @pytest.mark.parametrize("algorithm", ["a2c", "grpo", "ppo", "reinforce", "rloo", "trpo"])
-def test_an_environment_without_a_recipe_gets_the_algorithms_own(algorithm):
+def test_without_a_recipe_the_algorithms_own_is_taken(algorithm):
     control, text = presets.recipe("Blackjack-v1", algorithm), presets.recipe("textenv/Copy-v0", algorithm)
     assert type(control.config) is type(text.config) and text.config.num_steps is None
     assert text.kl_coef == presets.recipe("textenv/Copy-v0").kl_coef and control.kl_coef is None

@@ -14,7 +14,7 @@ from algos import LSTMPolicy, MLPPolicy, collect
 from algos.advantages import whiten
 from algos.trpo import TRPO, TRPOConfig, conjugate_gradient
 from tests.helpers.models import make_gpt2, make_llama
-from tests.helpers.rollouts import ANSWERS, with_empty_rows
+from tests.helpers.rollouts import ANSWERS
 from tests.helpers.small_agents import cartpole, lm_policy, scored
 from tests.helpers.text_envs import Script, play, text_env
 
@@ -40,7 +40,7 @@ def test_conjugate_gradients_solve_what_linalg_solves(seed):
     assert all(b < a for a, b in zip(errors, errors[1:], strict=False)) and errors[-1] < 1e-6 * errors[0]
 
 
-def test_conjugate_gradients_stop_where_the_residual_is_gone():
+def test_conjugate_gradients_stop_without_a_residual():
     """Of the unit matrix the first step is the solution, and a second would divide 0 by 0."""
     target, calls = torch.tensor([3.0, -1.0]), []
     found = conjugate_gradient(lambda x: calls.append(1) or x, target, steps=10)
@@ -117,7 +117,7 @@ SPACES = {
 
 @pytest.mark.parametrize("damping", [0.1, 1e-3])
 @pytest.mark.parametrize("kind", sorted(SPACES))
-def test_the_step_is_the_natural_gradient_of_the_closed_form(kind, damping):
+def test_the_step_is_the_exact_natural_gradient(kind, damping):
     """old + share · √(2δ / s'Hs) · s with s = H⁻¹g, H = Fisher + damping, by `torch.linalg.solve`."""
     space, figures = SPACES[kind]
     policy = linear_policy(space)
@@ -203,7 +203,7 @@ def surrogate_and_kl(old, policy, rollout):
 
 @pytest.mark.parametrize("max_kl", [1e-3, 0.1])
 @EVERY
-def test_an_update_improves_the_surrogate_inside_the_trust_region(case, max_kl):
+def test_an_update_improves_inside_the_trust_region(case, max_kl):
     """Measured after the critic has learnt: so it moved nothing that the policy's probabilities depend on."""
     old, policy, rollout, metrics, _ = update(case, max_kl=max_kl)
     gain, kl = surrogate_and_kl(old, policy, rollout)
@@ -215,7 +215,7 @@ def test_an_update_improves_the_surrogate_inside_the_trust_region(case, max_kl):
 
 
 @EVERY
-def test_a_step_that_is_given_up_leaves_the_actor_bit_for_bit(case):
+def test_a_rejected_step_leaves_the_actor_to_the_bit(case):
     """A KL that is 1 nat too large at every try; its derivatives are as they were."""
 
     def spoil(policy):
@@ -231,17 +231,10 @@ def test_a_step_that_is_given_up_leaves_the_actor_bit_for_bit(case):
 
 
 @EVERY
-def test_every_weight_is_trained_and_by_one_of_the_two_steps(case):
+def test_every_weight_is_trained_by_one_of_two_steps(case):
     """The critic's are those that move where the actor's step is given up (the test above)."""
     old, policy, _, _, _ = update(case)
     assert all((p != q).any() for p, q in zip(policy.parameters(), old.parameters(), strict=True))
-
-
-@EVERY
-def test_an_update_is_deterministic(case):
-    one, two = (update(case) for _ in range(2))
-    assert one[3] == two[3]
-    assert all(torch.equal(p, q) for p, q in zip(one[1].parameters(), two[1].parameters(), strict=True))
 
 
 @pytest.mark.parametrize("reward", [0.0, 0.1, -7.3])
@@ -257,31 +250,19 @@ def test_constant_rewards_leave_the_actor_untouched(reward):
     assert moved == ([] if reward == 0 else ["value_head.weight", "value_head.bias"])
 
 
-def test_empty_rows_move_nothing():
-    found = []
-    for count in (0, 2):
-        env, policy, rollout, options = text_case(make_gpt2)
-        agent = TRPO(env, policy, TRPOConfig(**options, critic_epochs=1))
-        metrics = agent.update(with_empty_rows(rollout, count) if count else rollout)
-        assert metrics["rollout/empty_rows"] == count
-        found.append([p.detach() for p in policy.parameters()])
-    for one, two in zip(*found, strict=True):
-        torch.testing.assert_close(one, two, atol=1e-4, rtol=0)
-
-
-def test_a_first_rollout_without_a_step_does_not_hand_the_actor_to_the_critic():
+def test_an_empty_rollout_keeps_actor_and_critic_apart():
     env, policy, rollout, options = text_case(make_gpt2)
     agent = TRPO(env, policy, TRPOConfig(**options, learning_rate=1e-2))
     empty = rollout.clone()
     empty["mask"] = torch.zeros_like(empty["mask"])
     old = copy.deepcopy(policy)
-    assert agent.update(empty)["rollout/empty_rows"] == len(ANSWERS)
+    assert agent.update(empty) == {}
     assert all(torch.equal(p, q) for p, q in zip(policy.parameters(), old.parameters(), strict=True))
     metrics = agent.update(rollout)
     assert surrogate_and_kl(old, policy, rollout)[1] == pytest.approx(metrics["policy/approx_kl"], rel=1e-3)
 
 
-def test_a_policy_whose_weights_were_set_by_the_line_search_is_saved_and_loaded(tmp_path):
+def test_weights_set_by_the_line_search_are_saved(tmp_path):
     """They are views of one vector then, which is what file formats stumble over."""
     for number, case in enumerate(("gpt2", "mlp, box")):
         _, policy, rollout, _, agent = update(case)
@@ -291,7 +272,7 @@ def test_a_policy_whose_weights_were_set_by_the_line_search_is_saved_and_loaded(
         assert torch.equal(loaded.evaluate(rollout).log_prob, policy.evaluate(rollout).log_prob)
 
 
-def test_a_cartpole_rollout_with_reset_rows_is_improved_inside_the_trust_region():
+def test_a_rollout_with_reset_rows_is_improved():
     env = cartpole(4)
     policy = MLPPolicy(env.single_observation_space, env.single_action_space, hidden=(16,))
     rollout, old = collect(env, policy, num_steps=60, seed=0), copy.deepcopy(policy)

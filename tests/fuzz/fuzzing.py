@@ -33,18 +33,19 @@ from algos.cli.arguments import json_object, with_files
 from algos.config import CONFIGS
 from algos.make import make_policy, make_vector_environment, remake_environment
 from algos.policies.policy import WEIGHTS
-from algos.storage.checkpoint import MANIFEST, STATE, TENSORS, read_checkpoint
+from algos.storage.checkpoint import read_checkpoint
+from algos.storage.run_files import MANIFEST, STATE, TENSORS
 from algos.training.run import Run
 from algos.training.save import load, read_description
 from tests.fuzz.fuzz_inputs import KEYS, LEAVES, TARGETS, anything, changed, edited, fuzz, target, text_of
 from tests.helpers.models import WORDS, make_tokenizer
-from textenv import PromptList, load_prompts, split_prompts
+from textenv import load_prompts, split_prompts
 from textenv.envs.action_masks import ActionMasks
 from textenv.envs.turn import Turn
 from textenv.extras.human.feedback_file import FeedbackFile, scores
 from textenv.extras.safe_eval import FUNCTIONS, is_harmless
 from textenv.games import Calculator
-from textenv.prompts.prompts import Prompt, as_prompt
+from textenv.prompts.prompts import Prompt, PromptList, as_prompt
 from textenv.prompts.tokenize import prompt_ids
 from textenv.rewards.answer import answer_text
 from textenv.rewards.numeric import as_fraction, number_of, numeric_answer

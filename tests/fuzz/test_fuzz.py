@@ -9,14 +9,16 @@ import torch
 
 from algos import load
 from algos.cli import main
-from algos.storage.checkpoint import CHECKPOINT_FORMAT, MANIFEST, STATE, TENSORS, read_checkpoint
+from algos.storage.checkpoint import CHECKPOINT_FORMAT, read_checkpoint
+from algos.storage.run_files import MANIFEST, STATE, TENSORS
 from algos.training.run import Run
 from algos.training.save import read_description
 from tests.fuzz import fuzzing
 from tests.fuzz.fuzz_inputs import TARGETS, BrokenError, Tally, Target, attempt, fuzz, limited
 from tests.helpers.models import WORDS
-from textenv import PromptList, load_prompts
+from textenv import load_prompts
 from textenv.envs.action_masks import ActionMasks
+from textenv.prompts.prompts import PromptList
 from textenv.rewards import numeric_answer
 from textenv.rewards.scores import RewardError, Rows, Scores, read_scores
 

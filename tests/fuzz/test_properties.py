@@ -15,11 +15,10 @@ from algos.finetuning.packing import Example, pack
 from algos.minibatches import shuffle_and_split
 from tests.helpers.models import WORDS
 from tests.helpers.text_envs import EOS, PAD, Script, play, text_env
-from textenv import PromptList
 from textenv.envs.action_masks import ActionMasks
 from textenv.kl.estimators import k1, k2, k3
 from textenv.lm.sampling import greedy, restrict, sample, truncate
-from textenv.prompts.prompts import PromptOrder
+from textenv.prompts.prompts import PromptList, PromptOrder
 from textenv.rollout import following, masked_mean
 
 checked = settings(derandomize=True, deadline=None, database=None, max_examples=60)

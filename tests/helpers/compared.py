@@ -9,7 +9,7 @@ from algos.advantages import add_advantages
 from algos.config import ActorCriticConfig
 from algos.losses import policy_gradient_loss, value_loss
 from algos.minibatches import minibatches
-from algos.training.metrics import MetricMeans, minibatch_means, rollout_metrics
+from algos.training.metrics import MetricMeans, minibatch_means
 
 
 def short_cartpole(num_envs):
@@ -34,7 +34,7 @@ class OnlyGood(Agent[OnlyGoodConfig]):
         means = MetricMeans()
         for batch in minibatches(rollout, sequential=self.policy.sequential, generator=self.generator):
             means.add(self.optimizer.step(self.loss, batch))
-        return means.result() | rollout_metrics(rollout)
+        return means.result()
 
     def loss(self, batch):
         mask = batch["mask"]

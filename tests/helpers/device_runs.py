@@ -188,7 +188,7 @@ def reward_models(_):
 
 def registered(_):
     """The embedded model with the reference and the classifier of its environment."""
-    recipe = algos.presets.Recipe(
+    recipe = algos.Recipe(
         env="textenv/Reviews-v0", config=algos.PPOConfig(**TEXT), num_envs=4, kl_coef=0.1, device=DEVICE
     )
     env = recipe.environment()

@@ -16,8 +16,9 @@ from algos.policies.random_streams import UniformStreams
 from algos.training.loop import iterate
 from algos.training.metrics import EpisodeMeter
 from tests.helpers.models import make_tokenizer
-from textenv import KLPenalty, PromptList, TextVectorEnv
+from textenv import KLPenalty, TextVectorEnv
 from textenv.lm.sampling import greedy, sample
+from textenv.prompts.prompts import PromptList
 from textenv.rollout import Evaluation, following, sequences
 
 SYMBOLS, LENGTH, PROMPTS = 4, 3, 4

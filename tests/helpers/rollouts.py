@@ -3,6 +3,7 @@
 import copy
 
 import torch
+from tensordict import TensorDict
 from torch.nn import functional as F  # noqa: N812
 
 from tests.helpers.text_envs import EOS, PAD
@@ -77,3 +78,14 @@ def with_empty_rows(rollout, count):
     empty["mask"] = torch.zeros_like(empty["mask"])
     empty["reward"] = empty["reward"] + 5
     return torch.cat([empty, rollout])
+
+
+def draws(*shape, dtype=torch.float64, seed=1):
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def random_rollout(generator, rows, steps):
+    flags = {"mask": 0.7, "is_init": 0.25, "terminated": 0.2, "truncated": 0.15}
+    columns = {name: torch.rand(rows, steps, generator=generator) < share for name, share in flags.items()}
+    columns["reward"] = torch.randn(rows, steps, generator=generator)
+    return TensorDict(columns, [rows, steps])

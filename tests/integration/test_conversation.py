@@ -12,7 +12,8 @@ from algos import PPO, LMPolicy, PPOConfig, collect
 from algos.advantages import gae
 from tests.helpers.conversations import CHAT_WORDS, Parrot, chat_tokenizer
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from textenv import TRUNCATED, Prompt, TextVectorEnv, TokenEnv, TokenVectorEnv
+from textenv import TRUNCATED, Prompt, TextVectorEnv, TokenVectorEnv
+from textenv.envs.string_env import TokenEnv
 
 EOS, GOOD, BAD, DOT = (WORDS.index(word) for word in ("<eos>", "good", "bad", "."))
 TEXT = spaces.Text(100, charset="".join(map(chr, range(32, 127))))

@@ -64,7 +64,7 @@ def test_a_wrong_device_is_refused_before_loading(tmp_path):
         lambda: algos.load(tmp_path / "none", device="gpu"),
         lambda: algos.PPO(env, device="gpu"),
         lambda: algos.DQN(env, device="gpu"),
-        lambda: algos.presets.Recipe(env="CartPole-v1", device="gpu").build(1, env=env),
+        lambda: algos.Recipe(env="CartPole-v1", device="gpu").build(1, env=env),
     ):
         with pytest.raises(ValueError, match="device is 'gpu'"):
             call()

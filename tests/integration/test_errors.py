@@ -9,7 +9,8 @@ import algos
 from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, collect, sft
 from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_t5, make_tokenizer
-from textenv import KLPenalty, LanguageModel, RewardModel, TextVectorEnv, make_task
+from textenv import KLPenalty, LanguageModel, RewardModel, TextVectorEnv
+from textenv.tasks.builtin import make_task
 
 EOS = WORDS.index("<eos>")
 

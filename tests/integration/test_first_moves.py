@@ -39,6 +39,7 @@ from algos.training.save import read_description
 from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from textenv import TextEnv
+from textenv.lm.loading import load_tokenizer
 from textenv.registration import NAMES
 
 DATA = Path(__file__).parents[1] / "data"
@@ -259,9 +260,9 @@ def test_packages_show_names_and_modules():
         assert set(package.__all__) <= set(dir(package))
         classes = {name for name, _ in pydoc.inspect.getmembers(package, pydoc.inspect.isclass)}  # as help() does
         assert classes >= {name for name in package.__all__ if isinstance(getattr(package, name), type)}
-    program = "import algos, textenv; print(algos.losses.__name__, textenv.rewards.__name__)"
+    program = "import algos, textenv; print(algos.presets.__name__, textenv.rewards.__name__)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["algos.losses", "textenv.rewards"]
+    assert done.stdout.split() == ["algos.presets", "textenv.rewards"]
     with refused(AttributeError, "algos", "nonsense"):
         _ = algos.nonsense
     assert {"run_dir", "resume", "overwrite", "on_iteration"} <= set(pydoc.inspect.signature(PPO.learn).parameters)
@@ -288,6 +289,7 @@ def test_every_registered_id_needs_no_arguments(name):
 OWN = """
 import gymnasium
 import textenv
+from textenv.lm.loading import load_tokenizer
 
 gymnasium.register("Own-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=20)
 gymnasium.register("OwnText-v0", "textenv.registration:make_env", kwargs={"task": "Copy"})
@@ -297,7 +299,7 @@ def dots(num_envs=1, **options) -> textenv.TextVectorEnv:
     def reward(completions):
         return [float(text.count(".")) for text in completions]
 
-    tokenizer = textenv.lm.loading.load_tokenizer("embedded")
+    tokenizer = load_tokenizer("embedded")
     return textenv.TextVectorEnv(prompts=["this film"], reward=reward, tokenizer=tokenizer, num_envs=num_envs,
                                  max_new_tokens=4, **options)
 
@@ -340,7 +342,7 @@ def test_a_run_on_a_local_model_opens_from_anywhere(tmp_path, capsys, monkeypatc
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     LMPolicy.load("embedded").lm.model.save_pretrained("tiny")
-    textenv.lm.loading.load_tokenizer("embedded").save_pretrained("tiny")
+    load_tokenizer("embedded").save_pretrained("tiny")
     words = ["--total-steps", "32", "--config.num-episodes", "8", "--num-episodes", "2", "--json"]
     main(["train", "textenv/Periods-v0", "--model", "tiny", "--env-kwargs", '{"k": 1}', "--run-dir", "run", *words])
     monkeypatch.chdir(tmp_path)

@@ -24,7 +24,8 @@ from algos.make import make_policy, make_vector_environment
 from algos.storage.serialization import from_json
 from tests.helpers.finished_runs import run_of
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from textenv import Question, RewardModel, TerminalAnnotator, TextVectorEnv, TokenVectorEnv, load_prompts
+from textenv import RewardModel, TextVectorEnv, TokenVectorEnv, load_prompts
+from textenv.extras.human import Question, TerminalAnnotator
 from textenv.lm.loading import load_causal_lm, load_tokenizer, trust_remote_code
 from textenv.prompts.prompts import Prompt, as_prompt
 from textenv.prompts.tokenize import chat_ids, prompt_ids, reply_ids, text_ids
@@ -694,6 +695,7 @@ def test_a_run_of_ones_own_goes_on_unchanged(tmp_path, capsys):
     ({"tokenizer_name_or_path": "theirs"}, "sets tokenizer_name_or_path"),
     ({"loftq_config": {"loftq_bits": 4}}, "sets loftq_config"),
     ({"auto_mapping": {"parent_library": "theirs", "base_model_class": "Model"}}, "of the library 'theirs'"),
+    ({"auto_mapping": "theirs"}, "the auto_mapping 'theirs'"),
     ({"peft_type": "theirs"}, "the peft_type 'theirs'"),
     ({"base_model_name_or_path": ["theirs"]}, r"the base model \['theirs'\]"),
 ])  # fmt: skip

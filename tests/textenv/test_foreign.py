@@ -1,22 +1,25 @@
 """Each name of other libraries gets a hint, is ours, or is listed as one without a counterpart: by their signatures."""
 
+import ast
 import dataclasses
-import importlib
 import inspect
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import gymnasium
 import pytest
 
 import algos
+import textenv.foreign
 from algos import GRPO, PPO, EvaluateEvery, GRPOConfig, LMPolicy, MLPPolicy, PPOConfig
 from algos.cli import main
 from algos.cli.train import Train
 from algos.config import CONFIGS
+from algos.make import make_vector_environment
 from tests.helpers.errors import refused
-from textenv import KLPenalty, Rewards, TextVectorEnv
+from textenv import HumanReward, KLPenalty, Rewards, TextVectorEnv
 from textenv.foreign import ADVICE, FLAGS, METHODS, NO_EQUIVALENT, PLACES, RENAMED, our_names
 from textenv.names import advice, flag_advice, nearest
 
@@ -34,7 +37,7 @@ def names_of_ours():
     functions = (
         PPO.__init__, PPO.learn, algos.collect, algos.evaluate, MLPPolicy.__init__, LMPolicy.__init__, LMPolicy.load,
         TextVectorEnv.__init__, KLPenalty.__init__, Rewards.__init__, EvaluateEvery.__init__, algos.sft,
-        algos.make.make_vector_environment, importlib.import_module("textenv").HumanReward.__init__,
+        make_vector_environment, HumanReward.__init__,
     )  # fmt: skip
     for function in functions:
         names |= set(parameters(function))
@@ -90,6 +93,19 @@ def test_tables_are_consistent_and_name_what_exists():
     fields = {field.name for kind in (PPOConfig, GRPOConfig) for field in dataclasses.fields(kind)}
     assert not fields & (RENAMED.keys() | NO_EQUIVALENT)
     assert nearest("lr", ["gamma"]) is None and nearest("gama", ["gamma"]) == "gamma"
+
+
+def test_no_name_stands_twice_in_a_table():
+    """The later entry would silently replace the earlier one."""
+    tree = ast.parse(Path(textenv.foreign.__file__).read_text())
+    tables = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
+    assert len(tables) > 4
+    for table in tables:
+        keys = [key.value for key in table.keys]
+        values = [value.value for value in table.values]
+        texts = values if "num_steps" in keys else keys  # our name first: theirs are the values
+        names = " ".join(texts).split()
+        assert [name for name, count in Counter(names).items() if count > 1] == []
 
 
 @pytest.mark.parametrize("name", sorted(RENAMED.keys() | ADVICE.keys() | NO_EQUIVALENT))

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from textenv.checks.env_driver import MAX_STEPS, EnvDriver, ScriptedStep, StepResult, ids_of
 from textenv.prompts.plain_text import plain_text
-from textenv.rollout import Allowed, allowed_tokens, is_episode_env
+from textenv.rollout import Allowed, EpisodeEnv, allowed_tokens, is_episode_env
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -41,7 +41,7 @@ class CheckResult(NamedTuple):
         return "holds"
 
 
-def check_text_env(env: Any) -> None:
+def check_text_env(env: gymnasium.Env | VectorEnv) -> None:
     """Check an environment for common bugs; takes seconds and resets the environment.
 
     Args:
@@ -65,7 +65,7 @@ def raise_if_broken(results: Sequence[CheckResult], *, owner: str = "") -> None:
         raise ValueError(f"{owner}{len(broken)} of {len(results)} checks failed:\n{problems}")
 
 
-def run_checks(env: Any) -> list[CheckResult]:
+def run_checks(env: gymnasium.Env | VectorEnv) -> list[CheckResult]:
     """Run every check and return the results, including exceptions of the environment. Raises as `EnvDriver` does."""
     EnvDriver(env)  # raises if the spaces are wrong
     results = []
@@ -153,8 +153,8 @@ def _check_end_tokens(driver: EnvDriver) -> str:
             continue
         result = driver.step(end)
         name = "EOS"
-        if end != driver.tokenizer.eos_token_id:
-            name = driver.tokenizer.convert_ids_to_tokens(end)
+        if driver.tokenizer is not None and end != driver.tokenizer.eos_token_id:
+            name = str(driver.tokenizer.convert_ids_to_tokens(end))
         environment_replied = len(result.ids) > len(ids) + 1
         _demand(
             result.done or environment_replied or driver.conversation,
@@ -271,7 +271,7 @@ def _check_no_leak(driver: EnvDriver) -> str:
         # The completion that the environment reports, and the text of the tokens between prompt and EOS
         completion = result.info.get("completion")
         completion_ids = result.ids[len(prompt_ids) : -1]
-        expected = driver.tokenizer.decode(completion_ids, skip_special_tokens=True)
+        expected = str(driver.tokenizer.decode(completion_ids, skip_special_tokens=True))
         if driver.text_env is not None:
             expected = plain_text(completion_ids, driver.tokenizer)
         if completion is None:
@@ -287,12 +287,12 @@ def _check_no_leak(driver: EnvDriver) -> str:
 def _check_batched(driver: EnvDriver) -> str:
     """Episodes played by `advance` and by `step` have equal ids, masks, rewards and flags."""
     env = driver.vector
-    num_episodes = env.num_envs + 4
+    num_episodes = driver.vector.num_envs + 4
     if not is_episode_env(env):
         return "the environment has no batched form (start_episodes, advance, take_episodes)"
 
     # The rollout of `advance`
-    num_actions = _advance_to_end(driver, num_episodes, seed=11)
+    num_actions = _advance_to_end(driver, env, num_episodes, seed=11)
     rollout = env.take_episodes()
     is_init = rollout["is_init"].numpy()
     _demand(
@@ -322,9 +322,8 @@ def _check_batched(driver: EnvDriver) -> str:
     return ""
 
 
-def _advance_to_end(driver: EnvDriver, num_episodes: int, *, seed: int) -> np.ndarray:
+def _advance_to_end(driver: EnvDriver, env: EpisodeEnv, num_episodes: int, *, seed: int) -> np.ndarray:
     """Play the script's episodes by `advance`; return the number of actions of each, int64 ``[num_episodes]``."""
-    env = driver.vector
     env.start_episodes(num_episodes, seed=seed)
     num_actions = np.zeros(num_episodes, dtype=np.int64)
     while env.running.any():
@@ -459,10 +458,10 @@ CHECKS: dict[str, Callable[[EnvDriver], str]] = {
 """Checks by the name in the report."""
 
 
-def checked_variants(env_id: str, **arguments: Any) -> list[tuple[str, Callable[[], Any]]]:
+def checked_variants(env_id: str, **arguments: Any) -> list[tuple[str, Callable[[], gymnasium.Env | VectorEnv]]]:
     """Return constructors of a registered environment: single, and as a vector in each autoreset mode."""
     make_single = functools.partial(gymnasium.make, env_id, **arguments)
-    variants: list[tuple[str, Callable[[], Any]]] = [("single", make_single)]
+    variants: list[tuple[str, Callable[[], gymnasium.Env | VectorEnv]]] = [("single", make_single)]
     if gymnasium.spec(env_id).vector_entry_point:
         for mode in AutoresetMode:
             make_vector = functools.partial(gymnasium.make_vec, env_id, num_envs=3, **arguments, autoreset_mode=mode)

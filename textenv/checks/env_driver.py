@@ -1,16 +1,23 @@
 """`EnvDriver`: uniform access for the checker to slot 0 of any text environment, single or vector."""
 
-import math
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
+from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeGuard, runtime_checkable
+
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from textenv.envs.episode_batch import Info
 from textenv.envs.text_env import TextEnv
 from textenv.envs.vector_env import Conversation, TextVectorEnv
 from textenv.lm.ends import turn_ends
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MAX_STEPS = 4000
 """Number of steps after which an episode counts as endless."""
@@ -24,7 +31,7 @@ class StepResult(NamedTuple):
     reward: float
     terminated: bool
     truncated: bool
-    info: dict[str, Any]
+    info: Info
 
     @property
     def done(self) -> bool:
@@ -48,7 +55,7 @@ class ScriptedStep(NamedTuple):
 
 @runtime_checkable
 class _HasTokenizer(Protocol):
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
 
 
 class EnvDriver:
@@ -61,21 +68,22 @@ class EnvDriver:
         ValueError: if the spaces are different.
     """
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: gymnasium.Env | VectorEnv) -> None:
         # The vector environment, with the expected spaces
-        unwrapped = env.unwrapped
+        self.vector: VectorEnv
         if isinstance(env, VectorEnv):
-            self.vector: Any = unwrapped
-        elif isinstance(unwrapped, TextEnv):
-            self.vector = unwrapped.vector
+            self.vector = env.unwrapped
+        elif isinstance(env.unwrapped, TextEnv):
+            self.vector = env.unwrapped.vector
         else:  # DISABLED keeps the final state, so that a single environment is checked without autoreset
             self.vector = SyncVectorEnv([lambda: env], autoreset_mode="Disabled")
         self.observation_space = self.vector.single_observation_space
-        self.action_space = self.vector.single_action_space
+        action_space = self.vector.single_action_space
         if not isinstance(self.observation_space, spaces.Dict) or set(self.observation_space) != {"tokens", "length"}:
             raise ValueError(f"observation_space is {self.observation_space}, expected Dict(tokens=..., length=...)")
-        if not isinstance(self.action_space, spaces.Discrete):
-            raise ValueError(f"action_space is {self.action_space}, expected Discrete(size of the vocabulary)")
+        if not isinstance(action_space, spaces.Discrete):
+            raise ValueError(f"action_space is {action_space}, expected Discrete(size of the vocabulary)")
+        self.action_space = action_space
 
         # What is known of an environment of this library
         self.text_env: TextVectorEnv | None = None
@@ -86,8 +94,9 @@ class EnvDriver:
         """True if the environment replies: then the end of a turn need not end the episode."""
 
         # Tokens with a meaning
-        self.tokenizer: Any = None
-        holder = self.text_env or unwrapped
+        self.tokenizer: PreTrainedTokenizerBase | None = None
+        """The environment's tokenizer, maybe one of another library with the same methods."""
+        holder = self.text_env or env.unwrapped
         if isinstance(holder, _HasTokenizer):
             self.tokenizer = holder.tokenizer
         self.turn_ends = _turn_ends(self.text_env, self.tokenizer)
@@ -202,7 +211,7 @@ class EnvDriver:
             slot_info = _of_slot(info, slot)
             # In SAME_STEP mode the observation is already that of the next episode
             if self._ended[slot] and self.mode is AutoresetMode.SAME_STEP:
-                no_tokens: dict[str, Any] = {"tokens": np.zeros(0, dtype=np.int64), "length": 0}
+                no_tokens = {"tokens": np.zeros(0, dtype=np.int64), "length": np.zeros(1, dtype=np.int64)}
                 observation = slot_info.get("final_obs") or no_tokens
                 slot_info |= _of_slot(info.get("final_info", {}), slot)
             results.append(
@@ -258,19 +267,19 @@ class EnvDriver:
             self._ended[:] = False
             self._store_masks(info)
 
-    def _store_masks(self, info: dict[str, Any]) -> None:
+    def _store_masks(self, info: Info) -> None:
         """Keep the action masks of a reset or step."""
         self._masks = [None] * self.vector.num_envs
         if "action_mask" in info:
             self._masks = list(np.asarray(info["action_mask"]).astype(bool))
 
 
-def _turn_ends(text_env: TextVectorEnv | None, tokenizer: Any) -> list[int]:
+def _turn_ends(text_env: TextVectorEnv | None, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
     """Return the ids of the tokens that end the model's turns; empty if they are unknown."""
     from transformers import PreTrainedTokenizerBase
 
     if text_env is not None:
-        return list(text_env.ends.own.ids)
+        return list(text_env.ends.model_ends.ids)
     if isinstance(tokenizer, PreTrainedTokenizerBase):
         return list(turn_ends(tokenizer).ids)
     if tokenizer is None or tokenizer.eos_token_id is None:  # of a tokenizer of another library
@@ -278,7 +287,7 @@ def _turn_ends(text_env: TextVectorEnv | None, tokenizer: Any) -> list[int]:
     return [tokenizer.eos_token_id]
 
 
-def _of_slot(info: dict[str, Any], slot: int) -> dict[str, Any]:
+def _of_slot(info: Info, slot: int) -> Info:
     """Return one slot's entries of a vector environment's info."""
     entries = {}
     for name, column in info.items():
@@ -287,7 +296,7 @@ def _of_slot(info: dict[str, Any], slot: int) -> dict[str, Any]:
     return entries
 
 
-def ids_of(observation: dict[str, Any]) -> list[int]:
+def ids_of(observation: Mapping[str, np.ndarray]) -> list[int]:
     """Return the ids of one slot's observation, without padding; its ``length`` may have any shape."""
     length = np.ravel(observation["length"])[0]
     return observation["tokens"][:length].tolist()

@@ -104,10 +104,10 @@ class RewardCheckReport(JupyterMixin):
 
 
 def check_reward(
-    function: Callable[..., Any],
-    prompts: Sequence[Any] | None = None,
-    completions: Sequence[Any] | None = None,
-    columns: Mapping[str, Sequence[Any]] | None = None,
+    function: Callable[..., object],
+    prompts: Sequence[object] | None = None,
+    completions: Sequence[object] | None = None,
+    columns: Mapping[str, Sequence[object]] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     tolerance: float = TOLERANCE,
@@ -144,10 +144,14 @@ def check_reward(
 
 
 def run_reward_checks(
-    function: Callable[..., Any], prompts: Sequence[Any] | None = None, completions: Sequence[Any] | None = None,
-    columns: Mapping[str, Sequence[Any]] | None = None, tokenizer: PreTrainedTokenizerBase | None = None, *,
+    function: Callable[..., object],
+    prompts: Sequence[object] | None = None,
+    completions: Sequence[object] | None = None,
+    columns: Mapping[str, Sequence[object]] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
     tolerance: float = TOLERANCE,
-) -> RewardCheckReport:  # fmt: skip
+) -> RewardCheckReport:
     """Run the checks of `check_reward` and return the report, without an error if a check fails."""
     # A function that can be called with invented completions
     functions = [function]

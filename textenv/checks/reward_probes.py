@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from textenv.embedded.grammar import sample_review
-from textenv.prompts.messages import asked_and_answered
+from textenv.prompts.messages import Message, asked_and_answered
 from textenv.prompts.prompts import Prompt, PromptList, by_position
 from textenv.prompts.tokenize import text_ids
 from textenv.rewards.answer import answer_text
@@ -34,9 +34,9 @@ MAX_ROWS = 32
 class Row:
     """One completion, with its prompt and columns."""
 
-    prompt: Any
+    prompt: str | list[Message]
     answer: str
-    columns: Mapping[str, Any]
+    columns: Mapping[str, object]
     ended: bool = True
 
     def saying(self, answer: str, *, ended: bool = True) -> Row:
@@ -54,7 +54,7 @@ class Trial:
     """
 
     def __init__(
-        self, function: Callable[..., Any], rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase | None
+        self, function: Callable[..., object], rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase | None
     ) -> None:
         self.function = function
         self.rows = list(rows)
@@ -67,7 +67,7 @@ class Trial:
     def returned(self, rows: Sequence[Row]) -> Any:
         """Call the function with copies of these rows and return its result."""
         # Columns, as an environment makes them
-        columns: dict[str, Any] = {}
+        columns: dict[str, list[Any]] = {}
         names = {name for row in rows for name in row.columns}
         for name in names:
             columns[name] = [copy.deepcopy(row.columns.get(name)) for row in rows]
@@ -119,37 +119,39 @@ class Trial:
         return text_ids(answer, self.tokenizer)
 
 
-def _prompt_and_completion(row: Row) -> tuple[Any, Any]:
+def _prompt_and_completion(row: Row) -> tuple[str, str] | tuple[list[Message], list[Message]]:
     """Return a row's prompt and completion as an environment gives them to a reward: texts, or messages of a chat."""
     if isinstance(row.prompt, str):
         return row.prompt, row.answer
-    return asked_and_answered(copy.deepcopy(list(row.prompt)), row.answer)
+    return asked_and_answered(copy.deepcopy(row.prompt), row.answer)
 
 
 def make_rows(
-    prompts: Sequence[Any] | None, completions: Sequence[Any] | None, columns: Mapping[str, Sequence[Any]] | None,
+    prompts: Sequence[object] | None,
+    completions: Sequence[object] | None,
+    columns: Mapping[str, Sequence[object]] | None,
     tokenizer: PreTrainedTokenizerBase | None = None,
-) -> list[Row]:  # fmt: skip
+) -> list[Row]:
     """Make rows of prompts, completions and columns, and invent what is missing.
 
     Missing prompts and completions come from the grammar. If there are columns, every second missing completion is an
     entry of one of them.
 
     Args:
-        prompts: a sequence as in `textenv.PromptList`; a column named ``completion`` has the completions.
+        prompts: a sequence as in `PromptList`; a column named ``completion`` has the completions.
         completions, columns: see `textenv.check_reward`.
         tokenizer: decodes prompts that are token ids.
 
     Raises:
         ValueError: if the arguments differ in length, or are shorter than `MIN_ROWS`; if a column is given twice; or as
-            `textenv.PromptList`.
+            `PromptList`.
     """
     all_columns = {name: by_position(column) for name, column in (columns or {}).items()}
     if completions is not None:
         completions = by_position(completions)
 
     # Prompts may be mappings with further columns, one of them the completions
-    shown_prompts: list[Any] | None = None
+    shown_prompts: Sequence[str | list[Message]] | None = None
     if prompts is not None:
         max_prompts = None
         if completions is None and not columns:
@@ -195,13 +197,13 @@ def make_rows(
     return rows
 
 
-def _columns_of(prompts: Sequence[Prompt]) -> dict[str, list[Any]]:
+def _columns_of(prompts: Sequence[Prompt]) -> dict[str, list[object]]:
     """Return the further columns of prompts, with None where a prompt has no such column."""
     names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
     return {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
 
 
-def _read_prompts(prompts: Sequence[Any], *, max_prompts: int | None) -> list[Prompt]:
+def _read_prompts(prompts: Sequence[object], *, max_prompts: int | None) -> list[Prompt]:
     """Read the first prompts of a sequence, or all if ``max_prompts`` is None."""
     source = PromptList(prompts)
     count = len(source.prompts)
@@ -210,19 +212,20 @@ def _read_prompts(prompts: Sequence[Any], *, max_prompts: int | None) -> list[Pr
     return [source.prompt(index) for index in range(count)]
 
 
-def _shown_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -> Any:
+def _shown_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -> str | list[Message]:
     """Return a prompt as a reward function receives it: a text, or a list of messages."""
     content = prompt.content
     if isinstance(content, str):
         return content
-    if not isinstance(content[0], int):
-        return [dict(message) for message in content]
+    if prompt.messages:
+        return [message.copy() for message in prompt.messages]
     if tokenizer is None:
         raise ValueError("the prompts are token ids, and rewards receive their text: give their tokenizer")
-    return str(tokenizer.decode(list(content)))
+    ids = [token for token in content if isinstance(token, int)]
+    return str(tokenizer.decode(ids))
 
 
-def _text_of(prompt: Any) -> str:
+def _text_of(prompt: str | list[Message]) -> str:
     """Return the text of a prompt; that of a chat is the text of its messages, one below the other."""
     if isinstance(prompt, str):
         return prompt

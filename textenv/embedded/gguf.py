@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from textenv.embedded.cache import cache_root, cached, fingerprint, sha256
+from textenv.cache import cache_root, cached, fingerprint, sha256
 from textenv.progress import no_progress_bars
 
 SMOLLM2 = "smollm2"
@@ -92,11 +92,12 @@ def convert(file: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     # Settings beside the file may name code, which is never run
-    source: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
     try:
         with torch.device("cpu"):
-            model: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **source)
-            tokenizer = AutoTokenizer.from_pretrained(file.parent, **source)
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                file.parent, gguf_file=file.name, trust_remote_code=False, dtype=torch.float32
+            )
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
     except Exception as error:  # a damaged file may raise anything
         raise ValueError(
             f"cannot convert {file} ({type(error).__name__}: {error}): expected a decoder-only model in one GGUF file, "

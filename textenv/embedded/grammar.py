@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from textenv.embedded.phrases import FURTHER, NEUTRAL, OPENINGS, POLAR, PREDICATES, SENTENCES
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 CLASSES: Final = ("negative", "positive")
 """Names of the labels 0 and 1."""
 
+OptionT = TypeVar("OptionT")
 _SLOT = re.compile(r"\{(\w+)\}")
 
 
@@ -90,7 +91,7 @@ def _phrases(slot: str, label: int) -> tuple[str, ...]:
     return POLAR[slot][label]
 
 
-def _choose(options: tuple[Any, ...], rng: np.random.Generator) -> Any:
+def _choose(options: tuple[OptionT, ...], rng: np.random.Generator) -> OptionT:
     """Draw one of the options."""
     return options[int(rng.integers(len(options)))]
 

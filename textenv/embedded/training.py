@@ -6,7 +6,7 @@ One reproducible loop trains both models. Afterwards torch's settings are those 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import NotRequired, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -25,6 +25,20 @@ PAD = "<|pad|>"
 """Padding token."""
 LARGEST_VOCABULARY = 1024
 """Maximum number of tokens of the tokenizer."""
+
+
+BatchT = TypeVar("BatchT")
+
+
+class _Sizes(TypedDict):
+    """Arguments of `GPT2Config` in which the embedded models differ."""
+
+    n_embd: int
+    n_layer: int
+    n_inner: NotRequired[int]
+    initializer_range: NotRequired[float]
+    id2label: NotRequired[dict[int, str]]
+    label2id: NotRequired[dict[str, int]]
 
 
 def train_tokenizer() -> PreTrainedTokenizerFast:
@@ -179,7 +193,9 @@ def isolated(seed: int) -> Iterator[None]:
         yield
 
 
-def train(model: nn.Module, batches: Sequence[Any], *, loss_of: Callable[[Any], Tensor], learning_rate: float) -> None:
+def train(
+    model: nn.Module, batches: Sequence[BatchT], *, loss_of: Callable[[BatchT], Tensor], learning_rate: float
+) -> None:
     """Take one AdamW step on `loss_of(batch)` for each batch, in order; leave the model in eval mode."""
     optimiser = torch.optim.AdamW(
         model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY, fused=True
@@ -209,7 +225,7 @@ def batched(rows: Sequence[Sequence[int]], *, pad: int) -> list[Tensor]:
     return batches
 
 
-def gpt2_config(tokenizer: PreTrainedTokenizerFast, **sizes: Any) -> GPT2Config:
+def gpt2_config(tokenizer: PreTrainedTokenizerFast, **sizes: Unpack[_Sizes]) -> GPT2Config:
     """Return the configuration of an embedded GPT-2 with these sizes and labels, four heads and no dropout."""
     return GPT2Config(
         vocab_size=len(tokenizer),

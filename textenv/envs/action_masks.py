@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -119,7 +119,7 @@ class ActionMasks:
         self._count = 3
         self._index_of_mask = {}
 
-    def check(self, actions: Any, slots: np.ndarray | slice, mask_index: np.ndarray) -> np.ndarray:
+    def check(self, actions: object, slots: np.ndarray | slice, mask_index: np.ndarray) -> np.ndarray:
         """Return the actions as an array; check them in these slots only.
 
         Args:
@@ -289,7 +289,7 @@ def next_ids(turn: Turn, texts: Sequence[str]) -> list[int]:
     return allowed
 
 
-def _array(values: Any, subject: str) -> np.ndarray:
+def _array(values: object, subject: str) -> np.ndarray:
     """Return values of a user as an array; ``subject`` begins the message of the TypeError if they are none."""
     try:
         return np.asarray(values)

@@ -1,6 +1,7 @@
 """Scoring of finished turns while others are still generated."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import torch
 
@@ -11,6 +12,10 @@ from textenv.rewards.workers import in_thread
 
 MIN_PORTION = 1 / 4
 """Minimum number of turns scored in a call while others are generated, as a fraction of the batch's episodes."""
+
+
+_Portions = list[tuple[list[Turn], Scores]]
+"""Turns that were scored in one call, and their scores, call by call."""
 
 
 class EarlyScores:
@@ -32,23 +37,27 @@ class EarlyScores:
     def forget(self) -> None:
         """Give up the batch; only a call that has begun goes on."""
         self._offered: set[Turn] = set()
-        self._portions = in_thread(list)  # none yet
+        self._portions: Future[_Portions | Exception] = in_thread(list)  # none yet
 
     def offer(self, turns: Sequence[Turn], *, least: float) -> None:
         """Begin to score the turns that were not offered before, if there are at least ``least`` of them."""
         new_turns = [turn for turn in turns if turn not in self._offered]
         if len(new_turns) < least:
             return
+
+        # One more portion, in a thread, after the earlier ones
         offered = self._offered
         offered.update(new_turns)
         rows = rows_of(new_turns)  # not in the thread: decoding uses the tokenizer, as generation does
         earlier_portions = self._portions
 
-        def score_portion() -> object:
+        def score_portion() -> _Portions:
             """Wait for the earlier portions, and add this one: its turns and their scores."""
             portions = earlier_portions.result()
+            if isinstance(portions, Exception):
+                raise portions
             is_given_up = offered is not self._offered
-            if isinstance(portions, Exception) or is_given_up:
+            if is_given_up:
                 return portions
             with torch.no_grad():  # a setting of each thread
                 returned = self.task.score(new_turns)

@@ -10,6 +10,8 @@ from textenv.envs.action_masks import NOT_FORBIDDEN
 from textenv.envs.transcript import Transcript
 from textenv.envs.turn import Turn
 
+Info = dict[str, Any]
+"""Gymnasium's ``info``, with arrays ``[num_envs]``; `TextVectorEnv.step` lists its entries."""
 MIN_IDLE_FRACTION = 1 / 8
 """Fraction of the slots that must be idle before a refill: reading several prompts takes as long as reading one."""
 
@@ -127,7 +129,7 @@ def _ids_or_none(mask: torch.Tensor) -> list[int] | None:
     return mask.nonzero().flatten().tolist()
 
 
-def end_info(num_envs: int, over: Mapping[int, Turn], reasons: Sequence[str]) -> dict[str, Any]:
+def end_info(num_envs: int, over: Mapping[int, Turn], reasons: Sequence[str]) -> dict[str, np.ndarray]:
     """Return Gymnasium's ``info`` about episodes that are over.
 
     Args:
@@ -150,7 +152,7 @@ def end_info(num_envs: int, over: Mapping[int, Turn], reasons: Sequence[str]) ->
     return info | {f"_{name}": has_entry.copy() for name in info}
 
 
-def final_info(observation: Mapping[str, np.ndarray], done: np.ndarray, info: dict[str, Any]) -> dict[str, Any]:
+def final_info(observation: Mapping[str, np.ndarray], done: np.ndarray, info: dict[str, np.ndarray]) -> Info:
     """Return ``info`` of SAME_STEP mode: as in Gymnasium, ``final_obs`` is an object array, None in other slots.
 
     Args:

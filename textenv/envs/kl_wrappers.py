@@ -1,19 +1,29 @@
 """KL penalty applied at each step, for agents that step one environment through the plain Gymnasium interface."""
 
-from typing import Any, SupportsFloat
+from typing import SupportsFloat, TypedDict
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
 
+from textenv.envs.episode_batch import Info
 from textenv.envs.text_env import TextEnv
+from textenv.envs.vector_env import TextObservation
 from textenv.kl.estimators import Estimator, choose_estimator
 from textenv.lm.decoding import Decoder
 from textenv.lm.model import LanguageModel
 from textenv.lm.sampling import restrict
 from textenv.lm.seq2seq import Seq2SeqDecoder
 from textenv.names import check_names
+
+
+class TokenAndLogProb(TypedDict):
+    """Action of `KLReward`."""
+
+    token: np.int64
+    log_prob: SupportsFloat
+    """Log-probability of the token under the policy, nats."""
 
 
 class _ReferenceWrapper(gymnasium.Wrapper):
@@ -37,14 +47,16 @@ class _ReferenceWrapper(gymnasium.Wrapper):
         decoder_class = Decoder if reference.seq2seq is None else Seq2SeqDecoder
         self._decoder = decoder_class(reference, num_slots=1, max_length=text_env.max_length)
 
-    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, object] | None = None
+    ) -> tuple[TextObservation, Info]:
         """Begin an episode."""
-        observation, info = self.env.reset(**arguments)
+        observation, info = self.env.reset(seed=seed, options=options)
         self._decoder.reset()
         self._observation = observation
         return observation, info
 
-    def _score_and_step(self, token: Any) -> tuple[Any, float, bool, bool, dict[str, Any], float]:
+    def _score_and_step(self, token: np.int64) -> tuple[TextObservation, float, bool, bool, Info, float]:
         """Step; return what `step` returns, and the reference's log-probability of the token after its prefix."""
         prefix = self._observation
         allowed = self._text_env.vector.action_mask
@@ -86,7 +98,7 @@ class KLReward(_ReferenceWrapper):
         token = env.action_space
         self.action_space = spaces.Dict(token=token, log_prob=spaces.Box(-np.inf, 0.0, (), np.float32))
 
-    def step(self, action: dict[str, Any]) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+    def step(self, action: TokenAndLogProb) -> tuple[TextObservation, SupportsFloat, bool, bool, Info]:
         """Append ``action["token"]``, chosen with ``action["log_prob"]`` (nats).
 
         Raises:
@@ -120,7 +132,7 @@ class ReferenceReward(_ReferenceWrapper):
         coef: β ≥ 0, reward per nat; the agent's entropy coefficient must equal it.
     """
 
-    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64) -> tuple[TextObservation, SupportsFloat, bool, bool, Info]:
         """Append a token; ``info`` has ``reference_log_prob``."""
         observation, reward, terminated, truncated, info, log_prob = self._score_and_step(action)
         info = info | {"reference_log_prob": log_prob}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -66,7 +66,7 @@ def check_at_least(name: str, value: int, least: int) -> None:
         raise ValueError(f"{name} is {value!r}, expected an integer of at least {least}")
 
 
-def check_tokenizer(tokenizer: Any) -> None:
+def check_tokenizer(tokenizer: object) -> None:
     """Raise a TypeError unless this is a tokenizer of `transformers`."""
     from transformers import PreTrainedTokenizerBase
 
@@ -80,7 +80,7 @@ class StopConditions:
     Args:
         tokenizer: the policy's tokenizer.
         stop: texts and token ids in addition to the model's own ends.
-        own: the model's own ends; None: those of the tokenizer's model, as far as that is known.
+        model_ends: the model's own ends; None: those of the tokenizer's model, as far as that is known.
 
     Raises:
         TypeError: if the tokenizer is not of `transformers`.
@@ -88,41 +88,42 @@ class StopConditions:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str | int] = (), own: TurnEnds | None = None
+        self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str | int] = (), model_ends: TurnEnds | None = None
     ) -> None:
         check_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.num_tokens = vocabulary_size(tokenizer)
         self.stop = tuple(end if isinstance(end, str) else int(end) for end in stop)
         """Texts and token ids in addition to the model's own ends."""
-        self.own = TurnEnds(())
-        """The model's own ends."""
+        self.model_ends = TurnEnds(())
+        """The model's own ends; of all models that were added."""
         self.ids: list[int] = []
         """Token ids that end a turn by themselves."""
-        self.token = np.zeros(self.num_tokens, dtype=bool)
+        self.is_end = np.zeros(self.num_tokens, dtype=bool)
         """Bool ``[num_tokens]``: True for token ids that end a turn by themselves."""
         self.texts: tuple[str, ...] = ()
         """Texts that end a turn."""
         self.text_of_end: dict[int, str] = {}
         """By token id, the text of an end: of the special tokens in ``stop``, and of the model's own ends that are no
         special tokens."""
-        model_ends = turn_ends(tokenizer) if own is None else own
+        if model_ends is None:
+            model_ends = turn_ends(tokenizer)
         self.add(model_ends)
 
-    def add(self, own: TurnEnds) -> None:
+    def add(self, model_ends: TurnEnds) -> None:
         """Add the own ends of another model.
 
         Raises:
             ValueError: on an id outside the vocabulary.
         """
-        if any(not 0 <= token < self.num_tokens for token in own.ids):
+        if any(not 0 <= token < self.num_tokens for token in model_ends.ids):
             raise ValueError(
-                f"the model ends its turns with the ids {list(own.ids)}, the environment's tokenizer has the ids 0 to "
-                f"{self.num_tokens - 1}: give the environment the model's tokenizer"
+                f"the model ends its turns with the ids {list(model_ends.ids)}, the environment's tokenizer has the "
+                f"ids 0 to {self.num_tokens - 1}: give the environment the model's tokenizer"
             )
-        ids = [*self.own.ids, *own.ids]
-        texts = [*self.own.texts, *own.texts]
-        self.own = TurnEnds(tuple(dict.fromkeys(ids)), tuple(dict.fromkeys(texts)))
+        ids = [*self.model_ends.ids, *model_ends.ids]
+        texts = [*self.model_ends.texts, *model_ends.texts]
+        self.model_ends = TurnEnds(tuple(dict.fromkeys(ids)), tuple(dict.fromkeys(texts)))
 
         # Split `stop` into ids and texts; a text that is a special token becomes its id
         id_of_special_token = special_tokens(self.tokenizer)
@@ -141,13 +142,13 @@ class StopConditions:
             raise ValueError(f"stop is {self.stop!r}, expected texts or ids from 0 to {self.num_tokens - 1}")
 
         # All ends together, without repetitions
-        self.ids = list(dict.fromkeys([*stop_ids, *self.own.ids]))
-        self.token[self.ids] = True
-        self.texts = tuple(dict.fromkeys([*stop_texts, *self.own.texts]))
+        self.ids = list(dict.fromkeys([*stop_ids, *self.model_ends.ids]))
+        self.is_end[self.ids] = True
+        self.texts = tuple(dict.fromkeys([*stop_texts, *self.model_ends.texts]))
 
         # Decoding hides special tokens. An own end of the model that is no special token stays visible: keep its text,
         # to cut it off from answers
-        shown_ids = {*self.own.ids} - {*id_of_special_token.values()}
+        shown_ids = {*self.model_ends.ids} - {*id_of_special_token.values()}
         self.text_of_end = text_of_end | {token: str(self.tokenizer.decode([token])) for token in shown_ids}
         self.__dict__.pop("may_complete", None)  # of the texts before
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
@@ -16,6 +16,7 @@ from textenv.envs.task import rows_of
 from textenv.envs.text_env import TextEnv
 from textenv.envs.turn import TRUNCATED, Cut, Turn
 from textenv.envs.vector_env import TextVectorEnv
+from textenv.prompts.messages import Message
 from textenv.prompts.prompts import Prompt
 from textenv.rewards.scores import Scores, read_scores
 
@@ -66,17 +67,20 @@ class StringGames:
     ) -> None:
         if pay_at not in ("turn", "end"):
             raise ValueError(f"pay_at is {pay_at!r}, expected 'turn' or 'end'")
-        self.only = make_env if isinstance(make_env, gymnasium.Env) else None
+        self.only: StringEnv | None = None
         """The single environment of all episodes; None if each episode has a new one."""
-        if self.only is None and not callable(make_env):
+        if isinstance(make_env, gymnasium.Env):
+            self.only = make_env
+        elif callable(make_env):
+            self._make_env = make_env
+        else:
             raise TypeError(f"make_env is {make_env!r}, expected a Gymnasium environment or a function that makes one")
-        self._make_env: Any = make_env
         self._made: WeakSet[StringEnv] = WeakSet()
         check_tokenizer(tokenizer)
         self.chat = bool(tokenizer.chat_template)
         self.pay_at = pay_at
         self._answered: list[Turn] = []
-        self._map: Any = map
+        self._map: Callable[..., Iterable[Any]] = map
 
     def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
         """Start games; see `textenv.envs.task.Task.sample_prompts`. Equal numbers give equal games."""
@@ -108,18 +112,20 @@ class StringGames:
         scores = read_scores(rewards, rows_of(turns), name=type(self).__name__)
         return replace(scores, failed=frozenset(failed_indices))
 
-    def prompt(self, observation: str, state: Any = None) -> Prompt:
+    def prompt(self, observation: str, state: _Game | None = None) -> Prompt:
         """Return the prompt for a first observation."""
         if self.chat:
-            return Prompt(({"role": "user", "content": observation},), state=state)
+            message: Message = {"role": "user", "content": observation}
+            return Prompt((message,), state=state)
         return Prompt(f"{observation}\n", state=state)
 
     def _close(self, turns: Sequence[Turn]) -> None:
         """Close the environments of episodes that are over, each once."""
         for turn in turns:
-            if turn.last and self.only is None and not turn.prompt.state.closed:
-                turn.prompt.state.closed = True
-                turn.prompt.state.env.close()
+            game: _Game = turn.prompt.state
+            if turn.last and self.only is None and not game.closed:
+                game.closed = True
+                game.env.close()
 
     def _begin(self, number: int, seed: int) -> Prompt:
         """Begin an episode; the seed of its environment depends on seed and number only."""
@@ -216,7 +222,7 @@ class TokenVectorEnv(TextVectorEnv):
         super().__init__(task, tokenizer=tokenizer, num_envs=num_envs, max_turns=max_turns, **limits)
 
 
-def _checked_observation(env: StringEnv, observation: Any) -> str:
+def _checked_observation(env: StringEnv, observation: object) -> str:
     """Return the observation; raise a TypeError unless it is a string."""
     if not isinstance(observation, str):
         raise TypeError(

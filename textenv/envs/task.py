@@ -3,7 +3,9 @@
 import functools
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
 
 from textenv.envs.turn import Cut, Turn
 from textenv.prompts.messages import asked_and_answered
@@ -31,7 +33,7 @@ class Task(Protocol):
         a task. A number that is repeated stands for a group.
         """
 
-    def score(self, turns: Sequence[Turn]) -> Scores | Sequence[Any]:
+    def score(self, turns: Sequence[Turn]) -> Scores | Sequence[object]:
         """Return the score of each turn: one number each, or another form that `read_scores` accepts."""
 
 
@@ -57,7 +59,7 @@ class FunctionTask(PromptList):
         reward: a reward function, or several as `textenv.Rewards`; called once for a batch of finished turns.
     """
 
-    def __init__(self, prompts: Sequence[Any], reward: RewardFunction | Rewards) -> None:
+    def __init__(self, prompts: Sequence[object], reward: RewardFunction | Rewards) -> None:
         super().__init__(prompts)
         self.rewards = reward if isinstance(reward, Rewards) else Rewards(reward)
         self.names: set[str] = set()
@@ -82,12 +84,12 @@ class FunctionTask(PromptList):
                 _warn_once("all %d completions of a batch have the same score%s", len(turns), hint)
         return scores
 
-    def to(self, device: Any) -> None:
+    def to(self, device: torch.device) -> None:
         """Move the reward models to a device."""
         self.rewards.to(device)
 
 
-def choose_task(task: Task | None, prompts: Any, reward: RewardFunction | Rewards | None) -> Task:
+def choose_task(task: Task | None, prompts: Sequence[object] | None, reward: RewardFunction | Rewards | None) -> Task:
     """Return the task, or one made of prompts and reward.
 
     Raises:
@@ -131,7 +133,7 @@ def rows_of(turns: Sequence[Turn], *, names: Collection[str] = ()) -> Rows:
         )
 
     # A reward function's own arguments, and then the prompt columns
-    columns: dict[str, list[Any]] = {
+    columns: dict[str, list[object]] = {
         "prompts": prompts,
         "completions": completions,
         "prompt_ids": [turn.prompt_ids for turn in turns],
@@ -145,15 +147,14 @@ def rows_of(turns: Sequence[Turn], *, names: Collection[str] = ()) -> Rows:
     return Rows(columns, tokenizer=tokenizer)
 
 
-def _prompt_and_completion(turn: Turn) -> tuple[Any, Any]:
+def _prompt_and_completion(turn: Turn) -> tuple[object, object]:
     """Return a turn's prompt and completion for rewards: two texts, or for a chat two lists of messages."""
     if not is_chat(turn.prompt):
         return turn.prompt_text, turn.completion
-    messages: list[Any] = list(turn.prompt.content)
-    return asked_and_answered(messages, turn.completion)
+    return asked_and_answered(turn.prompt.messages, turn.completion)
 
 
-def score_turns(task: Task, turns: Sequence[Turn], score: Callable[[Sequence[Turn]], Any] | None = None) -> Scores:
+def score_turns(task: Task, turns: Sequence[Turn], score: Callable[[Sequence[Turn]], object] | None = None) -> Scores:
     """Score the turns in one call of the task, or of ``score``, and check the result.
 
     Raises:

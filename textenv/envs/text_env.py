@@ -4,13 +4,15 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.core import RenderFrame
 from gymnasium.vector import AutoresetMode
 
+from textenv.envs.episode_batch import Info
 from textenv.envs.task import Task
-from textenv.envs.vector_env import RENDER_MODES, TextVectorEnv
+from textenv.envs.vector_env import RENDER_MODES, TextObservation, TextVectorEnv
 
 
-class TextEnv(gymnasium.Env[dict[str, np.ndarray], np.int64]):
+class TextEnv(gymnasium.Env[TextObservation, np.int64]):
     """Text generation, one token per step: state = prefix, action = next token, score at the end.
 
     Arguments and errors are those of `TextVectorEnv`, without ``num_envs`` and ``autoreset_mode``.
@@ -31,14 +33,14 @@ class TextEnv(gymnasium.Env[dict[str, np.ndarray], np.int64]):
         self.render_mode = self.vector.render_mode
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        self, *, seed: int | None = None, options: dict[str, object] | None = None
+    ) -> tuple[TextObservation, Info]:
         """Begin an episode."""
         super().reset(seed=seed)
         observation, info = self.vector.reset(seed=seed, options=options)
         return _first(observation), _first(info)
 
-    def step(self, action: Any) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64 | int) -> tuple[TextObservation, float, bool, bool, Info]:
         """Append one token; see `TextVectorEnv.step`."""
         observation, reward, terminated, truncated, info = self.vector.step(np.asarray([action]))
         return (
@@ -49,7 +51,7 @@ class TextEnv(gymnasium.Env[dict[str, np.ndarray], np.int64]):
             _first(info),
         )
 
-    def render(self) -> Any:
+    def render(self) -> RenderFrame | None:
         """Render the text so far; see `TextVectorEnv.render`."""
         frames = self.vector.render()
         if frames is None:
@@ -63,7 +65,7 @@ class TextEnv(gymnasium.Env[dict[str, np.ndarray], np.int64]):
 
 def _first(batch: dict[str, np.ndarray]) -> dict[str, Any]:
     """Return slot 0 of a dictionary of arrays, without Gymnasium's ``_name`` masks; numbers as arrays of shape ()."""
-    values: dict[str, Any] = {}
+    values = {}
     for name, column in batch.items():
         if name.startswith("_"):
             continue

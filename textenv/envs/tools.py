@@ -9,9 +9,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from textenv.envs.turn import Turn
+from textenv.envs.turn import ToolCall, Turn
 from textenv.lm.ends import turn_ends
-from textenv.prompts.prompts import Prompt
+from textenv.prompts.messages import Message
+from textenv.prompts.prompts import Messages, Prompt
 from textenv.prompts.tokenize import is_chat, prompt_ids, render, reply_ids, without_end
 from textenv.rewards.scores import shown
 from textenv.rewards.workers import attempt, run_in_threads
@@ -46,10 +47,14 @@ class Tools:
     """
 
     def __init__(
-        self, functions: Sequence[Callable[..., Any]], tokenizer: PreTrainedTokenizerBase, timeout: float | None
+        self, functions: Sequence[Callable[..., object]], tokenizer: PreTrainedTokenizerBase, timeout: float | None
     ) -> None:
         from transformers.utils import get_json_schema
 
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"tool_timeout is {timeout}, expected a number of seconds above 0, or None")
+
+        # The functions and their schemas, by name
         try:
             self.schemas: list[Any] = [get_json_schema(function) for function in functions]
         except Exception as error:  # transformers' own kinds
@@ -57,9 +62,10 @@ class Tools:
             raise ValueError(f"tools is {functions!r:.200}, expected {expected}: {error}") from error
         names = [schema["function"]["name"] for schema in self.schemas]
         self.functions = dict(zip(names, functions, strict=True))
-        repeats_names = len(self.functions) < len(names)
-        if repeats_names or not (timeout is None or timeout > 0):
-            raise ValueError(f"tools {functions!r:.99}, tool_timeout {timeout}: expected different names, above 0 s")
+        if len(self.functions) < len(names):
+            raise ValueError(f"tools is {functions!r:.200}, expected functions with different names")
+
+        # How the model learns of them
         self.tokenizer = tokenizer
         self.timeout = timeout
         lines = ["You may call:", "<tools>", *map(json.dumps, self.schemas), "</tools>", _HOW_TO_CALL]
@@ -74,17 +80,17 @@ class Tools:
         Raises:
             ValueError: if the prompt is token ids, or as that function does.
         """
-        content: Any = prompt.content
+        content = prompt.content
         if isinstance(content, str):
             content = f"{self.text}\n\n{content}"
         elif not is_chat(prompt):
             raise ValueError(f"prompt {content!r:.200} is token ids, expected a chat or a text, to show the tools in")
         elif not self.rendered:
-            content = self._with_system_message(content)
+            content = self._with_system_message(prompt.messages)
         schemas = self.schemas if self.rendered else ()
         return prompt_ids(replace(prompt, content=content), self.tokenizer, tools=schemas)
 
-    def reply(self, turns: Mapping[int, Turn]) -> dict[int, list[dict[str, str]]]:
+    def reply(self, turns: Mapping[int, Turn]) -> dict[int, list[Message]]:
         """Run the calls in these turns, and add them to `Turn.tool_calls`.
 
         Args:
@@ -94,7 +100,7 @@ class Tools:
             Messages with the results, by key; turns without calls have none.
         """
         # Read the calls; a message that cannot be read counts as one call, which failed
-        calls_of: dict[int, list[Any]] = {}
+        calls_of: dict[int, list[object]] = {}
         for key, turn in turns.items():
             calls = attempt(partial(self._read, turn.completion_ids, turn.context_ids))
             if isinstance(calls, Exception):
@@ -107,14 +113,14 @@ class Tools:
         outcomes = run_in_threads(runs, self.timeout)
 
         # Write the results as messages; a message whose calls were not in time has one error for all of them
-        replies: dict[int, list[dict[str, str]]] = {}
+        replies: dict[int, list[Message]] = {}
         for (key, calls), outcome in zip(calls_of.items(), outcomes, strict=True):
             results = outcome if isinstance(outcome, list) else [outcome] * len(calls)
             replies[key] = []
             for call, result in zip(calls, results, strict=True):
                 record = _record(call, result)
                 turns[key].tool_calls = [*turns[key].tool_calls, record]
-                message = {
+                message: Message = {
                     "role": "tool",
                     "tool_call_id": _CALL_ID,
                     "name": record["name"],
@@ -123,14 +129,14 @@ class Tools:
                 replies[key].append(message)
         return replies
 
-    def _with_system_message(self, chat: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _with_system_message(self, chat: Messages) -> Messages:
         """Return a chat whose system message ends with the description of the functions."""
         if chat[0]["role"] == "system":
             text = "\n\n".join([chat[0]["content"], self.text])
             return ({"role": "system", "content": text}, *chat[1:])
         return ({"role": "system", "content": self.text}, *chat)
 
-    def _read(self, ids: list[int], context_ids: list[int]) -> list[Any]:
+    def _read(self, ids: list[int], context_ids: list[int]) -> list[object]:
         """Return the calls in a message of the model.
 
         Args:
@@ -148,18 +154,18 @@ class Tools:
         if ids and ids[-1] in turn_ends(self.tokenizer).ids:
             ids = ids[:-1]
         message = without_end(str(self.tokenizer.decode(ids)), self.tokenizer)
-        calls = []
+        calls: list[object] = []
         for text in _CALL.findall(message):
-            call = attempt(partial(json.loads, text))
+            call: object = attempt(partial(json.loads, text))
             if isinstance(call, list):  # several calls in one pair of tags
                 calls += call
             else:
                 calls.append(call)
         return calls
 
-    def _run_all(self, calls: list[Any]) -> list[Any]:
+    def _run_all(self, calls: list[object]) -> list[str | Exception]:
         """Run the calls of a message in order; return results and exceptions."""
-        results = []
+        results: list[str | Exception] = []
         for call in calls:
             if isinstance(call, Exception):  # it could not be read
                 results.append(call)
@@ -167,7 +173,7 @@ class Tools:
                 results.append(attempt(partial(self._run, call)))
         return results
 
-    def _run(self, call: Any) -> str:
+    def _run(self, call: object) -> str:
         """Run a call; return the result as a text."""
         if not isinstance(call, Mapping) or str(call.get("name")) not in self.functions:
             raise ValueError(f'expected {{"name": ..., "arguments": {{...}}}}, with a name of {[*self.functions]}')
@@ -180,14 +186,15 @@ class Tools:
 
     def _check_template(self) -> bool:
         """Return True if the chat template shows the schemas; raise a ValueError if it loses calls or results."""
-        question: dict[str, Any] = {"role": "user", "content": "the-question"}
+        question: Message = {"role": "user", "content": "the-question"}
         shows_schemas = render([question], self.tokenizer) != render([question], self.tokenizer, tools=self.schemas)
 
         # A conversation with a call and its result
-        call = {"name": next(iter(self.functions)), "arguments": {"x": "1"}}
-        calls = [{"type": "function", "id": _CALL_ID, "function": call}]
-        answer = {"role": "assistant", "content": "", "tool_calls": calls}
-        result = {"role": "tool", "tool_call_id": _CALL_ID, "name": call["name"], "content": "the-result"}
+        name = next(iter(self.functions))
+        call = {"name": name, "arguments": {"x": "1"}}
+        calls: list[dict[str, object]] = [{"type": "function", "id": _CALL_ID, "function": call}]
+        answer: Message = {"role": "assistant", "content": "", "tool_calls": calls}
+        result: Message = {"role": "tool", "tool_call_id": _CALL_ID, "name": name, "content": "the-result"}
         reply_ids([result], Prompt((question,)), [-1], self.tokenizer)  # raises if the template refuses the result
 
         # The call must be read from what the template writes, and the result must stand behind it
@@ -205,20 +212,19 @@ class Tools:
         return shows_schemas
 
 
-def _record(call: Any, result: Any) -> dict[str, Any]:
+def _record(call: object, result: str | Exception) -> ToolCall:
     """Return the entry of `Turn.tool_calls` for a call and its result, a text or an exception."""
     name = None
     arguments = None
     if isinstance(call, Mapping):
         name = call.get("name")
         arguments = call.get("arguments")
-    is_error = isinstance(result, Exception)
-    text = f"Error: {type(result).__name__}: {shown(result)}" if is_error else result
+    text = result if isinstance(result, str) else f"Error: {type(result).__name__}: {shown(result)}"
     return {
         "name": _encodable(str(name)),
         "arguments": arguments,
         "result": _encodable(text),
-        "error": is_error,
+        "error": isinstance(result, Exception),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from tensordict import NonTensorData, TensorDict
 from textenv.envs.action_masks import ActionMasks
 from textenv.envs.limits import Limits, StopConditions
 from textenv.envs.tools import Tools
-from textenv.envs.turn import TRUNCATED, Turn
+from textenv.envs.turn import TRUNCATED, ToolCall, Turn
 from textenv.lm.ends import closing_ids
 from textenv.prompts.prompts import Prompt
 from textenv.prompts.tokenize import is_chat, prompt_ids, reply_ids, text_ids, without_end
@@ -83,7 +83,7 @@ class Transcript:
         """Rows with a reward for at least one turn; the others are False in the rollout's mask."""
         self.group = np.zeros(rows, dtype=np.int64)
         self.prompts: list[Prompt | None] = [None] * rows
-        self.tool_calls: list[list[dict[str, Any]]] = [[] for _ in range(rows)]
+        self.tool_calls: list[list[ToolCall]] = [[] for _ in range(rows)]
         self._unscored: list[_UnscoredTurn] = []
 
     def begin(self, row: int, prompt: Prompt, *, group: int = 0) -> None:
@@ -156,7 +156,7 @@ class Transcript:
         self.length[rows] = length
 
         # Some tokens end a turn at once. Others may complete a stop text: only after these the text is searched
-        ended = self.ends.token[actions]
+        ended = self.ends.is_end[actions]
         if self.ends.texts:
             enough = length - self.turn_start[rows] >= self.limits.min_new_tokens
             candidates = self.ends.may_complete[actions] & ~ended & enough
@@ -199,7 +199,7 @@ class Transcript:
             over[going_on] = np.isin(current_rows, rows_over)
             num_appended[going_on] += 1
 
-    def write(self, row: int, completion: Any) -> None:
+    def write(self, row: int, completion: object) -> None:
         """Append a completion that was made elsewhere, token ids or a text.
 
         Raises:
@@ -254,13 +254,13 @@ class Transcript:
         for row, turn in turns.items():
             if not turn.terminated:
                 reason = "length"
-            elif turn.completion_ids[-1] in self.ends.own.ids:
+            elif turn.completion_ids[-1] in self.ends.model_ends.ids:
                 reason = "eos"
             else:
                 reason = "stop"
             self._end(row, turn, terminated=turn.terminated, reason=reason)
 
-    def continue_or_end(self, row: int, turn: Turn, reply: Any) -> None:
+    def continue_or_end(self, row: int, turn: Turn, reply: object) -> None:
         """Append the environment's reply to a turn, or end the episode.
 
         Args:
@@ -345,11 +345,13 @@ class Transcript:
 
     def render(self, row: int) -> str:
         """Return the text of one row so far for a terminal, each chosen token shaded by its reward."""
-        return shade(**self._shown(row))
+        tokens, chosen, values = self._shown(row)
+        return shade(tokens, self.tokenizer, chosen=chosen, values=values)
 
     def draw(self, row: int) -> np.ndarray:
         """Return an image of one row so far; see `textenv.rendering.draw`."""
-        return draw(**self._shown(row))
+        tokens, chosen, values = self._shown(row)
+        return draw(tokens, self.tokenizer, chosen=chosen, values=values)
 
     def rollout(self) -> TensorDict:
         """Return the finished episodes as a rollout ``[rows, T]``; see `textenv.rollout`."""
@@ -386,15 +388,10 @@ class Transcript:
             rollout["allowed_sets"] = NonTensorData(allowed_sets, batch_size=rollout.batch_size)
         return rollout
 
-    def _shown(self, row: int) -> dict[str, Any]:
-        """Return the arguments of `shade` and `draw` for one row so far."""
+    def _shown(self, row: int) -> tuple[list[int], np.ndarray, np.ndarray]:
+        """Return the tokens of one row so far; for each, whether the policy chose it, and its reward."""
         length = int(self.length[row])
-        return {
-            "tokens": self.tokens[row, :length].tolist(),
-            "tokenizer": self.tokenizer,
-            "chosen": self.chosen[row, :length],
-            "values": self.reward[row, :length],
-        }
+        return self.tokens[row, :length].tolist(), self.chosen[row, :length], self.reward[row, :length]
 
     def _begin_turn(self, row: int, start: int) -> None:
         """Begin a turn of the policy at this length of the text."""

@@ -8,16 +8,28 @@ import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict
 
+from textenv.prompts.messages import Message
 from textenv.prompts.plain_text import plain_text
 from textenv.prompts.prompts import Prompt
 from textenv.prompts.special_tokens import first_special_token, special_tokens
 from textenv.prompts.tokenize import is_chat
 from textenv.rewards.scores import Scores, total
+from textenv.rollout import Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+class ToolCall(TypedDict):
+    """A call of a tool, and what came of it."""
+
+    name: str
+    arguments: object
+    """As the model wrote them: JSON."""
+    result: str
+    error: bool
 
 
 @dataclass(eq=False)
@@ -40,8 +52,8 @@ class Turn:
     """Number of the turn in its episode, from 0."""
     last: bool = True
     """False if the conversation continues; set after the task has replied."""
-    tool_calls: list[dict[str, Any]] = field(default_factory=list)
-    """Calls of tools in the episode so far: ``name``, ``arguments``, ``result`` (a text) and ``error`` (a bool)."""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    """Calls of tools in the episode so far."""
 
     @functools.cached_property
     def prompt_text(self) -> str:
@@ -140,8 +152,8 @@ def messages(turns: Sequence[Turn]) -> list[dict[str, str]]:
     return conversation
 
 
-def samples(rows: Sequence[int], turns: Sequence[Turn], of_row: Sequence[int], scores: Scores) -> list[dict[str, Any]]:
-    """Return the texts of episodes for `EpisodeEnv.samples`: a dictionary for each episode in ``rows``.
+def samples(rows: Sequence[int], turns: Sequence[Turn], of_row: Sequence[int], scores: Scores) -> list[Sample]:
+    """Return the texts of episodes for `EpisodeEnv.samples`, one `Sample` for each episode in ``rows``.
 
     Args:
         rows: rows of episodes.
@@ -152,7 +164,7 @@ def samples(rows: Sequence[int], turns: Sequence[Turn], of_row: Sequence[int], s
     return [_sample(row, turns, of_row, scores) for row in rows]
 
 
-def _sample(row: int, turns: Sequence[Turn], of_row: Sequence[int], scores: Scores) -> dict[str, Any]:
+def _sample(row: int, turns: Sequence[Turn], of_row: Sequence[int], scores: Scores) -> Sample:
     """Return the texts of one episode, with the sums of its turns' scores."""
     indices = [i for i, turn_row in enumerate(of_row) if turn_row == row]
     first = turns[indices[0]]
@@ -160,14 +172,14 @@ def _sample(row: int, turns: Sequence[Turn], of_row: Sequence[int], scores: Scor
     parts = {}
     for name, column in scores.parts.items():
         parts[name] = _sum(column[i] for i in indices)
-    sample: dict[str, Any] = {
+    sample: Sample = {
         "prompt": first.prompt_text,
         "completion": last.conversation,
         "score": _sum(total(scores.earned[i]) for i in indices),
         "parts": parts,
     }
     if is_chat(first.prompt):
-        sample["chat"] = [_role_and_text(message) for message in first.prompt.content]
+        sample["chat"] = [_role_and_text(message) for message in first.prompt.messages]
     if scores.logged:  # numbers of the last turn
         sample["logged"] = {name: column[indices[-1]] for name, column in scores.logged.items()}
     if len(indices) > 1:
@@ -175,7 +187,7 @@ def _sample(row: int, turns: Sequence[Turn], of_row: Sequence[int], scores: Scor
     return sample
 
 
-def _role_and_text(message: Any) -> dict[str, str]:
+def _role_and_text(message: Message) -> dict[str, str]:
     """Return a chat message with its content as a text."""
     return {"role": str(message["role"]), "content": str(message.get("content"))}
 

@@ -6,11 +6,12 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.core import RenderFrame
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict
@@ -18,7 +19,7 @@ from tensordict import TensorDict
 from textenv.device import move
 from textenv.envs.action_masks import ActionMasks, Rule, as_rule
 from textenv.envs.early_scores import MIN_PORTION, EarlyScores
-from textenv.envs.episode_batch import EpisodeBatch, OpenTurn, end_info, final_info
+from textenv.envs.episode_batch import EpisodeBatch, Info, OpenTurn, end_info, final_info
 from textenv.envs.limits import Limits, StopConditions, check_at_least
 from textenv.envs.task import Conversation, Task, choose_task, rows_of, score_turns
 from textenv.envs.tools import Tools
@@ -35,7 +36,7 @@ from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.metrics import reward_metrics
 from textenv.rewards.scores import Scores, check_count, read_scores, reward_parts
 from textenv.rewards.training import evaluation
-from textenv.rollout import EpisodeEnv
+from textenv.rollout import EpisodeEnv, Sample
 from textenv.state import frozen_states, set_states, states_of
 
 if TYPE_CHECKING:
@@ -53,6 +54,25 @@ _warn_once = functools.cache(logger.warning)
 
 TextObservation = dict[str, np.ndarray]
 """``tokens`` int64 ``[num_envs, max_length]``, right-padded, and ``length`` int64 ``[num_envs, 1]``."""
+
+
+class EnvState(TypedDict):
+    """State of a `TextVectorEnv` between rollouts."""
+
+    prompt_order: dict[str, int] | None
+    """See `PromptOrder.state`."""
+    np_random: np.random.Generator
+    objects: NotRequired[Mapping[str, Mapping[str, object]]]
+    """States of `user_objects`, by name; absent before version 0.10."""
+
+
+class ScoredTurns(NamedTuple):
+    """Turns of finished episodes."""
+
+    turns: list[Turn]
+    rows: list[int]
+    """Row of each turn's episode in the rollout."""
+    scores: Scores
 
 
 class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeEnv):
@@ -109,10 +129,10 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self,
         task: Task | None = None,
         *,
-        prompts: Sequence[Any] | None = None,
+        prompts: Sequence[object] | None = None,
         reward: RewardFunction | Rewards | None = None,
         tokenizer: PreTrainedTokenizerBase,
-        tools: Sequence[Callable[..., Any]] = (),
+        tools: Sequence[Callable[..., object]] = (),
         tool_timeout: float | None = 10.0,
         num_envs: int | None = None,
         max_prompt_tokens: int = 32,
@@ -142,7 +162,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         if score_while_generating:
             self._early = EarlyScores(self.task)
         self.tokenizer = tokenizer
-        self.penalty = penalty
+        self.penalty: KLPenalty | None = penalty
         self.render_mode = render_mode
         self.num_envs = 1 if num_envs is None else num_envs
         """Number of slots of `step`."""
@@ -208,8 +228,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
 
         # Whole episodes: those being generated, and results of those returned last
         self._batch: EpisodeBatch | None = None
-        self.taken: tuple[list[Turn], list[int], Scores] = [], [], Scores(earned=[])
-        """Turns of the episodes returned last, the row of each turn, and the scores; see `report`."""
+        self.scored_turns = ScoredTurns([], [], Scores(earned=[]))
+        """Turns of the episodes returned last; see `report`."""
         self.metrics: dict[str, float] = {}
         """Metrics of the rewards, texts and calls of the episodes returned last; see `textenv.rewards.metrics`."""
 
@@ -290,12 +310,12 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self._order.state = saved
 
     @property
-    def user_objects(self) -> dict[str, Any]:
+    def user_objects(self) -> dict[str, object]:
         """See `EpisodeEnv.user_objects`: the task with its rewards, the tools, and the rule ``allowed``."""
         functions = {} if self.tools is None else self.tools.functions
         return {"task": self.task, "tools": functions, "allowed": self._masks.rule}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> EnvState:
         """Prompt order, random generator and the states of `user_objects`, between rollouts.
 
         Episodes of `step` are not saved: they restart.
@@ -306,11 +326,11 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             "objects": states_of(self.user_objects),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: EnvState) -> None:
         """Restore the state that `state_dict` returned; log which objects and saved states do not fit each other."""
         self.prompt_order = state["prompt_order"]
         self.np_random = state["np_random"]
-        different = set_states(self.user_objects, state.get("objects", {}))  # absent before version 0.10
+        different = set_states(self.user_objects, state.get("objects", {}))
         if different:
             logger.warning(
                 "objects and saved states that do not match (such an object starts afresh): %s", ", ".join(different)
@@ -320,16 +340,16 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Move the task's models to a device; the reference of `penalty` follows the policy by itself."""
         move(self.task, device)
 
-    def end_turns_like(self, own: TurnEnds) -> None:
+    def end_turns_like(self, model_ends: TurnEnds) -> None:
         """Add a model's own ends of turns; agents call this with those of their policy before they play.
 
         Raises:
             ValueError: if ``forbidden`` and ``min_new_tokens`` then leave no token at the beginning of a turn.
         """
-        current = self.ends.own
-        if {*own.ids} <= {*current.ids} and {*own.texts} <= {*current.texts}:
+        present = self.ends.model_ends
+        if {*model_ends.ids} <= {*present.ids} and {*model_ends.texts} <= {*present.texts}:
             return
-        self.ends.add(own)
+        self.ends.add(model_ends)
         self._masks.forbid_before_minimum(self.ends.ids)
 
     @contextmanager
@@ -341,8 +361,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
     # --- plain Gymnasium -------------------------------------------------------------------------------------
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[TextObservation, dict[str, Any]]:
+        self, *, seed: int | None = None, options: dict[str, object] | None = None
+    ) -> tuple[TextObservation, Info]:
         """Begin new episodes; with ``options={"reset_mask": bool [num_envs]}``, only where it is True.
 
         Raises:
@@ -363,7 +383,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self._show()
         return self._observe(), self._info()
 
-    def step(self, actions: np.ndarray) -> tuple[TextObservation, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(self, actions: np.ndarray) -> tuple[TextObservation, np.ndarray, np.ndarray, np.ndarray, Info]:
         """Append one token to every slot.
 
         Args:
@@ -404,7 +424,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         terminated = slots.terminated & done
         truncated = slots.truncated & done
         self._ended = done
-        info = end_info(self.num_envs, last_turns, slots.end_reason)
+        info: Info = end_info(self.num_envs, last_turns, slots.end_reason)
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
             self._begin(resetting)
         self._show()
@@ -413,7 +433,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             self._begin(np.array(list(last_turns)))
         return self._observe(), reward, terminated, truncated, self._info() | info
 
-    def render(self) -> tuple[Any, ...] | None:
+    def render(self) -> tuple[RenderFrame, ...] | None:
         """Text of each slot so far, with chosen tokens shaded by their reward; None without a render mode.
 
         Mode ``"human"`` prints the text and returns None; mode ``"rgb_array"`` returns an image for each slot, uint8
@@ -538,7 +558,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self._batch = None  # only now, so that this can be called again after a reward has failed
         return self._rollout(batch.transcript, turns, rows, scores)
 
-    def given_episodes(self, prompts: Sequence[Any], completions: Sequence[Any], scores: Any) -> TensorDict:
+    def given_episodes(self, prompts: Sequence[object], completions: Sequence[object], scores: object) -> TensorDict:
         """Return a rollout (`textenv.rollout`) of episodes that were generated and scored elsewhere.
 
         Args:
@@ -580,14 +600,13 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         transcript.assign_reward(checked_scores)
         return self._rollout(transcript, turns, rows, checked_scores)
 
-    def samples(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+    def samples(self, rows: Sequence[int]) -> list[Sample]:
         """See `EpisodeEnv.samples`. The ``completion`` of a conversation includes the replies."""
-        turns, row_of_turn, scores = self.taken
-        return samples(rows, turns, row_of_turn, scores)
+        return samples(rows, *self.scored_turns)
 
     def report(self, turns: list[Turn], rows: list[int], scores: Scores) -> None:
         """Store finished turns, the row of each turn, and their scores; `samples` and `metrics` read them."""
-        self.taken = (turns, rows, scores)
+        self.scored_turns = ScoredTurns(turns, rows, scores)
         self.metrics = reward_metrics(scores, [turn.completion_ids for turn in turns])
         if self._overlong == "skip":
             self.metrics["prompts/skipped"] = float(self.skipped_prompts)
@@ -681,7 +700,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         turns = transcript.close_turns(rows)
 
         # Turns that call tools get the results. A conversation replies to the others; other tasks end their episodes
-        replies: dict[int, Any] = {}
+        replies: dict[int, object] = {}
         if self.tools:
             replies |= self.tools.reply(turns)
         without_calls = {row: turn for row, turn in turns.items() if row not in replies}
@@ -715,7 +734,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         if self.render_mode == "human":
             self.render()
 
-    def _info(self) -> dict[str, Any]:
+    def _info(self) -> Info:
         """Return Gymnasium's ``action_mask``, int8 ``[num_envs, n]``, if some tokens are not allowed."""
         mask = self.action_mask
         if mask is None:
@@ -748,11 +767,11 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         return actions
 
 
-def _is_list(values: Any) -> bool:
+def _is_list(values: object) -> bool:
     """Return True for a list, an array or another container with a length, but not for a text or a mapping."""
     return isinstance(values, Sized) and not isinstance(values, (str, bytes, Mapping))
 
 
-def _without_tensor(entry: Any) -> Any:
+def _without_tensor(entry: object) -> object:
     """Return a tensor as an array in main memory; anything else as it is."""
     return entry.cpu().numpy() if isinstance(entry, torch.Tensor) else entry

@@ -1,7 +1,7 @@
 """`Guided`: constrained decoding by a JSON schema, a regular expression or a grammar, as an ``allowed=`` rule."""
 
 import json
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class Guided:
         >>> rule = Guided("regex", "yes|no")  # doctest: +SKIP
     """
 
-    def __init__(self, form: Literal["json_schema", "regex", "lark"], grammar: Any) -> None:
+    def __init__(self, form: Literal["json_schema", "regex", "lark"], grammar: object) -> None:
         llguidance = package("llguidance", "guidance")
 
         # A lark grammar
@@ -49,7 +49,7 @@ class Guided:
         message = llguidance.LLMatcher.validate_grammar(self.grammar)
         if message:
             raise ValueError(f"llguidance refuses the {form} {grammar!r:.200}: {message}")
-        self._tokenizer: Any = None
+        self._tokenizer: object = None
 
     def __call__(self, turn: Turn) -> np.ndarray:
         """Return the allowed ids, int64 ``[n]``."""

@@ -5,11 +5,12 @@ import logging
 import time
 import urllib.request
 import weakref
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from http.client import HTTPException
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import gymnasium
@@ -18,6 +19,10 @@ from textenv.envs.string_env import FAILED, StringGames
 from textenv.games.dialogue import text_space
 from textenv.optional import package
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+    from websockets.sync.client import ClientConnection
+
 SCHEMA_BYTES = 2**24
 """Maximum bytes of a server's schemas."""
 MAX_SESSIONS_AT_ONCE = 32
@@ -25,6 +30,8 @@ MAX_SESSIONS_AT_ONCE = 32
 TOOL_ACTIONS = ("call_tool", "list_tools")
 """Values of the field ``type`` by which MCP environments know their actions."""
 _log = logging.getLogger(__name__)
+Data = dict[str, Any]
+"""What a server answers, of any content: whoever reads it expects errors."""
 
 
 class OpenEnv(StringGames):
@@ -49,7 +56,13 @@ class OpenEnv(StringGames):
     """
 
     def __init__(
-        self, split: str = "train", *, tokenizer: Any, url: str = "", action_field: str = "", timeout: float = 60.0
+        self,
+        split: str = "train",
+        *,
+        tokenizer: "PreTrainedTokenizerBase",
+        url: str = "",
+        action_field: str = "",
+        timeout: float = 60.0,
     ) -> None:
         connect = package("websockets.sync.client", "openenv").connect
         parts = urlsplit(url)
@@ -94,16 +107,16 @@ class _Session(gymnasium.Env[str, str]):
         timeout: seconds to wait for an answer, and for a server to return.
     """
 
-    def __init__(self, open_socket: partial[Any], field: str, timeout: float) -> None:
+    def __init__(self, open_socket: "partial[ClientConnection]", field: str, timeout: float) -> None:
         self.observation_space = text_space(1_000_000)
         self.action_space = self.observation_space
         self._open_socket = open_socket
         self._address = open_socket.args[0]
         self._field = field
         self._timeout = timeout
-        self.close: Any = lambda: None
+        self.close: Callable[[], Any] = lambda: None
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: object = None) -> tuple[str, dict[str, object]]:
         super().reset(seed=seed)
         start = time.monotonic()
         while True:
@@ -118,15 +131,16 @@ class _Session(gymnasium.Env[str, str]):
                     _log.warning("%s began no episode, waiting for it: %s", self._address, error)
                 time.sleep(1)
 
-    def _begin_episode(self, seed: int | None) -> dict[str, Any]:
+    def _begin_episode(self, seed: int | None) -> Data:
         """End the last session and begin another one; return the server's first observation."""
         self.close()
         self._socket = self._open_socket().__enter__()  # `_end` closes it
-        self.close = weakref.finalize(self, _end, self._socket)  # for abandoned episodes too
-        self.close.atexit = False
+        finalizer = weakref.finalize(self, _end, self._socket)  # for abandoned episodes too
+        finalizer.atexit = False
+        self.close = finalizer
         return self._ask("reset", {"seed": seed})
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, object]]:
         try:
             data = self._ask("step", {self._field: action})
             return _text(data), float(data["reward"] or 0), bool(data["done"]), False, {}
@@ -137,16 +151,16 @@ class _Session(gymnasium.Env[str, str]):
             _log.warning("%s failed, the episode is broken off: %r", self._address, error)
             return "", 0.0, False, True, {FAILED: True}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Data:
         return self._ask("state")
 
-    def _ask(self, kind: str, data: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _ask(self, kind: str, data: Mapping[str, object] | None = None) -> Data:
         """Send a request and return the data of the answer.
 
         Raises:
             RuntimeError: with the server's error code and its message, if it answers with an error.
         """
-        request: dict[str, Any] = {"type": kind}
+        request: dict[str, object] = {"type": kind}
         if data is not None:
             request["data"] = data
         self._socket.send(json.dumps(request))
@@ -158,7 +172,7 @@ class _Session(gymnasium.Env[str, str]):
         return answer_data
 
 
-def _end(socket: Any) -> None:
+def _end(socket: "ClientConnection") -> None:
     """End a session, and wait until the server has ended it."""
     with suppress(Exception):
         socket.send('{"type": "close"}')
@@ -166,7 +180,7 @@ def _end(socket: Any) -> None:
     socket.close()
 
 
-def _text(data: dict[str, Any]) -> str:
+def _text(data: Data) -> str:
     """Return an observation's text if it has exactly one, else its fields as JSON."""
     fields = {name: x for name, x in data["observation"].items() if name != "metadata"}
     texts = [x for x in fields.values() if isinstance(x, str)]
@@ -175,7 +189,7 @@ def _text(data: dict[str, Any]) -> str:
     return json.dumps(fields, ensure_ascii=False)
 
 
-def _find_field(schema: Any, action_field: str) -> str:
+def _find_field(schema: object, action_field: str) -> str:
     """Return the field of an action that takes the text.
 
     Args:
@@ -220,6 +234,6 @@ def _find_field(schema: Any, action_field: str) -> str:
     return chosen
 
 
-def _types(field: dict[str, Any]) -> set[Any]:
+def _types(field: Mapping[str, Any]) -> set[object]:
     """Return the JSON types that a field of a schema may have."""
     return {kind.get("type") for kind in (field, *field.get("anyOf", ()))}

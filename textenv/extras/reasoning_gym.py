@@ -3,8 +3,8 @@
 import dataclasses
 import difflib
 import random
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,6 +21,24 @@ INTEGRALS = frozenset({"intermediate_integration", "simple_integration"})
 """Datasets of `SYMPY` whose answers may call functions."""
 SYMPY = INTEGRALS | {"countdown", "polynomial_multiplication", "puzzle24"}
 """Datasets whose verifier passes the policy's answer to ``sympy.parse_expr``, which also evaluates it."""
+
+
+class _DatasetConfig(Protocol):
+    seed: int
+
+
+class _Dataset(Protocol):
+    """What is used of a dataset of the package."""
+
+    size: int
+    seed: int
+    config: _DatasetConfig
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]:
+        """Generate the item of an index: ``question``, ``answer`` and ``metadata``."""
+
+    def score_answer(self, answer: str, entry: dict[str, object]) -> float:
+        """Score an answer to an item."""
 
 
 class ReasoningGym:
@@ -56,7 +74,7 @@ class ReasoningGym:
 
     def __init__(
         self, dataset: str = "chain_sum", split: str = "train", *,
-        extract: Callable[[str], str] | None = None, **config: Any,
+        extract: Callable[[str], str] | None = None, **config: object,
     ) -> None:  # fmt: skip
         if split not in SPLITS:
             raise ValueError(f"split is {split!r}, expected one of {sorted(SPLITS)}")
@@ -82,7 +100,7 @@ class ReasoningGym:
             scores.append(self.verify(answer, turn.prompt.columns))
         return scores
 
-    def verify(self, answer: str, entry: Any) -> float:
+    def verify(self, answer: str, entry: Mapping[str, object]) -> float:
         """Return the package's score for an answer to a prompt with these columns; 0 if the verifier fails."""
         if self._is_refused(answer):
             answer = ""
@@ -154,7 +172,7 @@ def answer_of(completion: str) -> str:
     return str(tagged)
 
 
-def _create(name: str, config: dict[str, Any]) -> Any:
+def _create(name: str, config: dict[str, object]) -> _Dataset:
     """Create a dataset of the package; ValueError on an unknown name or wrong settings."""
     # Name
     factory = package("reasoning_gym.factory", "reasoning-gym")

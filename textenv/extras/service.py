@@ -5,15 +5,16 @@ import hmac
 import logging
 import math
 import secrets
+import ssl
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from textenv.extras.bounded_http import Answer, BoundedClient, OversizedAnswerError
 from textenv.optional import package
@@ -27,6 +28,11 @@ from textenv.state import stateful_objects
 
 package("pydantic", "service")
 from pydantic import BaseModel, ValidationError  # noqa: E402
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HTTPRequest
+    from starlette.responses import Response
+    from starlette.routing import Router
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost")
 FAILURES_TO_OPEN = 5
@@ -51,10 +57,10 @@ class Request(BaseModel, extra="forbid", ser_json_inf_nan="constants"):
     step: int
     progress: float
     evaluating: bool = False
-    prompts: list[str | list[dict[str, Any]]]
-    completions: list[str | list[dict[str, Any]]]
+    prompts: list[str | list[dict[str, object]]]
+    completions: list[str | list[dict[str, object]]]
     completion_ids: list[list[int]]
-    columns: dict[str, list[Any]]
+    columns: dict[str, list[object]]
 
 
 class Reply(BaseModel, extra="forbid", ser_json_inf_nan="constants"):
@@ -115,7 +121,7 @@ class RewardService:
             raise ValueError(f"{self} was given, expected http://host:port, a token and numbers above 0")
 
         # Certificates are read once; without TLS there are none to check.
-        verify: Any = False
+        verify: bool | ssl.SSLContext = False
         if url.scheme == "https":
             verify = self._httpx.create_ssl_context()
         self._make_client = partial(
@@ -137,10 +143,10 @@ class RewardService:
         self._uses_of_content = Counter[str]()
         self._replies: dict[str, Reply] = {}
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[[], "RewardService"], tuple[()]]:
         return partial(RewardService, **asdict(self)), ()
 
-    def __call__(self, /, prompts: Any, completions: Any, **more: Any) -> Scores:
+    def __call__(self, /, prompts: Sequence[object], completions: Sequence[object], **more: Sequence[object]) -> Scores:
         """Return the scores of a batch; columns are sent as JSON, in which tuples and arrays are lists."""
         rows = Rows({"completion_ids": [[0]] * len(prompts), **more, "prompts": prompts, "completions": completions})
 
@@ -151,7 +157,7 @@ class RewardService:
         for start in range(0, len(rows), self.batch_size):
             span = range(len(rows))[start : start + self.batch_size]
             part = rows.part(span.start, span.stop)
-            key, body = self._body(**part.columns)
+            key, body = self._body(part.columns)
             spans.append(span)
             bodies[key] = body
             parts[key] = part
@@ -177,22 +183,24 @@ class RewardService:
         scores = merge(len(rows), zip(spans, scores_of_parts, strict=True))
         return replace(scores, earned=read_scores(scores.earned, rows, name=self.__name__).earned)
 
-    def _body(self, /, prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> tuple[str, str]:
+    def _body(self, columns: Mapping[str, Sequence[object]]) -> tuple[str, str]:
         """Return the key and the JSON of a request; ValueError if the columns are not JSON."""
         now = NOW.get()
         unsent = None
         if not now.evaluating:
             unsent = {"evaluating"}  # servers before version 0.10 do not know this field
         try:
-            request = Request(
-                step=now.step,
-                progress=now.progress,
-                evaluating=now.evaluating,
-                prompts=prompts,
-                completions=completions,
-                completion_ids=completion_ids,
-                columns=columns,
-            )
+            further_columns = dict(columns)
+            fields = {
+                "step": now.step,
+                "progress": now.progress,
+                "evaluating": now.evaluating,
+                "prompts": further_columns.pop("prompts"),
+                "completions": further_columns.pop("completions"),
+                "completion_ids": further_columns.pop("completion_ids"),
+                "columns": further_columns,
+            }
+            request = Request.model_validate(fields)
             body = request.model_dump_json(exclude=unsent, fallback=lambda value: value.tolist())
         except ValueError as error:
             raise ValueError(f"a RewardService needs texts or chats, and columns that are JSON: {error}") from error
@@ -239,7 +247,7 @@ class RewardService:
         """Send a request once; raise httpx.HTTPError, which is tried again, if the server is down or overloaded."""
         most_bytes = REPLY_BYTES + REPLY_BYTES_PER_BYTE * len(body)
         headers = {"Idempotency-Key": key}
-        turn: AbstractContextManager[Any] = nullcontext()
+        turn: AbstractContextManager[object] = nullcontext()
         if self._failures >= FAILURES_TO_OPEN:
             turn = self._probe  # one at a time while the circuit is open
         with turn:
@@ -287,7 +295,7 @@ def finite(column: Sequence[float | list[float] | None]) -> bool:
 def check_reply(reply: Reply, rows: Rows) -> None:
     """Raise a ValueError unless a reply fits these rows: one entry per row or token, and failed rows among them."""
     # Numbers of entries
-    columns: dict[str, Any] = {"earned": reply.earned}
+    columns: dict[str, Sequence[float | list[float] | None]] = {"earned": reply.earned}
     for kind in ("parts", "raw", "logged"):
         for name, column in getattr(reply, kind).items():
             columns[f"{kind} {name!r:.100}"] = column
@@ -336,7 +344,7 @@ def serve_reward(
     uvicorn.run(app, host=host, port=port, log_level="warning", lifespan="off", ws="none")
 
 
-def reward_app(function: Callable[..., Any], *, token: str, workers: int = 1) -> Any:
+def reward_app(function: Callable[..., object], *, token: str, workers: int = 1) -> "Router":
     """ASGI application of `serve_reward`, which computes the request of each key once."""
     if not callable(function) or depends_on_batch(function):
         raise ValueError(f"function is {function!r:.200}, expected one that scores rows apart: normalize in the client")
@@ -347,9 +355,9 @@ def reward_app(function: Callable[..., Any], *, token: str, workers: int = 1) ->
     response = package("starlette.responses", "service").Response
     routing = package("starlette.routing", "service")
     pool = ThreadPoolExecutor(workers)
-    replies: dict[str, Future[Any]] = {}
+    replies: dict[str, Future[Reply | Exception]] = {}
 
-    def reply_to(key: str, batch: Request) -> Future[Any]:
+    def reply_to(key: str, batch: Request) -> Future[Reply | Exception]:
         """Return the reply of a key, which is computed if there is none yet, or if the last one failed."""
         is_new = key not in replies
         if is_new or (replies[key].done() and isinstance(replies[key].result(), Exception)):
@@ -359,7 +367,7 @@ def reward_app(function: Callable[..., Any], *, token: str, workers: int = 1) ->
             del replies[oldest]
         return replies[key]
 
-    async def score(request: Any) -> Any:
+    async def score(request: "HTTPRequest") -> "Response":
         # Refuse requests without the token, and large ones before they are read
         authorization = request.headers.get("Authorization", "")
         if not hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
@@ -383,13 +391,13 @@ def reward_app(function: Callable[..., Any], *, token: str, workers: int = 1) ->
     return routing.Router([routing.Route("/v1/score", score, methods=["POST"])])
 
 
-def _compute(function: Callable[..., Any], batch: Request) -> Reply:
+def _compute(function: Callable[..., object], batch: Request) -> Reply:
     """Call the reward function on a request's batch, at the request's point in the training."""
     columns = batch.columns | batch.model_dump(include={"prompts", "completions", "completion_ids"})
     now = Training(batch.step, batch.progress, batch.evaluating)
     returned, logged = call_logged(function, columns, None, now)
     scores = read_scores(returned, Rows(columns), name=reward_name(function), finite=False)
-    earned: list[Any] = []
+    earned: list[object] = []
     for entry in scores.earned:
         if entry is not None and not isinstance(entry, float):
             entry = entry.tolist()

@@ -3,18 +3,21 @@
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
 
-from textenv.embedded.cache import cache_root, cached, fingerprint
+from textenv.cache import cache_root, cached, fingerprint
 from textenv.envs.action_masks import next_ids
 from textenv.envs.string_env import StringGames
 from textenv.envs.turn import Turn
 from textenv.games.dialogue import text_space
 from textenv.optional import package
 from textenv.prompts.tokenize import prompt_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SETTINGS = {"nb_rooms": 1, "nb_objects": 2, "quest_length": 1, "theme": "basic"}
 """Settings of the games that are made, and their defaults."""
@@ -44,9 +47,15 @@ class TextWorld(StringGames):
     """
 
     def __init__(
-        self, split: str = "train", *, tokenizer: Any, games: int | str | Path = 10, seed: int = 0,
-        admissible: bool = False, **settings: Any,
-    ) -> None:  # fmt: skip
+        self,
+        split: str = "train",
+        *,
+        tokenizer: "PreTrainedTokenizerBase",
+        games: int | str | Path = 10,
+        seed: int = 0,
+        admissible: bool = False,
+        **settings: object,
+    ) -> None:
         folder = Path(str(games))
         unknown_settings = set(settings) - set(SETTINGS)
 
@@ -68,7 +77,7 @@ class TextWorld(StringGames):
         for file in files:
             first_observation, _ = _Game([file]).reset()
             prompt_lengths.append(len(prompt_ids(self.prompt(first_observation), tokenizer)))
-        self.limits: dict[str, Any] = {"max_new_tokens": 32, "max_turns": 20}
+        self.limits: dict[str, object] = {"max_new_tokens": 32, "max_turns": 20}
         self.limits["max_prompt_tokens"] = max(prompt_lengths)
         self.limits["max_length"] = min(1024, tokenizer.model_max_length)
         if admissible:
@@ -95,7 +104,7 @@ class _Game(gymnasium.Env[str, str]):
         self._admissible = admissible
         self._game: Any = None
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: object = None) -> tuple[str, dict[str, object]]:
         super().reset(seed=seed)
         self.close()
         textworld = package("textworld", "textworld")
@@ -104,7 +113,7 @@ class _Game(gymnasium.Env[str, str]):
         self._game = textworld.start(file, infos)
         return self._observe(self._game.reset()), {}
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, object]]:
         command = action.strip().partition("\n")[0].strip()
         if not _COMMAND.fullmatch(command) or command.split()[0].lower() not in self._state.verbs:
             return "That's not a verb I recognise.", 0.0, False, False, {}
@@ -124,7 +133,7 @@ class _Game(gymnasium.Env[str, str]):
         return "\n".join(_TEXT_LINE.findall(state.feedback))
 
 
-def _build(folder: Path, *, games: int, seeds: list[int], settings: dict[str, Any]) -> None:
+def _build(folder: Path, *, games: int, seeds: list[int], settings: dict[str, object]) -> None:
     """Make this number of games and compile them into a folder.
 
     Raises:

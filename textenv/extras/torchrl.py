@@ -53,7 +53,7 @@ def to_torchrl(env: gymnasium.Env | VectorEnv) -> EnvBase:
     return TransformedEnv(wrapped, ActionMask())
 
 
-class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
+class TorchRLVectorEnv(VectorEnv[object, np.ndarray, np.ndarray]):
     """A torchrl environment as a Gymnasium vector environment: batch size ``[N]`` is N slots, ``[]`` is one.
 
     As in torchrl, autoreset is DISABLED: ``reset(options={"reset_mask": bool [N]})`` sets ``_reset``.
@@ -108,7 +108,7 @@ class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, np.ndarray]]:
+    ) -> tuple[object, dict[str, np.ndarray]]:
         """Start new episodes in all or some slots; ValueError on a wrong mask, or a partial mask with a seed."""
         mask = (options or {}).get("reset_mask", np.ones(self.num_envs, dtype=bool))
         self._check_reset_mask(mask)
@@ -128,7 +128,7 @@ class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         self._ended = self._ended & ~mask
         return self._observe(self._current), self._info(self._current)
 
-    def _check_reset_mask(self, mask: Any) -> None:
+    def _check_reset_mask(self, mask: object) -> None:
         """Raise a ValueError unless a mask is bool ``[N]`` with at least one True."""
         description = repr(mask)
         if isinstance(mask, np.ndarray):
@@ -139,7 +139,7 @@ class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
             f"reset_mask is {description}, expected a bool array of shape ({self.num_envs},) with at least one True"
         )
 
-    def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    def step(self, actions: np.ndarray) -> tuple[object, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         """Step every slot (actions ``[N, *]``); ValueError on wrong actions, or while a slot's episode is over.
 
         Returns:
@@ -167,7 +167,7 @@ class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         reward = self._column(following[self.env.reward_key]).astype(np.float32)
         return self._observe(following), reward, terminated, truncated, self._info(following)
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, **kwargs: object) -> None:
         """Close the torchrl environment; a later step raises an error, from torchrl or from this class."""
         self._current = None
         if not self.env.is_closed:
@@ -188,14 +188,14 @@ class TorchRLVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
             tensor = torch.nn.functional.one_hot(tensor.long(), int(space.n))  # type: ignore[attr-defined]
         return tensor.to(self.env.device, spec.dtype).reshape(spec.shape)
 
-    def _observe(self, entries: TensorDictBase) -> Any:
+    def _observe(self, entries: TensorDictBase) -> object:
         """Return the observation of all slots, an array or a dictionary of arrays."""
         if len(self._specs) > 1:
             return self._array(self._specs, entries, self.single_observation_space)
         [(name, spec)] = self._specs.items()
         return self._array(spec, entries[name], self.single_observation_space)
 
-    def _array(self, spec: Any, value: Any, space: spaces.Space) -> Any:
+    def _array(self, spec: Any, value: Any, space: spaces.Space) -> object:
         """Return a new array ``[N, *]`` of the space's dtype, or a dictionary of them."""
         if isinstance(space, spaces.Dict):
             return {name: self._array(spec[name], value[name], space[name]) for name in space}
@@ -226,7 +226,7 @@ class _ActionMaskReader(BaseInfoDictReader):
         spec = data.Binary(action_spec.n, shape=self._mask.shape, dtype=torch.bool)
         self._spec = Composite(action_mask=spec, shape=action_spec.shape)
 
-    def __call__(self, info_dict: dict[str, Any], tensordict: TensorDictBase) -> TensorDictBase:
+    def __call__(self, info_dict: dict[str, object], tensordict: TensorDictBase) -> TensorDictBase:
         if "action_mask" in info_dict:
             mask = torch.as_tensor(info_dict["action_mask"]).bool()
             is_present = torch.as_tensor(info_dict.get("_action_mask", True)).unsqueeze(-1)  # by slot
@@ -272,7 +272,7 @@ def _box(name: str, spec: TensorSpec, batch_dims: int) -> spaces.Box:
     return spaces.Box(low, high, tuple(spec.shape[batch_dims:]), dtype)
 
 
-def _check_single_agent(env: Any) -> None:
+def _check_single_agent(env: object) -> None:
     """Raise an error unless an environment has one agent per slot, with one action, one reward and one end."""
     if not isinstance(env, EnvBase):
         raise TypeError(f"env is {env!r}, expected a torchrl EnvBase: make it with torchrl.envs.GymEnv(id)")

@@ -7,8 +7,8 @@ import inspect
 import itertools
 import logging
 import threading
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import gymnasium
 from gymnasium import spaces
@@ -20,6 +20,38 @@ from textenv.rewards.scores import shown
 logger = logging.getLogger(__name__)
 MAX_TASKS = 10_000
 """Maximum number of tasks that are read from a taskset, which may be endless."""
+
+
+class _TaskData(Protocol):
+    image: str | None
+    """Image of a container."""
+
+
+class _Task(Protocol):
+    """What is used of a task of the package."""
+
+    NEEDS_CONTAINER: bool
+    setup: object
+    finalize: object
+    toolsets: Callable[[object], object]
+    key: object
+    hash: str
+    """A hexadecimal number."""
+    config: object
+    data: _TaskData
+
+    def hooks(self, kind: str) -> Sequence[Callable[..., object]]:
+        """Return the functions of the task that run at its stop, or give its rewards."""
+
+    async def score(self, trace: object) -> None:
+        """Add the rewards to what was played."""
+
+
+class _Trace(Protocol):
+    """What is used of an episode of the package."""
+
+    task: object
+    reward: float
 
 
 class Verifiers:
@@ -64,7 +96,7 @@ class Verifiers:
                 "'algos serve' and vf-eval instead"
             )
 
-    def _needs_more_than_answers(self, task: Any) -> bool:
+    def _needs_more_than_answers(self, task: _Task) -> bool:
         """Whether a task has hooks, rewards that look into a container, a container or tools."""
         kind = type(task)
         if kind.setup is not self.vf.Task.setup or kind.finalize is not self.vf.Task.finalize or task.hooks("stop"):
@@ -91,11 +123,11 @@ class _Episode(gymnasium.Env[str, str]):
         self.observation_space = spaces.Text(2**20, min_length=0)
         self.action_space = self.observation_space
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: object = None) -> tuple[str, dict[str, object]]:
         super().reset(seed=seed)
         tasks = self.source.tasks
         task = tasks[self.np_random.integers(len(tasks))]
-        self.traces: list[Any] = []
+        self.traces: list[_Trace] = []
         self.questions = asyncio.Queue[str | None]()  # None: the episode is over
         self.answers = asyncio.Queue[str]()
         self.playing = asyncio.run_coroutine_threadsafe(self._play(task), _loop())
@@ -103,14 +135,14 @@ class _Episode(gymnasium.Env[str, str]):
         observation, *_ = self._next()
         return observation, {}  # after a failure the first step truncates the episode
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, object]]:
         _loop().call_soon_threadsafe(self.answers.put_nowait, action)
         return self._next()
 
     def close(self) -> None:
         self.playing.cancel()
 
-    def _next(self) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def _next(self) -> tuple[str, float, bool, bool, dict[str, object]]:
         """Wait for the next question or the end; return a step that a failure truncates."""
         try:
             next_question = asyncio.run_coroutine_threadsafe(self.questions.get(), _loop())
@@ -124,7 +156,7 @@ class _Episode(gymnasium.Env[str, str]):
             logger.warning("an episode of verifiers broke off: %s", shown(error) or repr(error))
             return "", 0.0, False, True, {}
 
-    async def _play(self, task: Any) -> float:
+    async def _play(self, task: _Task) -> float:
         """Let `verifiers` play a task with this agent; return the sum of the rewards."""
         vf = self.source.vf
         env = self.source.env
@@ -139,7 +171,7 @@ class _Episode(gymnasium.Env[str, str]):
     # The methods below are those of an agent of `verifiers`
 
     @contextlib.asynccontextmanager
-    async def interaction(self, task: Any) -> AsyncIterator["_Episode"]:
+    async def interaction(self, task: _Task) -> AsyncIterator["_Episode"]:
         vf = self.source.vf
         kind = type(task)
         self.trace = vf.Trace(
@@ -152,12 +184,12 @@ class _Episode(gymnasium.Env[str, str]):
         await task.score(self.trace)
         self.trace.ok = True
 
-    async def run(self, task: Any) -> Any:
+    async def run(self, task: _Task) -> _Trace:
         async with self.interaction(task):
             await self.turn()
         return self.trace
 
-    async def turn(self, message: Any = None) -> Any:
+    async def turn(self, message: str | Sequence[object] | None = None) -> object:
         vf = self.source.vf
         data = self.trace.task.data
         nodes = self.trace.nodes
@@ -165,7 +197,7 @@ class _Episode(gymnasium.Env[str, str]):
             return vf.Segment(messages=[], terminated=True)
 
         # New messages: a text or messages, which begin with the task's prompt; the system prompt goes first
-        messages = message
+        messages: Any = message
         if message is None:
             messages = data.prompt
         if isinstance(messages, str):

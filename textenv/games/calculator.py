@@ -20,7 +20,7 @@ _OPERATORS: dict[type, Callable[..., int]] = {
 _HELP = "Write 'calc: ' and an expression to have it computed, or 'answer: ' and a whole number to finish."
 
 
-class Calculator(Game):
+class Calculator(Game[int]):
     """Answer an arithmetic question with the help of a calculator.
 
     Prompt: a question such as ``What is 17 * 23 + 5?`` and the rules. Actions: any text; only its last
@@ -62,7 +62,9 @@ number to finish. You have 6 turns.
         self.best_return = 1.0
         """Return of optimal play."""
 
-    def _begin(self, expression: str) -> str:
+    def _begin(self, expression: object) -> str:
+        if not isinstance(expression, str):
+            raise ValueError(f"expression is {expression!r}, expected a text such as '2 * (3 + 4)'")
         self._secret = evaluate(expression)
         self._secret_in_words = str(self._secret)
         return f"What is {expression}? {_HELP} You have {self.max_turns} turns."

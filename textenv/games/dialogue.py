@@ -2,7 +2,7 @@
 
 import string
 from collections.abc import Mapping
-from typing import Any
+from typing import Generic, TypeVar
 
 import gymnasium
 from gymnasium import spaces
@@ -10,6 +10,7 @@ from gymnasium import spaces
 MAX_ACTION = 4000
 """Maximum number of characters of a policy's text; a game does not read longer ones."""
 
+SecretT = TypeVar("SecretT")
 _CHARSET = string.digits + string.ascii_letters + string.punctuation + " \n"
 
 
@@ -18,7 +19,7 @@ def text_space(max_length: int) -> spaces.Text:
     return spaces.Text(max_length=max_length, min_length=0, charset=_CHARSET)
 
 
-class Game(gymnasium.Env[str, str]):
+class Game(gymnasium.Env[str, str], Generic[SecretT]):
     """Game about a secret; the episode terminates when `_play` gives a score, or after the last turn.
 
     Args:
@@ -36,16 +37,17 @@ class Game(gymnasium.Env[str, str]):
         self.observation_space = text_space(max_observation)
         self.action_space = text_space(MAX_ACTION)
         self._max_turns = turns
-        self._secret: Any = None
+        self._secret: SecretT
         self._secret_in_words = ""
         self._turns = 0
+        self._started = False
         self._ended = False
 
-    def _draw(self) -> Any:
+    def _draw(self) -> object:
         """Draw a secret, or the expression that gives it, with `np_random`."""
         raise NotImplementedError
 
-    def _begin(self, secret: Any) -> str:
+    def _begin(self, secret: object) -> str:
         """Set ``_secret`` and ``_secret_in_words``; return the rules. Raise a ValueError if there is no such secret."""
         raise NotImplementedError
 
@@ -53,7 +55,9 @@ class Game(gymnasium.Env[str, str]):
         """Return the reply to a text, and a score if the episode is over."""
         raise NotImplementedError
 
-    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, object] | None = None
+    ) -> tuple[str, dict[str, object]]:
         """Draw a secret, or use ``options[OPTION]``, and return the rules.
 
         Raises:
@@ -69,10 +73,11 @@ class Game(gymnasium.Env[str, str]):
             secret = self._draw()
         rules = self._begin(secret)
         self._turns = 0
+        self._started = True
         self._ended = False
         return rules, {}
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, object]]:
         """Play one turn: return the reply, the score, and whether the episode has ended.
 
         Raises:
@@ -81,7 +86,7 @@ class Game(gymnasium.Env[str, str]):
         """
         # Calls in the wrong order
         name = type(self).__name__
-        if self._secret is None:
+        if not self._started:
             raise RuntimeError(f"{name}.step was called before reset: call reset() first")
         if self._ended:
             raise RuntimeError(f"this episode of {name} has ended: call reset() before the next step")

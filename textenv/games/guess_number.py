@@ -11,7 +11,7 @@ MAX_BOUND = 10**12
 _WHOLE_NUMBER = re.compile(r"(?<!\d)(?<!\d\.)(?:(?<![\w)])-)?\d++(?!\.\d)", re.ASCII)
 
 
-class GuessNumber(Game):
+class GuessNumber(Game[int]):
     """Guess a secret number, drawn uniformly from ``low`` to ``high``.
 
     Prompt: the rules. Actions: any text; the last whole number in it is the guess (digits 0 to 9 only). Replies:
@@ -62,7 +62,7 @@ class GuessNumber(Game):
     def _draw(self) -> int:
         return int(self.np_random.integers(self.low, self.high, endpoint=True))
 
-    def _begin(self, secret: int) -> str:
+    def _begin(self, secret: object) -> str:
         if not isinstance(secret, int) or not self.low <= secret <= self.high:
             raise ValueError(f"secret is {secret!r}, expected a whole number from {self.low} to {self.high}")
         self._secret = secret

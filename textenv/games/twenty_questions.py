@@ -41,7 +41,7 @@ ANIMALS: dict[str, frozenset[str]] = {
 _QUESTION = re.compile(r"\b(?:is|can)\s+it\b([^?\n]*)", re.IGNORECASE)
 
 
-class TwentyQuestions(Game):
+class TwentyQuestions(Game[str]):
     """Identify one of sixteen animals with as few questions as possible.
 
     Prompt: the animals, the attributes, and the rules. Actions: any text; its last question ``is it <attribute>?`` or
@@ -81,8 +81,8 @@ class TwentyQuestions(Game):
     def _draw(self) -> str:
         return list(ANIMALS)[int(self.np_random.integers(len(ANIMALS)))]
 
-    def _begin(self, secret: str) -> str:
-        if secret not in ANIMALS:
+    def _begin(self, secret: object) -> str:
+        if not isinstance(secret, str) or secret not in ANIMALS:
             raise ValueError(f"secret is {secret!r}, expected one of {', '.join(ANIMALS)}")
         self._secret = secret
         self._secret_in_words = phrase(secret)

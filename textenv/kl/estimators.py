@@ -72,6 +72,7 @@ def choose_estimator(estimator: str | Estimator, *, place: str) -> tuple[str, Es
     """
     if place not in PLACES:
         raise ValueError(f"place is {place!r}, expected 'reward' or 'loss'")
+
     # Name and function; a user's own function is not checked
     if isinstance(estimator, str):
         if estimator not in (*ESTIMATORS, EXACT):

@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NotRequired, Protocol, TypedDict
 
 import torch
 from tensordict import TensorDict
@@ -23,7 +23,18 @@ class _Policy(Reference, Protocol):
     """What the penalty needs of the policy: scores of actions and, for the exact KL, the divergence."""
 
     def divergence(self, rollout: TensorDict, other: Any) -> Tensor:
-        """Return the exact KL to another policy, ``[B, T]``, nats."""
+        """Return the exact KL to another policy of the same kind, ``[B, T]``, nats."""
+
+
+class PenaltyState(TypedDict):
+    """What changes in a `KLPenalty` during training, for JSON."""
+
+    coefficient: dict[str, float]
+    """State of the coefficient."""
+    open_kl: float
+    """KL of episodes that have not ended yet, nats."""
+    reference: NotRequired[dict[str, str] | None]
+    """Hashes of the reference's parameters by name, in digits; None before the first rollout."""
 
 
 class KLPenalty:
@@ -176,7 +187,7 @@ class KLPenalty:
             self._unfinished_kl = 0.0
         self._coefficient.update(kl=kl_per_episode, steps=int(mask.sum()))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> PenaltyState:
         """State that changes during training, for JSON."""
         hashes = None
         if self._hashes is not None:
@@ -187,7 +198,7 @@ class KLPenalty:
             "reference": hashes,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: PenaltyState) -> None:
         """Restore the state that `state_dict` returned.
 
         Raises:
@@ -195,8 +206,9 @@ class KLPenalty:
         """
         self._coefficient.load_state_dict(state["coefficient"])
         self._unfinished_kl = state["open_kl"]
-        if state.get("reference") is not None:
-            self._hashes = {name: int(digits) for name, digits in state["reference"].items()}
+        saved_hashes = state.get("reference")
+        if saved_hashes is not None:
+            self._hashes = {name: int(digits) for name, digits in saved_hashes.items()}
 
     def _kl(self, rollout: TensorDict, log_ratio: Tensor, policy: _Policy) -> Tensor:
         """Return the KL of each entry, ``[B, T]``, exact or estimated from the log-ratio."""
@@ -304,7 +316,7 @@ def _check_start(rollout: TensorDict, log_ratio: Tensor, kl: Tensor, policy: _Po
         )
 
 
-def _scoring_module(holder: Any) -> nn.Module | None:
+def _scoring_module(holder: object) -> nn.Module | None:
     """Return the module that computes log-probabilities: a language model, else the policy or reference itself."""
     lm = language_model_of(holder)
     if lm is not None:

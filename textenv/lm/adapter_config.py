@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from textenv.json_files import read_json
 
@@ -40,10 +40,18 @@ FIELDS = {
     "gralora_dropout", "gralora_k",
 }  # fmt: skip
 """Fields that hold plain data: numbers, switches, and names of layers and methods."""
-EMPTY: tuple[Any, ...] = (None, False, {}, [], "megatron.core")
+EMPTY: tuple[object, ...] = (None, False, {}, [], "megatron.core")
 """Values with which other fields do nothing; ``megatron.core`` is the default of ``megatron_core``."""
 MOST_LEVELS = 4
 """How deep lists and objects in the file may be nested."""
+
+
+class AdapterConfig(TypedDict, total=False):
+    """Configuration of a saved adapter: the fields that are read here; `peft` reads others."""
+
+    peft_type: str
+    base_model_name_or_path: str | None
+    auto_mapping: dict[str, object] | None
 
 
 def is_adapter(folder: str | Path) -> bool:
@@ -51,7 +59,7 @@ def is_adapter(folder: str | Path) -> bool:
     return (Path(folder) / ADAPTER_CONFIG).is_file()
 
 
-def read_adapter_config(folder: str | Path, *, trusted: bool = False) -> dict[str, Any]:
+def read_adapter_config(folder: str | Path, *, trusted: bool = False) -> AdapterConfig:
     """Read the configuration of a saved adapter.
 
     Args:
@@ -62,7 +70,7 @@ def read_adapter_config(folder: str | Path, *, trusted: bool = False) -> dict[st
         ValueError: if it is damaged, of a kind that is not supported, or has a field that is more than plain data.
     """
     path = Path(folder) / ADAPTER_CONFIG
-    config: dict[str, Any] = read_json(path, what="an adapter's configuration", kind=dict, most=MOST_BYTES_OF_CONFIG)
+    config: AdapterConfig = read_json(path, what="an adapter's configuration", kind=dict, most=MOST_BYTES_OF_CONFIG)
 
     # Its kind and fields
     if config.get("peft_type") not in TYPES:
@@ -77,13 +85,16 @@ def read_adapter_config(folder: str | Path, *, trusted: bool = False) -> dict[st
     base = config.get("base_model_name_or_path")
     if base is not None and not isinstance(base, str):
         raise ValueError(f"{path} has the base model {base!r:.100}, expected a name or null")
-    library = (config.get("auto_mapping") or {}).get("parent_library", "transformers.models")
+    auto_mapping = config.get("auto_mapping") or {}
+    if not isinstance(auto_mapping, dict):
+        raise ValueError(f"{path} has the auto_mapping {auto_mapping!r:.100}, expected an object or null")
+    library = auto_mapping.get("parent_library", "transformers.models")
     if not trusted and not str(library).startswith("transformers.models"):
         raise ValueError(f"{path} says that its base model is of the library {library!r:.100}, expected transformers")
     return config
 
 
-def _check_field(name: str, value: Any, path: Path) -> None:
+def _check_field(name: str, value: object, path: Path) -> None:
     """Raise a ValueError if a field of the configuration at ``path`` is more than plain data."""
     is_empty = any(value is empty or value == empty for empty in EMPTY)
     if name not in FIELDS and not is_empty:
@@ -96,7 +107,7 @@ def _check_field(name: str, value: Any, path: Path) -> None:
         raise ValueError(f"{path} sets {name} to {json.dumps(value):.100}, expected plain data")
 
 
-def _is_plain(value: Any, levels: int = MOST_LEVELS) -> bool:
+def _is_plain(value: object, levels: int = MOST_LEVELS) -> bool:
     """Return True for numbers, texts and switches, and for lists and objects of these, a few levels deep."""
     if isinstance(value, dict):
         return levels > 0 and all(_is_plain(item, levels - 1) for item in value.values())

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from textenv.lm.ends import closing_ids, template_end
@@ -45,7 +45,7 @@ class LearntChat(NamedTuple):
 class _Answer(NamedTuple):
     """An assistant's message as the template writes it, given the messages before it."""
 
-    before: str
+    chat_start: str
     """Rendered chat up to the start of the answer, as the model reads it before it writes."""
     text: str
     """What the model writes."""
@@ -93,7 +93,7 @@ def learnt_chats(
     *,
     first: int = 0,
     begun: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> list[LearntChat]:
     """Tokenize a chat as its template renders it, and mark what the assistant writes in it.
 
@@ -133,17 +133,27 @@ def learnt_chats(
     chats = []
     stop = len(messages)
     while pending:
-        rendered = chat.asked(stop) if messages[stop - 1]["role"] != "assistant" else chat.rendered(stop)
-        here = [i for i in pending if i < stop and rendered.startswith(answers[i].before + answers[i].text)]
-        if here:
-            chats.append(_learnt_chat(rendered, [answers[i] for i in here], chat))
-        pending = [i for i in pending if i not in here]
-        stop = pending[-1] + 1 if pending else 0
+        if messages[stop - 1]["role"] == "assistant":
+            rendered = chat.rendered(stop)
+        else:
+            rendered = chat.asked(stop)
+
+        # Answers that stand in this chat as the model writes them
+        learnt = []
+        for index in pending:
+            answer = answers[index]
+            if index < stop and rendered.startswith(answer.chat_start + answer.text):
+                learnt.append(index)
+        if learnt:
+            chats.append(_learnt_chat(rendered, [answers[index] for index in learnt], chat))
+        pending = [index for index in pending if index not in learnt]
+        if pending:
+            stop = pending[-1] + 1
     return chats
 
 
 def written_answer(
-    prompt: Prompt, text: str, tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]
+    prompt: Prompt, text: str, tokenizer: PreTrainedTokenizerBase, options: Mapping[str, object]
 ) -> LearntChat:
     """Tokenize a chat prompt and a text, which is what the model writes after the start of its answer.
 
@@ -163,9 +173,8 @@ def written_answer(
     text = without_turn_end(text, tokenizer)
 
     # Where the template's start ends with a tag, the text goes on after it
-    messages = [message for message in prompt.content if isinstance(message, dict)]
-    if beginning(messages) is None:
-        start = render(messages, tokenizer, add_generation_prompt=True, **options)
+    if beginning(prompt.messages) is None:
+        start = render(prompt.messages, tokenizer, add_generation_prompt=True, **options)
         tag = re.search(r"(<[^<>\s]+>|\[[^\[\]\s]+\])(\s*)\Z", start)
         if tag is not None and text.startswith(tag[1]):
             text = text.removeprefix(tag[1]).removeprefix(tag[2])
@@ -179,14 +188,22 @@ class _Chat:
     """Messages, and the renderings of their beginnings, each made once."""
 
     def __init__(
-        self, messages: Sequence[Message], tokenizer: Any, options: dict[str, Any], *, begun: tuple[int, str] | None
+        self,
+        messages: Sequence[Message],
+        tokenizer: PreTrainedTokenizerBase,
+        options: dict[str, object],
+        *,
+        begun: tuple[int, str] | None,
     ) -> None:
         self.tokenizer = tokenizer
         self._options = options
         self._renderings: dict[tuple[int, bool], str] = {}
 
         # Marks go into the beginning of an answer together with the answer, so that both have the same
-        begun_message = [] if begun is None else [messages[begun[0]] | {"content": begun[1]}]
+        begun_message: list[Message] = []
+        if begun is not None:
+            index, text = begun
+            begun_message = [messages[index] | {"content": text}]
         protected, self.marked = protect([*messages, *begun_message], tokenizer)
         self.messages = protected[: len(messages)]
         if begun is not None:
@@ -205,7 +222,7 @@ class _Chat:
         """Text of the messages before this index, the last of which is an answer, and of another speaker's after it."""
         role = "tool" if self.messages[stop - 1].get("tool_calls") else "user"
         try:
-            messages = [*self.messages[:stop], {"role": role, "content": "."}]
+            messages: list[Message] = [*self.messages[:stop], {"role": role, "content": "."}]
             return render(messages, self.tokenizer, add_generation_prompt=False, **self._options)
         except ValueError:  # a template that refuses such a message
             return ""
@@ -224,17 +241,17 @@ class _Chat:
 
 def _read_answer(index: int, chat: _Chat) -> _Answer:
     """Return a message as the template writes it after the messages before it; raise as `learnt_chats`."""
-    before = chat.asked(index)
+    chat_start = chat.asked(index)
     rendered = chat.rendered(index + 1)
-    if not rendered.startswith(before):
-        common = len(os.path.commonprefix([before, rendered]))
+    if not rendered.startswith(chat_start):
+        common = len(os.path.commonprefix([chat_start, rendered]))
         raise ValueError(
-            f"the chat template asks a model for message {index} with {unmarked(before[common:])[-60:]!r}, but begins "
-            f"the message itself with {unmarked(rendered[common:])[:60]!r}, so a model that answers never writes this: "
-            f"{_ADVICE}"
+            f"the chat template asks a model for message {index} with {unmarked(chat_start[common:])[-60:]!r}, but "
+            f"begins the message itself with {unmarked(rendered[common:])[:60]!r}, so a model that answers never "
+            f"writes this: {_ADVICE}"
         )
-    body = rendered[len(before) :]
-    _check_complete(index, chat.messages[index], before, body)
+    body = rendered[len(chat_start) :]
+    _check_complete(index, chat.messages[index], chat_start, body)
 
     # The turn ends with the template's token for it, or else with the last control token after the message
     tokenizer = chat.tokenizer
@@ -245,16 +262,16 @@ def _read_answer(index: int, chat: _Chat) -> _Answer:
     tokens = list(re.finditer(_any_of(controls), body[tail.start() :]))
     if tokens:
         last = next((token for token in tokens if token[0] in ends.tokens), tokens[-1])
-        return _Answer(before, body[: tail.start() + last.end()], "")
+        return _Answer(chat_start, body[: tail.start() + last.end()], "")
     if ends.texts and body.rstrip().endswith(ends.texts):
-        return _Answer(before, body.rstrip(), "")
+        return _Answer(chat_start, body.rstrip(), "")
 
     # Or with the token that begins the next message
     followed = chat.followed(index + 1)
     next_tokens = _any_of(controls - {tokenizer.bos_token})
     next_token = re.match(rf"\s*(?:{next_tokens})", followed[len(rendered) :])
     if followed.startswith(rendered) and next_token is not None:
-        return _Answer(before, body, next_token[0])
+        return _Answer(chat_start, body, next_token[0])
 
     # Or with EOS
     eos_ids(tokenizer)
@@ -263,18 +280,19 @@ def _read_answer(index: int, chat: _Chat) -> _Answer:
         "it alone ends a turn",
         tokenizer.eos_token,
     )
-    return _Answer(before, body.rstrip(), str(tokenizer.eos_token))
+    return _Answer(chat_start, body.rstrip(), str(tokenizer.eos_token))
 
 
-def _check_complete(index: int, message: Message, before: str, body: str) -> None:
+def _check_complete(index: int, message: Message, chat_start: str, body: str) -> None:
     """Raise a ValueError if the template leaves out what the assistant says, thinks or calls."""
     calls = [call.get("function", call) for call in message.get("tool_calls", [])]
-    texts = {name: message[name] for name in ("content", *THOUGHTS) if name in message}
+    fields: Mapping[str, object] = message
+    texts = {name: str(fields[name]) for name in ("content", *THOUGHTS) if name in fields}
     texts |= {f"tool_calls ({call.get('name')})": str(call.get("name", "")) for call in calls}
     for name, text in texts.items():
         # The start of the answer may have written the text's beginning already, such as <think>
         dense = _without_space(text)
-        start = _without_space(before[-2 * len(text) :])
+        start = _without_space(chat_start[-2 * len(text) :])
         start = start[max(0, len(start) + 1 - len(dense)) :]
         if dense not in start + _without_space(body):
             raise ValueError(
@@ -290,8 +308,8 @@ def _learnt_chat(rendered: str, answers: Sequence[_Answer], chat: _Chat) -> Lear
     position = 0
     bounds = []
     for answer in answers:
-        stop = len(answer.before) + len(answer.text)
-        text += rendered[position : len(answer.before)]
+        stop = len(answer.chat_start) + len(answer.text)
+        text += rendered[position : len(answer.chat_start)]
         start = len(text)
         text += answer.text
         if answer.end and rendered[stop:].startswith(answer.end):
@@ -313,8 +331,8 @@ def _learnt_chat(rendered: str, answers: Sequence[_Answer], chat: _Chat) -> Lear
 
 def _count_tokens(text: str, position: int, ids: list[int], chat: _Chat) -> int:
     """Return how many tokens are before a position of a text; raise a ValueError if a token lies across it."""
-    before = chat.ids(text[:position])
-    if ids[: len(before)] != before:
+    ids_before = chat.ids(text[:position])
+    if ids[: len(ids_before)] != ids_before:
         left = unmarked(text[:position])[-30:]
         right = unmarked(text[position:])[:30]
         raise ValueError(
@@ -322,13 +340,13 @@ def _count_tokens(text: str, position: int, ids: list[int], chat: _Chat) -> int:
             "answers there never writes this: begin the answer as the template expects it (with its thoughts, without "
             f"white space), or {_ADVICE}"
         )
-    return len(before)
+    return len(ids_before)
 
 
-def _any_of(tokens: set[Any]) -> str:
+def _any_of(tokens: set[str]) -> str:
     """Pattern that matches one of these tokens, the longest first; if there are none, nothing."""
-    named = sorted((str(token) for token in tokens if token), key=len, reverse=True)
-    return "|".join(re.escape(token) for token in named) or r"(?!)"
+    longest_first = sorted(filter(None, tokens), key=len, reverse=True)
+    return "|".join(re.escape(token) for token in longest_first) or r"(?!)"
 
 
 def _without_space(text: str) -> str:

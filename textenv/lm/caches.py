@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, LinearAttentionLayer
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+)
 
 from textenv.lm.loading import setting, trunk_of
 
@@ -31,7 +39,7 @@ class _SlotLayer(CacheLayerMixin):
         layer: the layer of `transformers` that this one replaces.
     """
 
-    def __init__(self, num_slots: int, max_length: int, layer: Any) -> None:
+    def __init__(self, num_slots: int, max_length: int, layer: object) -> None:
         super().__init__()
         self.num_slots = num_slots
         self.max_length = max_length
@@ -59,7 +67,9 @@ class _SlotLayer(CacheLayerMixin):
         self.all_rows = torch.arange(slots, device=key_states.device)
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Write the new keys and values at their positions and return those of the active rows."""
         if not self.is_initialized:
             _SlotLayer.lazy_initialization(self, key_states, value_states)  # layers with states have another one
@@ -99,7 +109,8 @@ class _StateLayer(LinearAttentionLayer):
         layer: the layer of `transformers` that this one replaces.
     """
 
-    def __init__(self, num_slots: int, max_length: int, layer: Any) -> None:
+    def __init__(self, num_slots: int, max_length: int, layer: object) -> None:
+        assert isinstance(layer, LinearAttentionLayer)
         super().__init__(layer.number_of_states)
         self.num_slots = num_slots
         self.stored: dict[tuple[str, int], Tensor] = {}
@@ -133,7 +144,7 @@ class _StateLayer(LinearAttentionLayer):
 class _BothLayer(_StateLayer, _SlotLayer):  # type: ignore[override]
     """Attention and recurrence in one layer."""
 
-    def __init__(self, num_slots: int, max_length: int, layer: Any) -> None:
+    def __init__(self, num_slots: int, max_length: int, layer: object) -> None:
         _SlotLayer.__init__(self, num_slots, max_length, layer)
         _StateLayer.__init__(self, num_slots, max_length, layer)
 
@@ -161,11 +172,12 @@ class _RwkvStates(_StateLayer):
                 states[index] = states[index].to(self.input_dtype)
             self.conv_states = dict(enumerate(states))
 
-        self.model_states: list[Any] = list(self.conv_states.values())
+        states = [state for state in self.conv_states.values() if state is not None]
+        self.model_states: list[Tensor | _LastInputs] = [*states]
         """The states as the model takes them."""
         if positions.shape[1] == 1:
             for index in (0, 1):
-                self.model_states[index] = _LastInputs(self.model_states[index])
+                self.model_states[index] = _LastInputs(states[index])
 
 
 class _LastInputs:
@@ -174,10 +186,10 @@ class _LastInputs:
     def __init__(self, inputs: Tensor) -> None:
         self.inputs = inputs
 
-    def __getitem__(self, layer: Any) -> Tensor:
+    def __getitem__(self, layer: tuple[slice | int, ...]) -> Tensor:
         return self.inputs[layer].unsqueeze(1)
 
-    def __setitem__(self, layer: Any, inputs: Tensor) -> None:
+    def __setitem__(self, layer: tuple[slice | int, ...], inputs: Tensor) -> None:
         self.inputs[layer] = inputs
 
 
@@ -207,12 +219,12 @@ class SlotCache:
         self.lm = lm
         trunk = trunk_of(lm.model)
         config = lm.model.config.get_text_config(decoder=True)
-        model_layers: list[Any] = DynamicCache(config=config).layers
+        model_layers = DynamicCache(config=config).layers
 
         # Layers with slots
         self.argument = _cache_argument(trunk)
         """Argument of the trunk's forward that takes the cache."""
-        self.layers: list[Any] = []
+        self.layers: list[_SlotLayer | _StateLayer] = []
         """Empty if the model has a layer without such a cache."""
         if self.argument == "state":
             self.layers = [_RwkvStates(num_slots, max_length, trunk)]
@@ -231,8 +243,8 @@ class SlotCache:
         """True if several new tokens are read from the beginning of a text only."""
 
         # Masks
-        attention_layers: list[Any] = [layer for layer in model_layers if isinstance(layer, DynamicLayer)]
-        windows = [layer.sliding_window for layer in attention_layers if layer.is_sliding]
+        attention_layers = [layer for layer in model_layers if isinstance(layer, DynamicLayer)]
+        windows = [layer.sliding_window for layer in attention_layers if isinstance(layer, DynamicSlidingWindowLayer)]
         self.window = min([*windows, max_length])
         """Number of keys that a query of a layer with a window, or with chunks, attends to at most."""
         self.chunked = setting(config, "sliding_window") is None
@@ -258,13 +270,20 @@ class SlotCache:
 
     def read(self, rows: Tensor | None, new_tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """Run the trunk on new tokens ``[n, q]`` of these slots (None: of all), and return its output."""
+        # Tell the layers which slots and positions are read
         width = mask.shape[-1]
         for layer in self.layers:
             layer.begin(rows, positions, width)
             if self.alibi and isinstance(layer, _SlotLayer):
                 layer.past = 0 if positions.shape[1] > 1 else width - 1
 
-        cache = self.layers[0].model_states if self.argument == "state" else Cache(layers=list(self.layers))
+        # Read, with the cache as the model takes it
+        first_layer = self.layers[0]
+        cache: object
+        if isinstance(first_layer, _RwkvStates):
+            cache = first_layer.model_states
+        else:
+            cache = Cache(layers=list(self.layers))
         hidden = self.lm.trunk(
             input_ids=new_tokens,
             position_ids=positions,
@@ -340,7 +359,7 @@ def _limits_time_steps(trunk: PreTrainedModel) -> bool:
     return False
 
 
-def _slot_layers(model_layers: list[Any], num_slots: int, max_length: int) -> list[_SlotLayer | _StateLayer]:
+def _slot_layers(model_layers: Sequence[object], num_slots: int, max_length: int) -> list[_SlotLayer | _StateLayer]:
     """Return a layer with slots in place of each of the model's; none if one of them has no counterpart."""
     slot_layers = []
     for layer in model_layers:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from textenv.lm.loading import setting, vocabulary_size
+from textenv.prompts.messages import Message
 from textenv.prompts.special_tokens import special_tokens
 from textenv.prompts.tokenize import render, text_ids
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _ANSWER = "\U000f0002"
 """A private-use character as the content of an assistant message: the template's text after it ends the message."""
@@ -35,19 +36,21 @@ class TurnEnds(NamedTuple):
 class _EndSettings(NamedTuple):
     """What a ``generation_config`` says about the end of a text."""
 
-    eos: Any = None
+    eos: object = None
     """The ``eos_token_id``: an id, a list of ids, or None; anything if it was read from a file."""
-    stop_strings: Any = None
+    stop_strings: object = None
     """A text, a list of texts, or None; anything if it was read from a file."""
     by_default: bool = False
     """True if ``eos`` is the default of a configuration's class, and nobody's choice."""
 
 
-_MODEL_CONFIGS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[Any, Any]] = WeakKeyDictionary()
+_MODEL_CONFIGS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[GenerationConfig | None, PreTrainedConfig]] = (
+    WeakKeyDictionary()
+)
 """``generation_config`` and configuration of a tokenizer's model, for environments, which get no model."""
 _FILE_SETTINGS: WeakKeyDictionary[PreTrainedTokenizerBase, _EndSettings] = WeakKeyDictionary()
 """Settings from the ``generation_config.json`` beside the files of a tokenizer."""
-_TURN_ENDS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[Any, TurnEnds]] = WeakKeyDictionary()
+_TURN_ENDS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[object, TurnEnds]] = WeakKeyDictionary()
 """What `turn_ends` depends on, and the result; cached, because rules for ``allowed=`` ask at every token."""
 
 
@@ -142,7 +145,7 @@ def _eos(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return [int(tokenizer.eos_token_id)]
 
 
-def _settings_of(generation: Any, config: Any) -> _EndSettings:
+def _settings_of(generation: GenerationConfig | None, config: PreTrainedConfig) -> _EndSettings:
     """Read a model's ``generation_config``; ``config`` is the model's configuration."""
     if generation is None:
         return _EndSettings()
@@ -160,7 +163,7 @@ def _settings_beside(tokenizer: PreTrainedTokenizerBase) -> _EndSettings:
     if tokenizer in _FILE_SETTINGS:
         return _FILE_SETTINGS[tokenizer]
 
-    content: Any = None
+    content: object = None
     if tokenizer.name_or_path:
         with suppress(OSError, ValueError, RecursionError):  # the loader of the model explains what is wrong
             path = cached_file(tokenizer.name_or_path, GENERATION_CONFIG_NAME, local_files_only=True)
@@ -197,7 +200,7 @@ def _texts_in(settings: _EndSettings) -> list[str]:
     return [text for text in _as_list(settings.stop_strings) if isinstance(text, str) and text]
 
 
-def _as_list(value: Any) -> list[Any]:
+def _as_list(value: object) -> list[object]:
     """Return a list or tuple as a list, and anything else as its only entry."""
     if isinstance(value, (list, tuple)):
         return list(value)
@@ -213,11 +216,12 @@ def _text_after_answer(tokenizer: PreTrainedTokenizerBase, *, following: str = "
     """
     if not tokenizer.chat_template:
         return ""
-    chat = [{"role": "user", "content": "."}, {"role": "assistant", "content": _ANSWER}]
+    chat: list[Message] = [{"role": "user", "content": "."}, {"role": "assistant", "content": _ANSWER}]
     if following:
         chat.append({"role": following, "content": "."})
     # Some templates refuse a chat without a system message
-    for beginning in ([], [{"role": "system", "content": "."}]):
+    system: Message = {"role": "system", "content": "."}
+    for beginning in ([], [system]):
         try:
             rendered = render([*beginning, *chat], tokenizer, add_generation_prompt=False)
         except ValueError:  # the template takes no such chat

@@ -16,11 +16,11 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from textenv.embedded.gguf import SMOLLM2, gguf_folder, smollm2_folder
 from textenv.json_files import read_json
-from textenv.lm.adapter_config import ADAPTER_CONFIG, is_adapter, read_adapter_config
+from textenv.lm.adapter_config import ADAPTER_CONFIG, AdapterConfig, is_adapter, read_adapter_config
 from textenv.lm.origin import (
     ORIGIN_FILE,
     Origin,
@@ -35,9 +35,14 @@ from textenv.progress import no_progress_bars
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
+    from peft import PeftConfig, PeftModel
+    from torch import Tensor, nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from typing_extensions import TypeIs
 
+    Model = PreTrainedModel | PeftModel
+
+ModuleT = TypeVar("ModuleT", bound="nn.Module")
 EMBEDDED = "embedded"
 """Name of the model that the project builds itself, without any download."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -107,7 +112,7 @@ def trust_remote_code() -> Iterator[None]:
         _CODE_TRUSTED.reset(token)
 
 
-def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: Any) -> Any:
+def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: object) -> Any:
     """Call ``loader.from_pretrained``, with an error message that explains what to do.
 
     Raises:
@@ -170,7 +175,7 @@ def _refuse_large_files(folder: Path) -> None:
                 raise ValueError(f"{path} has {size:,} bytes, expected at most {MOST_BYTES_OF_SETTINGS:,}")
 
 
-def _adapter_settings(folder: str | Path) -> dict[str, Any]:
+def _adapter_settings(folder: str | Path) -> AdapterConfig:
     """Read the configuration of an adapter, and refuse code of its base model, unless code is trusted.
 
     Raises:
@@ -220,7 +225,7 @@ def _refuse_code(folder: str, name: str | Path) -> None:
         )
 
 
-def _hub_kernel(settings: Any, implementation: str = "") -> str:
+def _hub_kernel(settings: object, implementation: str = "") -> str:
     """Find the first attention or experts implementation, at any depth, that is a hub name.
 
     Args:
@@ -272,12 +277,12 @@ def load_causal_lm(name: str | Path = EMBEDDED, *, dtype: torch.dtype | None = N
     loader = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     if dtype is None:
         dtype = torch.float32
-    model: PreTrainedModel = from_pretrained(loader, name, use_safetensors=True, dtype=dtype).eval()
+    model = from_pretrained(loader, name, use_safetensors=True, dtype=dtype).eval()
     remember_origin(model)
     return model
 
 
-def setting(config: Any, name: str) -> Any:
+def setting(config: object, name: str) -> Any:
     """Return a setting of a model's configuration; None if it has no such setting."""
     return getattr(config, name, None)
 
@@ -287,14 +292,15 @@ def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
     return max(tokenizer.get_vocab().values()) + 1
 
 
-def plain_model(model: Any) -> PreTrainedModel:
+def plain_model(model: Model) -> PreTrainedModel:
     """Return the `transformers` model inside an adapted one, adapters included; return any other model itself."""
     if is_adapted(model):
-        return model.get_base_model()
+        base: Any = model.get_base_model()
+        return base
     return model
 
 
-def trunk_of(model: Any, part: str = "") -> PreTrainedModel:
+def trunk_of(model: Model, part: str = "") -> PreTrainedModel:
     """Return the plain model without its output layer (the trunk), or its part "encoder" or "decoder"."""
     plain: Any = plain_model(model)
     if part == "encoder":
@@ -306,7 +312,7 @@ def trunk_of(model: Any, part: str = "") -> PreTrainedModel:
     return plain.base_model
 
 
-def check_adapter(model: Any) -> None:
+def check_adapter(model: Model) -> None:
     """Raise a ValueError if a model has an adapter that a saved policy could not hold.
 
     Raises:
@@ -343,7 +349,7 @@ def check_adapter(model: Any) -> None:
         )
 
 
-def merged(model: Any) -> PreTrainedModel:
+def merged(model: Model) -> PreTrainedModel:
     """Return a copy of the model, with the adapters merged into its weights.
 
     An adapter may change one of two tied weights, such as the output layer and not the embedding. Then the copy has two
@@ -352,7 +358,7 @@ def merged(model: Any) -> PreTrainedModel:
     Raises:
         ValueError: if the merged model has other logits than the adapted one.
     """
-    copied = copy.deepcopy(model)
+    copied: Any = copy.deepcopy(model)
     if not is_adapted(model):
         return copied
     if model.device.type == "meta":  # `algos plan` has shapes alone, so there are no logits to compare
@@ -378,7 +384,7 @@ def merged(model: Any) -> PreTrainedModel:
     return plain
 
 
-def _untie(model: Any) -> None:
+def _untie(model: nn.Module) -> None:
     """Give every module weights of its own."""
     from torch import nn
 
@@ -409,7 +415,7 @@ def _set_tied(model: PreTrainedModel, tied: bool) -> None:
         config.tie_word_embeddings = tied
 
 
-def trial_logits(model: Any) -> Tensor:
+def trial_logits(model: Model) -> Tensor:
     """Return a model's logits for some tokens of its vocabulary, float32 on the CPU, to compare two models."""
     import torch
 
@@ -444,7 +450,7 @@ def check_same_logits(expected: Tensor, logits: Tensor, *, dtype: torch.dtype, w
         )
 
 
-def merged_trunk(model: Any) -> PreTrainedModel:
+def merged_trunk(model: Model) -> PreTrainedModel:
     """Return a copy as `merged` does, without the output layer."""
     if is_adapted(model):
         return trunk_of(merged(model))
@@ -452,7 +458,7 @@ def merged_trunk(model: Any) -> PreTrainedModel:
 
 
 @no_progress_bars()
-def save_model(model: Any, folder: Path) -> None:
+def save_model(model: Model, folder: Path) -> None:
     """Write a model; if adapted, only its adapter, and the base model where no name gives it.
 
     An adapter's folder names its base model: a name, or the absolute path of a folder or GGUF file. The base is saved
@@ -470,7 +476,7 @@ def save_model(model: Any, folder: Path) -> None:
     # The model, or only its adapter
     with warnings.catch_warnings():  # of peft, about embeddings that it saves with the adapter
         warnings.filterwarnings("ignore", message="Setting `save_embedding_layers`|Could not find a config file")
-        model.save_pretrained(folder)
+        model.save_pretrained(str(folder))
     if not has_adapter:
         (folder / ADAPTER_CONFIG).unlink(missing_ok=True)
         (folder / ORIGIN_FILE).unlink(missing_ok=True)
@@ -502,12 +508,13 @@ def save_model(model: Any, folder: Path) -> None:
     (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _base_of(model: Any) -> PreTrainedModel:
+def _base_of(model: Model) -> PreTrainedModel:
     """Return the model under an adapter: copies of its modules, which share all weights with the model."""
-    return _without_layers_of_peft(_sharing_copy(model).unload)
+    adapted: Any = _sharing_copy(model)
+    return _without_layers_of_peft(adapted.unload)
 
 
-def _sharing_copy(model: Any) -> Any:
+def _sharing_copy(model: ModuleT) -> ModuleT:
     """Return a copy of a model's modules that shares all weights with the model."""
     tensors = [*model.parameters(), *model.buffers()]
     shared = {id(tensor): tensor for tensor in tensors}
@@ -522,7 +529,7 @@ def _without_layers_of_peft(unload: Callable[[], PreTrainedModel]) -> PreTrained
     return plain
 
 
-def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
+def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> PreTrainedModel:
     """Load the base model with a saved adapter, which can be trained further.
 
     Raises:
@@ -569,7 +576,7 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> Any:
     return model
 
 
-def add_lora(model: Any, lora: Any, *, seed: int) -> Any:
+def add_lora(model: PreTrainedModel, lora: str | PeftConfig, *, seed: int) -> PreTrainedModel:
     """Freeze a model, and put trainable adapters (LoRA) on its linear layers.
 
     Args:
@@ -599,7 +606,7 @@ def add_lora(model: Any, lora: Any, *, seed: int) -> Any:
         raise ValueError(f"lora is {lora!r:.100}, expected r=16,alpha=32,targets=q_proj+v_proj: {error}") from error
 
 
-def _lora_config(text: str, model: Any) -> Any:
+def _lora_config(text: str, model: PreTrainedModel) -> PeftConfig:
     """Return the `peft.LoraConfig` for settings as `add_lora` takes them; raise a ValueError for unknown ones."""
     from transformers.pytorch_utils import Conv1D
 
@@ -628,7 +635,7 @@ def _lora_config(text: str, model: Any) -> Any:
     return config
 
 
-def is_adapted(model: Any) -> bool:
+def is_adapted(model: object) -> TypeIs[PeftModel]:
     """Return True for a model of `peft`, without importing `peft`: if it is not imported, there are none."""
     peft = sys.modules.get("peft")
     return peft is not None and isinstance(model, peft.PeftModel)

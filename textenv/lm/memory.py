@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,12 @@ POSITIONS_AT_ONCE = 512
 
 
 def trunk_output(
-    trunk: PreTrainedModel, *, gradient_checkpointing: bool, autocast: torch.dtype | None, **inputs: Any
+    trunk: PreTrainedModel,
+    *,
+    gradient_checkpointing: bool,
+    autocast: torch.dtype | None,
+    input_ids: Tensor,
+    **inputs: object,
 ) -> Tensor:
     """Return the last hidden state of a model without output layer for these inputs, ``[B, L, hidden size]``.
 
@@ -29,15 +34,15 @@ def trunk_output(
     if gradient_checkpointing and torch.is_grad_enabled():
         checkpointing = recomputed_layers(trunk)
     with precision(trunk, autocast), checkpointing:
-        hidden = [trunk(**group).last_hidden_state for group in _row_groups(inputs)]
+        hidden = [trunk(**group).last_hidden_state for group in _row_groups(input_ids, inputs)]
     if len(hidden) == 1:
         return hidden[0]
     return torch.cat(hidden)
 
 
-def _row_groups(inputs: dict[str, Any]) -> list[dict[str, Any]]:
+def _row_groups(tokens: Tensor, inputs: dict[str, object]) -> list[dict[str, object]]:
     """Split inputs into groups of rows if on a CPU, without key-value cache and gradients; else keep them together."""
-    tokens = inputs["input_ids"]
+    inputs = {"input_ids": tokens} | inputs
     rows_at_once = max(1, POSITIONS_AT_ONCE // max(1, tokens.shape[1]))
     if torch.is_grad_enabled() or tokens.is_cuda or inputs.get("use_cache") or len(tokens) <= rows_at_once:
         return [inputs]
@@ -52,7 +57,7 @@ def _row_groups(inputs: dict[str, Any]) -> list[dict[str, Any]]:
     return groups
 
 
-def precision(model: PreTrainedModel, autocast: torch.dtype | None) -> AbstractContextManager[Any]:
+def precision(model: PreTrainedModel, autocast: torch.dtype | None) -> AbstractContextManager[object]:
     """Context in which matrix products use this dtype, while weights keep theirs; None changes nothing."""
     if autocast is None:
         return nullcontext()

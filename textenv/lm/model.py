@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from tensordict import TensorDict
@@ -34,8 +34,10 @@ from textenv.lm.seq2seq import Seq2Seq
 from textenv.rollout import Allowed, Evaluation, allowed_tokens, texts
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+ResultT = TypeVar("ResultT")
 CHUNK_ELEMENTS = 2**23
 """Maximum number of logits scored at a time (32 MiB in float32); larger batches are scored in chunks."""
 
@@ -176,7 +178,7 @@ class LanguageModel(nn.Module):
         return self.model.get_output_embeddings().weight.shape[1]
 
     def hidden(
-        self, tokens: Tensor, prompt_length: Tensor | None = None, length: Tensor | None = None, **inputs: Any
+        self, tokens: Tensor, prompt_length: Tensor | None = None, length: Tensor | None = None, **inputs: object
     ) -> Tensor:
         """Trunk output at every position: int64 ``[B, L]`` to ``[B, L, hidden_size]``.
 
@@ -196,12 +198,13 @@ class LanguageModel(nn.Module):
             inputs["attention_mask"] = torch.ones_like(tokens)
         return self.trunk(input_ids=tokens, use_cache=False, **inputs)
 
-    def trunk(self, part: str = "", /, **inputs: Any) -> Tensor:
+    def trunk(self, part: str = "", /, *, input_ids: Tensor, **inputs: object) -> Tensor:
         """Run the model without its output layer, or its part "encoder" or "decoder"; return the last hidden state."""
         return trunk_output(
             trunk_of(self.model, part),
             gradient_checkpointing=self.gradient_checkpointing,
             autocast=self.autocast,
+            input_ids=input_ids,
             **inputs,
         )
 
@@ -407,7 +410,7 @@ class FrozenLanguageModel(LanguageModel):
     def __init__(self, lm: LanguageModel) -> None:
         nn.Module.__init__(self)
         # Not registered as submodules: their trainable parameters do not belong to this module.
-        self._live: ForwardWrapper
+        self._live: ForwardWrapper[LanguageModel]
         self.__dict__ |= {"model": lm.model, "_live": ForwardWrapper(lm)}
 
         self.tokenizer = lm.tokenizer
@@ -428,9 +431,9 @@ class FrozenLanguageModel(LanguageModel):
                 self._names.append(name)
                 self.initial.append(nn.Parameter(parameter.detach().clone(), requires_grad=False))
 
-    def trunk(self, part: str = "", /, **inputs: Any) -> Tensor:
+    def trunk(self, part: str = "", /, *, input_ids: Tensor, **inputs: object) -> Tensor:
         """See `LanguageModel.trunk`."""
-        return self._call(lambda lm: lm.trunk(part, **inputs))
+        return self._call(lambda lm: lm.trunk(part, input_ids=input_ids, **inputs))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `LanguageModel.logits`."""
@@ -448,7 +451,7 @@ class FrozenLanguageModel(LanguageModel):
             )
         return super().evaluate(rollout)
 
-    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Tensor]:  # type: ignore[override]
         """Weights in use, under the names of the model that trains."""
         live_weights = self._live.inner.state_dict(*args, **options)
         return live_weights | dict(zip(self._names, self.initial, strict=True))
@@ -460,17 +463,17 @@ class FrozenLanguageModel(LanguageModel):
         return functional_call(self._live, weights, (partial(function, self._live.inner),))
 
 
-class ForwardWrapper(nn.Module):
+class ForwardWrapper(nn.Module, Generic[ModuleT]):
     """Module around another one, whose forward pass calls any function.
 
     Tools that act in forward passes, such as `functional_call` with other weights and FSDP, then act in this function.
     """
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: ModuleT) -> None:
         super().__init__()
         self.inner = inner
 
-    def forward(self, function: Callable[[], Any]) -> Any:
+    def forward(self, function: Callable[[], ResultT]) -> ResultT:
         """Call the function, which has no arguments."""
         return function()
 
@@ -480,7 +483,7 @@ def _scattered(mask: Tensor, values: Tensor) -> Tensor:
     return torch.zeros(mask.shape, dtype=torch.float32, device=mask.device).masked_scatter(mask, values)
 
 
-def _context(config: Any) -> int | None:
+def _context(config: PreTrainedConfig) -> int | None:
     """Value of `LanguageModel.context`: number of positions, with LongRoPE only those with short factors."""
     limits = [setting(config, "max_position_embeddings")]
     rope_parameters = setting(config, "rope_parameters") or {}
@@ -492,7 +495,7 @@ def _context(config: Any) -> int | None:
     return min((limit for limit in limits if limit and limit > 0), default=None)  # XLNet has -1
 
 
-def _logit_finish(config: Any) -> Callable[[Tensor], Tensor] | None:
+def _logit_finish(config: PreTrainedConfig) -> Callable[[Tensor], Tensor] | None:
     """Return the function that the model applies to logits after the output layer; None if there is none."""
     decoder_config = vars(config).get("decoder", config)
     settings = vars(decoder_config)  # faster than getattr, and called at every step
@@ -513,7 +516,7 @@ class HoldsLanguageModel(Protocol):
     lm: LanguageModel
 
 
-def language_model_of(holder: Any) -> LanguageModel | None:
+def language_model_of(holder: object) -> LanguageModel | None:
     """The language model itself, or the one of a policy over tokens; None for anything else."""
     if isinstance(holder, HoldsLanguageModel):
         return holder.lm

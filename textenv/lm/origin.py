@@ -7,13 +7,13 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from textenv.json_files import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedModel
+    from transformers import GenerationConfig, PreTrainedModel
 
 ORIGIN_FILE = "base.json"
 """File beside an adapter with checksums of the base model's weights, so that another base is noticed."""
@@ -32,7 +32,7 @@ class Origin:
 
     checksums: dict[str, int]
     """CRC-32 of the bytes of each weight and saved buffer, by name."""
-    settings: dict[str, Any]
+    settings: dict[str, object]
     """Settings of the model's configuration and of its generation, as JSON."""
     files: dict[str, tuple[int, int]]
     """Size in bytes and time of change of each file that was read; empty for a name on a hub."""
@@ -93,7 +93,7 @@ def has_other_weights(model: PreTrainedModel, folder: Path) -> bool:
     return is_comparable and saved.get("weights") != present["weights"]
 
 
-def _identity(origin: Origin, model: PreTrainedModel) -> dict[str, Any]:
+def _identity(origin: Origin, model: PreTrainedModel) -> dict[str, object]:
     """Dtype of a model, and checksums of the names of its weights and of the weights themselves."""
     names = sorted(origin.checksums)
     weights = sorted(origin.checksums.items())
@@ -106,7 +106,7 @@ def _identity(origin: Origin, model: PreTrainedModel) -> dict[str, Any]:
 
 def _checksums(model: PreTrainedModel) -> dict[str, int]:
     """Return the checksum of each weight and saved buffer, by name."""
-    by_memory: dict[tuple[int, Any], int] = {}  # tied weights have several names
+    by_memory: dict[tuple[int, object], int] = {}  # tied weights have several names
     checksums = {}
     for name, tensor in model.state_dict().items():
         memory = (tensor.data_ptr(), tensor.shape)
@@ -121,14 +121,14 @@ def checksum(tensor: Tensor) -> int:
     import torch
 
     header = f"{tuple(tensor.shape)} {tensor.dtype}".encode()
-    content: Any = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
     return zlib.crc32(content, zlib.crc32(header))
 
 
-def _settings(model: PreTrainedModel) -> dict[str, Any]:
+def _settings(model: PreTrainedModel) -> dict[str, object]:
     """Return the settings of a model's configuration and of its generation, as JSON."""
-    parts: dict[str, dict[str, Any]] = {"config": model.config.to_dict(), "generation": {}}
-    generation: Any = getattr(model, "generation_config", None)
+    parts: dict[str, dict[str, object]] = {"config": model.config.to_dict(), "generation": {}}
+    generation: GenerationConfig | None = getattr(model, "generation_config", None)
     if generation is not None:
         parts["generation"] = generation.to_dict()
     for settings in parts.values():

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from textenv.lm.memory import POSITIONS_AT_ONCE
@@ -163,7 +163,14 @@ class _Rows:
 
 
 def _attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, *, packed_rows: _Rows, **options: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    *,
+    packed_rows: _Rows,
+    **options: object,
 ) -> tuple[Tensor, None]:
     """Causal attention inside the rows of a pack: ``[1, heads, N, size]`` to ``[1, N, heads, size]``."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -172,7 +179,8 @@ def _attend(
     query = packed_rows.spread(query[0].transpose(0, 1)).transpose(1, 2)
     key = packed_rows.spread(key[0].transpose(0, 1)).transpose(1, 2)
     value = packed_rows.spread(value[0].transpose(0, 1)).transpose(1, 2)
-    output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    attend: Callable[..., tuple[Tensor, None]] = sdpa_attention_forward  # its options come from the layer
+    output, _ = attend(module, query, key, value, attention_mask, **options)
 
     # [B, L, heads, size] to [1, N, heads, size]
     packed = output.flatten(0, 1).index_select(0, packed_rows.indices)
@@ -192,7 +200,7 @@ def _packs_well(model: PreTrainedModel, run: Trunk) -> bool:
     from transformers import AttentionInterface
 
     # Only models in which every layer attends to all earlier tokens
-    config: Any = model.config
+    config = model.config
     if config._attn_implementation != "sdpa":
         return False
     if getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None):

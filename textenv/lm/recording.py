@@ -8,7 +8,6 @@ import logging
 import operator
 from collections.abc import Callable
 from types import BuiltinFunctionType, MethodDescriptorType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +46,7 @@ class RecordedStep:
         """Number of calls of the function itself."""
         self._compared: list[set[int]] = []
         """For each size, the values at which recording and function agreed."""
-        self._recorded_state: tuple[list[Tensor], list[Any]] = ([], [])
+        self._recorded_state: tuple[list[Tensor], list[object]] = ([], [])
         """Weights and settings of the model (`_state`) when the recording was made."""
 
     def __call__(self, *inputs: Tensor, sizes: tuple[int, ...]) -> Tensor:
@@ -123,12 +122,12 @@ class RecordedStep:
         self.recordable = False
 
 
-def _state(model: nn.Module) -> tuple[list[Tensor], list[Any]]:
+def _state(model: nn.Module) -> tuple[list[Tensor], list[object]]:
     """Return the model's weights, and the settings that decide what its modules compute.
 
     Settings are modes, names (such as those of adapters), hooks, and the functions `forward`.
     """
-    settings: list[Any] = []
+    settings: list[object] = []
     for module in model.modules():
         settings += [module.__dict__.get("forward"), type(module).forward]
         settings += [*module._forward_hooks, *module._forward_pre_hooks]
@@ -188,10 +187,10 @@ def record(function: Function, *examples: Tensor) -> Function:
     return lambda *arguments: forward(*held_tensors, *arguments)
 
 
-def _python_binding(operation: torch._ops.OpOverload) -> Callable[..., Any]:
+def _python_binding(operation: torch._ops.OpOverload) -> Callable[..., object]:
     """Return the operation as torch's Python binding, which is faster to call; itself if there is none."""
     name = operation._schema.name.removeprefix("aten::")
-    namespaces: list[tuple[Any, Any]] = [
+    namespaces: list[tuple[object, type[BuiltinFunctionType] | type[MethodDescriptorType]]] = [
         (torch, BuiltinFunctionType),
         (torch._C._nn, BuiltinFunctionType),
         (torch.Tensor, MethodDescriptorType),

@@ -1,17 +1,29 @@
 """Log-probability and entropy of tokens, with a bounded number of logits in memory at a time."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from textenv.lm.sampling import CACHED_ELEMENTS
 from textenv.rollout import rounding_tolerance
 
 Logits = Callable[[Tensor, int], Tensor]
 """Function from hidden states ``[k, hidden size]`` and first index to logits after `restrict`, float32 ``[k, n]``."""
+
+
+class _Context(FunctionCtx):
+    """What the backward pass of `TokenScores` needs."""
+
+    logits: Logits
+    temperature: float
+    size: int
+    kept_logits: Tensor | None
+    """Logits of all rows; None if they are recomputed."""
+    saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor]
+    """Hidden states, weight, actions and entropies."""
+    needs_input_grad: tuple[bool, ...]
 
 
 class TokenScores(torch.autograd.Function):
@@ -35,7 +47,7 @@ class TokenScores(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, action: Tensor, logits: Logits, temperature: float, size: int
+        ctx: _Context, hidden: Tensor, weight: Tensor, action: Tensor, logits: Logits, temperature: float, size: int
     ) -> tuple[Tensor, Tensor]:
         """Score the actions in chunks; see the class."""
         dtype = logits(hidden[:0], 0).dtype
@@ -60,7 +72,7 @@ class TokenScores(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, to_log_prob: Tensor | None, to_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, to_log_prob: Tensor | None, to_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         """Compute the gradients for hidden states and weight, chunk by chunk."""
         hidden, weight, action, entropy = ctx.saved_tensors
         hidden_gradient = torch.empty_like(hidden)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -39,8 +39,8 @@ class Seq2Seq(NamedTuple):
         """Return the division for a model; None if it is decoder-only."""
         if not model.config.is_encoder_decoder:
             return None
-        generation: Any = plain_model(model).generation_config
-        if generation.decoder_start_token_id is None:
+        generation = plain_model(model).generation_config
+        if generation is None or generation.decoder_start_token_id is None:
             raise ValueError("set model.generation_config.decoder_start_token_id (T5: the pad token's, BART: EOS's)")
         decoder_start = [generation.decoder_start_token_id]
         if generation.forced_bos_token_id is not None:
@@ -107,7 +107,7 @@ class Seq2Seq(NamedTuple):
         )
         return hidden.take_along_dim(state_index.unsqueeze(2), 1)
 
-    def finish(self, logits: Tensor, model: Any) -> Tensor:
+    def finish(self, logits: Tensor, model: PreTrainedModel) -> Tensor:
         """Scale the output layer's logits as T5 does, and add BART's bias."""
         plain = plain_model(model)
         config = plain.config
@@ -141,15 +141,33 @@ class _Cohort(NamedTuple):
         return _Cohort(self.slots[rows], self.encoded[indices], self.prompt_mask[indices], cache)
 
 
+class _LanguageModel(Protocol):
+    """What `Seq2SeqDecoder` needs of a `textenv.lm.model.LanguageModel`."""
+
+    model: PreTrainedModel
+    num_tokens: int
+    seq2seq: Seq2Seq | None
+    cached: dict[int, bool]
+
+    @property
+    def device(self) -> torch.device: ...
+    def check_length(self, length: int) -> None: ...
+    def trunk(self, part: str = "", /, *, input_ids: Tensor, **inputs: object) -> Tensor: ...
+    def hidden(self, tokens: Tensor, prompt_length: Tensor) -> Tensor: ...
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+
 class Seq2SeqDecoder:
     """Like `Decoder`, for encoder-decoders: a slot's first text after `reset` is its prompt, which is encoded once.
 
     If tokens of the prompt change without `reset`, the text is another prompt; all other tokens belong to the answer.
     """
 
-    def __init__(self, lm: Any, *, num_slots: int, max_length: int) -> None:
+    def __init__(self, lm: _LanguageModel, *, num_slots: int, max_length: int) -> None:
+        assert lm.seq2seq is not None, "this model has no encoder: use Decoder"
         lm.check_length(max_length)
         self.lm = lm
+        self._division = lm.seq2seq
         self.device = lm.device
         self.shape = (num_slots, max_length)
         self.prompt_length = np.zeros(num_slots, dtype=np.int64)
@@ -231,7 +249,7 @@ class Seq2SeqDecoder:
 
         text = torch.from_numpy(tokens[slots]).to(self.device)
         prompt_length = torch.from_numpy(self.prompt_length[slots]).to(self.device)
-        ids, mask = self.lm.seq2seq.prompts(text, prompt_length)
+        ids, mask = self._division.prompts(text, prompt_length)
         answer_cache = DynamicCache(config=trunk_of(self.lm.model, "decoder").config)
         encoded = self.lm.trunk("encoder", input_ids=ids, attention_mask=mask)
         return _Cohort(slots, encoded, mask, EncoderDecoderCache(answer_cache, DynamicCache()))
@@ -239,7 +257,7 @@ class Seq2SeqDecoder:
     def _decode(self, cohort: _Cohort, tokens: Tensor) -> Tensor:
         """Read more tokens of these answers, ``[n, q]``; return the logits after the last."""
         if not cohort.cache.get_seq_length():
-            start = tokens.new_tensor(self.lm.seq2seq.decoder_start)
+            start = tokens.new_tensor(self._division.decoder_start)
             tokens = torch.cat([start.expand(len(tokens), -1), tokens], dim=1)
         hidden = self.lm.trunk(
             "decoder",

@@ -8,7 +8,7 @@ import csv
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, overload
 
 from textenv.json_files import parse_json
 from textenv.optional import package
@@ -18,8 +18,8 @@ MAX_LINE = 2**24
 """Maximum line length, in bytes, so that a file without newlines is not read into memory whole."""
 
 
-def load_prompts(path: str | Path, *, prompt_column: str = "prompt") -> Sequence[dict[str, Any]]:
-    """Open a file of prompts as a sequence of mappings for `textenv.PromptList`.
+def load_prompts(path: str | Path, *, prompt_column: str = "prompt") -> Sequence[dict[str, object]]:
+    """Open a file of prompts as a sequence of mappings for `PromptList`.
 
     Args:
         path: ``.jsonl`` (one object per line), ``.csv`` or ``.tsv`` (with a header line), ``.parquet``, or a
@@ -51,7 +51,7 @@ def load_prompts(path: str | Path, *, prompt_column: str = "prompt") -> Sequence
     return records
 
 
-class _Records(Sequence[dict[str, Any]]):
+class _Records(Sequence[dict[str, object]]):
     """Records of a file, read on demand; the prompt's column gets the name ``"prompt"``."""
 
     def __init__(self, path: Path, prompt_column: str) -> None:
@@ -63,14 +63,18 @@ class _Records(Sequence[dict[str, Any]]):
         """Return where each record starts: a byte offset or a row number."""
         raise NotImplementedError
 
-    def _read(self, start: int, index: int) -> dict[str, Any]:
+    def _read(self, start: int, index: int) -> dict[str, object]:
         """Return record ``index``, which starts there; the caller may change the record."""
         raise NotImplementedError
 
     def __len__(self) -> int:
         return len(self._starts)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> dict[str, object]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, object]]: ...
+    def __getitem__(self, index: int | slice) -> dict[str, object] | list[dict[str, object]]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
@@ -107,7 +111,7 @@ class JSONLines(_Records):
                 start += len(line)
         return starts
 
-    def _read(self, start: int, index: int) -> dict[str, Any]:
+    def _read(self, start: int, index: int) -> dict[str, object]:
         with self.path.open("rb") as file:
             file.seek(start)
             line = file.readline(MAX_LINE)
@@ -143,7 +147,7 @@ class CSVRecords(_Records):
                 row = self._next(rows, len(starts))
         return starts
 
-    def _read(self, start: int, index: int) -> dict[str, Any]:
+    def _read(self, start: int, index: int) -> dict[str, object]:
         with self.path.open("rb") as file:
             file.seek(start)
             row = self._next(self._rows(file), index) or []
@@ -207,7 +211,7 @@ class DatasetRecords(_Records):
             )
         return range(len(self._rows))
 
-    def _read(self, start: int, index: int) -> dict[str, Any]:
+    def _read(self, start: int, index: int) -> dict[str, object]:
         try:
             return dict(self._rows[start])
         except UnicodeDecodeError as error:

@@ -59,7 +59,6 @@ def _form(prompt: Prompt) -> Form | None:
     """Return the form of a prompt: prompts of one form get the same tokens beside their texts. None for token ids."""
     if isinstance(prompt.content, str):
         return ()
-    messages = [part for part in prompt.content if isinstance(part, dict)]
-    if not messages:
+    if not prompt.messages:
         return None
-    return tuple((str(message["role"]), *sorted(message)) for message in messages)
+    return tuple((message["role"], *sorted(message)) for message in prompt.messages)

@@ -1,25 +1,40 @@
 """Chat messages as data sets and requests have them: checked, their parts joined, an answer added."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Required, TypedDict, TypeGuard, cast
 
 import numpy as np
 
-Message = dict[str, Any]
-"""``{"role": "user", "content": "..."}``; an assistant's may have ``tool_calls`` and thoughts besides."""
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Fields of an assistant's message that hold its thoughts, by the custom of different models."""
 _TEXT_PARTS = (None, "text", "input_text", "output_text")
 """Types of content parts that hold text, in the protocols of OpenAI and others."""
 
 
-def is_messages(value: Any) -> bool:
+class Message(TypedDict, total=False):
+    """A chat message, such as ``{"role": "user", "content": "..."}``; chat templates may read further fields."""
+
+    role: Required[str]
+    content: str
+    tool_calls: list[dict[str, Any]]
+    """Calls of tools by an assistant: ``{"type": "function", "function": {"name": ..., "arguments": {...}}}``."""
+    tool_call_id: str
+    name: str
+    """Name of the tool of which a message of role ``tool`` has the result."""
+    reasoning_content: str
+    """An assistant's thoughts; also under the names in `THOUGHTS`."""
+    reasoning: str
+    thinking: str
+
+
+def is_messages(value: object) -> TypeGuard[Sequence[object]]:
     """Return True for a sequence (also an array) whose first item is a mapping: a chat, if its messages are right."""
-    is_sequence = isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes, bytearray))
-    return is_sequence and len(value) > 0 and isinstance(value[0], Mapping)
+    if isinstance(value, (str, bytes, bytearray)) or not isinstance(value, (Sequence, np.ndarray)):
+        return False
+    return len(value) > 0 and isinstance(value[0], Mapping)
 
 
-def read_messages(messages: Sequence[Any], *, where: str) -> list[Message]:
+def read_messages(messages: Sequence[object], *, where: str) -> list[Message]:
     """Check chat messages; fields without a value are left out, and parts of a content are joined to one text.
 
     Args:
@@ -33,7 +48,7 @@ def read_messages(messages: Sequence[Any], *, where: str) -> list[Message]:
     return [_read_message(message, where) for message in messages]
 
 
-def _read_message(message: Any, where: str) -> Message:
+def _read_message(message: object, where: str) -> Message:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise ValueError(f"{where} has the message {message!r:.200}, expected {{'role': ..., 'content': ...}}")
 
@@ -51,10 +66,10 @@ def _read_message(message: Any, where: str) -> Message:
             f"{where} has the message {message!r:.200}, expected {{'role': ..., 'content': ...}}: only an assistant's "
             "message of 'tool_calls' or 'reasoning_content' may leave the content out"
         )
-    return read
+    return cast("Message", read)  # its fields are those of a message, as checked above
 
 
-def _read_text(content: Any, name: str, message: Any, where: str) -> str:
+def _read_text(content: object, name: str, message: object, where: str) -> str:
     """Return the text of a content, its parts joined."""
     if isinstance(content, str):
         return content
@@ -76,7 +91,7 @@ def _read_text(content: Any, name: str, message: Any, where: str) -> str:
     return "".join(texts)
 
 
-def _read_calls(calls: Any, message: Any, where: str) -> list[Any]:
+def _read_calls(calls: object, message: object, where: str) -> list[dict[str, Any]]:
     """Return an assistant's calls of tools as a list of mappings."""
     if not isinstance(calls, (list, tuple, np.ndarray)) or not all(isinstance(call, Mapping) for call in calls):
         raise ValueError(
@@ -86,7 +101,7 @@ def _read_calls(calls: Any, message: Any, where: str) -> list[Any]:
     return [dict(call) for call in calls]
 
 
-def beginning(messages: Sequence[Mapping[str, Any]]) -> str | None:
+def beginning(messages: Sequence[Message]) -> str | None:
     """Return the beginning of an answer, for a policy to continue, if a chat ends with one; else None.
 
     Raises:

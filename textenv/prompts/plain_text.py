@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
+from textenv.prompts.messages import Message
 from textenv.prompts.special_tokens import special_tokens
 from textenv.prompts.tokenize import render
 
@@ -27,7 +28,7 @@ class _Tags(NamedTuple):
 
     special: dict[str, int]
     """Ids of the special tokens by their spelling."""
-    template: Any
+    template: object
     """The chat template."""
     ids: frozenset[int]
     """Ids of the tags."""
@@ -67,8 +68,8 @@ def opened_tag(tokenizer: PreTrainedTokenizerBase) -> str:
     This tag belongs to the prompt, so completions lack it. A tag before the content of every message of an assistant
     does not count, because it marks who speaks.
     """
-    user = {"role": "user", "content": "."}
-    answer = {"role": "assistant", "content": _CONTENT}
+    user: Message = {"role": "user", "content": "."}
+    answer: Message = {"role": "assistant", "content": _CONTENT}
     try:
         prompt = render([user], tokenizer, add_generation_prompt=True)
         conversation = render([user, answer], tokenizer, add_generation_prompt=False)
@@ -118,9 +119,9 @@ def _tokens_around_messages(tokenizer: PreTrainedTokenizerBase) -> set[str]:
     """Return the special tokens that the chat template writes next to a user's or system's content."""
     if not tokenizer.chat_template:
         return set()
-    user = {"role": "user", "content": _CONTENT}
-    system = {"role": "system", "content": _CONTENT}
-    after_system = {"role": "user", "content": "."}
+    user: Message = {"role": "user", "content": _CONTENT}
+    system: Message = {"role": "system", "content": _CONTENT}
+    after_system: Message = {"role": "user", "content": "."}
     tokens = set()
     for chat in ([user], [system, after_system]):
         try:

@@ -1,5 +1,7 @@
 """Prompts: their content, sources, order and splits."""
 
+from __future__ import annotations
+
 import copy
 import functools
 import hashlib
@@ -7,13 +9,14 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, TypeVar, overload, runtime_checkable
 
 import numpy as np
 
 from textenv.prompts.messages import Message, is_messages, read_messages
 from textenv.prompts.special_tokens import check_unicode
 
+ItemT = TypeVar("ItemT")
 logger = logging.getLogger(__name__)
 RESERVED = {"prompts", "completions", "prompt_ids", "completion_ids", "terminated", "tool_calls", "tokenizer"}
 """A reward function's own arguments; prompt columns may not use these names."""
@@ -23,10 +26,10 @@ Messages = tuple[Message, ...]
 
 @runtime_checkable
 class _Indexable(Protocol):
-    """Any sequence, including `datasets.Dataset`, which is not a `collections.abc.Sequence`."""
+    """object sequence, including `datasets.Dataset`, which is not a `collections.abc.Sequence`."""
 
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> Any: ...
+    def __getitem__(self, index: int, /) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +39,22 @@ class Prompt:
     content: str | tuple[int, ...] | Messages
     """Text, token ids, or chat messages, rendered by the tokenizer's chat template. A chat that ends with an
     assistant's message is continued there."""
-    columns: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, object] = field(default_factory=dict)
     """The dataset's other columns, for the reward."""
     state: Any = None
     """Data that the task keeps for this one episode, such as a running game."""
     row: int | None = field(default=None, compare=False)
     """Row in the user's data, counted from 0, for errors."""
 
+    @property
+    def messages(self) -> Messages:
+        """Messages of a chat; none if the prompt is a text or token ids."""
+        if isinstance(self.content, str):
+            return ()
+        return tuple(message for message in self.content if isinstance(message, dict))
 
-def by_position(rows: Sequence[Any]) -> Sequence[Any]:
+
+def by_position(rows: Sequence[ItemT]) -> Sequence[ItemT]:
     """Return rows so that index i gives the i-th row; pandas would look indices up among the table's labels.
 
     Args:
@@ -56,7 +66,11 @@ def by_position(rows: Sequence[Any]) -> Sequence[Any]:
     """
     if not hasattr(rows, "iloc"):
         return rows
-    table: Any = rows  # of pandas
+    return _rows_of_pandas(rows)
+
+
+def _rows_of_pandas(table: Any) -> list[Any]:
+    """Return the values of a pandas Series, or the rows of a data frame; raise as `by_position`."""
     if not hasattr(table, "columns"):
         return table.tolist()
     names = [str(name) for name in table.columns]
@@ -86,7 +100,7 @@ class PromptList:
         ['one', 'three', 'two']
     """
 
-    def __init__(self, prompts: Sequence[Any]) -> None:
+    def __init__(self, prompts: Sequence[object]) -> None:
         prompts = by_position(prompts)
         if isinstance(prompts, (str, Mapping)) or not isinstance(prompts, _Indexable):
             raise ValueError(
@@ -190,7 +204,7 @@ class PromptOrder:
             self._was_restored = was_restored
 
 
-def as_prompt(index: int, prompt: Any) -> Prompt:
+def as_prompt(index: int, prompt: object) -> Prompt:
     """Convert one item of a dataset to a `Prompt`.
 
     Raises:
@@ -198,7 +212,7 @@ def as_prompt(index: int, prompt: Any) -> Prompt:
             the message has the index.
     """
     # The prompt's column of a row
-    columns: Mapping[str, Any] = {}
+    columns: Mapping[str, object] = {}
     if isinstance(prompt, Mapping):
         columns = {name: value for name, value in prompt.items() if name != "prompt"}
         prompt = _prompt_column(index, prompt, columns)
@@ -206,7 +220,7 @@ def as_prompt(index: int, prompt: Any) -> Prompt:
         prompt = prompt.tolist()
 
     # A text, a chat or token ids
-    content: Any
+    content: str | tuple[int, ...] | Messages
     if isinstance(prompt, str):
         content = prompt
     elif is_messages(prompt):
@@ -229,7 +243,7 @@ def as_prompt(index: int, prompt: Any) -> Prompt:
     return Prompt(content, columns, row=index)
 
 
-def _prompt_column(index: int, row: Mapping[str, Any], columns: Mapping[str, Any]) -> Any:
+def _prompt_column(index: int, row: Mapping[str, object], columns: Mapping[str, object]) -> object:
     """Return the prompt of a row; raise a ValueError if it has none, or a column with a reserved name."""
     if "prompt" not in row:
         hint = ""
@@ -251,17 +265,21 @@ SPLITS = {"train": range(3), "test": range(3, 4)}
 """Quarters of the prompts (by content hash) in each split."""
 
 
-class Subset(Sequence[Any]):
+class Subset(Sequence[ItemT]):
     """Selected items of a sequence, read on demand."""
 
-    def __init__(self, items: Sequence[Any], places: np.ndarray) -> None:
+    def __init__(self, items: Sequence[ItemT], indices: np.ndarray) -> None:
         self._items = by_position(items)
-        self._indices = places
+        self._indices = indices
 
     def __len__(self) -> int:
         return len(self._indices)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> ItemT: ...
+    @overload
+    def __getitem__(self, index: slice) -> Subset[ItemT]: ...
+    def __getitem__(self, index: int | slice) -> ItemT | Subset[ItemT]:
         if isinstance(index, slice):
             return Subset(self._items, self._indices[index])
         return self._items[int(self._indices[index])]
@@ -271,14 +289,14 @@ class Subset(Sequence[Any]):
         return row_of(self._items, int(self._indices[index]))
 
 
-def row_of(items: Sequence[Any], index: int) -> int:
+def row_of(items: Sequence[object], index: int) -> int:
     """Return the row of an item in the user's data; ``items`` is this data or a `Subset` of it."""
     if isinstance(items, Subset):
         return items.row(index)
     return int(index)
 
 
-def split_prompts(prompts: Sequence[Any], split: str, *, all_if_few: bool = False) -> Subset:
+def split_prompts(prompts: Sequence[ItemT], split: str, *, all_if_few: bool = False) -> Subset[ItemT]:
     """Return the prompts of one split: ``"train"`` has about three quarters, ``"test"`` the others.
 
     A prompt's split depends on its content alone. So the splits cannot overlap, even by copies with other white space,
@@ -314,7 +332,7 @@ def split_prompts(prompts: Sequence[Any], split: str, *, all_if_few: bool = Fals
     return Subset(prompts, np.array(indices))
 
 
-def check_no_overlap(train: Sequence[Any], test: Sequence[Any]) -> None:
+def check_no_overlap(train: Sequence[object], test: Sequence[object]) -> None:
     """Raise a ValueError if a prompt is in both, by content; for splits not made by `split_prompts`."""
     train = by_position(train)
     test = by_position(test)
@@ -336,10 +354,9 @@ def content_hash(prompt: Prompt) -> int:
     """Return a 64-bit hash of the content alone; runs of white space count as one space."""
     if isinstance(prompt.content, str):
         text = _with_single_spaces(prompt.content)
-    elif isinstance(prompt.content[0], dict):
+    elif prompt.messages:
         messages = []
-        for message in prompt.content:
-            assert isinstance(message, dict)
+        for message in prompt.messages:
             messages.append((str(message["role"]), _with_single_spaces(str(message.get("content", "")))))
         text = repr(messages)
     else:

@@ -40,7 +40,7 @@ def first_special_token(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     return min(spelled, key=position_then_longest, default="")
 
 
-def ordinary_ids(text: str, tokenizer: PreTrainedTokenizerBase, **options: Any) -> list[int]:
+def ordinary_ids(text: str, tokenizer: PreTrainedTokenizerBase, **options: object) -> list[int]:
     """Return the token ids of a text; special tokens that it spells are read as plain text.
 
     Special tokens that the tokenizer itself adds around the text stay. In some vocabularies (word-level, unigram) a
@@ -97,7 +97,7 @@ def broken_up(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     return text
 
 
-def check_unicode(value: Any) -> None:
+def check_unicode(value: object) -> None:
     """Raise a ValueError if a text, or a text in messages, has an unpaired surrogate (a JSON escape can make one)."""
     for text in (*strings(value), *field_names(value)):
         try:
@@ -108,7 +108,7 @@ def check_unicode(value: Any) -> None:
             ) from error
 
 
-def strings(value: Any) -> Iterator[str]:
+def strings(value: object) -> Iterator[str]:
     """Yield the texts in messages, in order, without roles and field names."""
     if isinstance(value, str):
         yield value
@@ -121,7 +121,7 @@ def strings(value: Any) -> Iterator[str]:
             yield from strings(item)
 
 
-def field_names(value: Any) -> Iterator[str]:
+def field_names(value: object) -> Iterator[str]:
     """Yield the roles and field names in messages, including those of tool arguments."""
     if isinstance(value, Mapping):
         for name, item in value.items():

@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from textenv.prompts.messages import Message, beginning, read_messages
 from textenv.prompts.prompts import Prompt
@@ -45,7 +45,7 @@ def is_chat(prompt: Prompt) -> bool:
     return not isinstance(prompt.content, str) and isinstance(prompt.content[0], dict)
 
 
-def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, **options: Any) -> list[int]:
+def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, **options: object) -> list[int]:
     """Return the token ids of a prompt.
 
     A text gets the tokenizer's own special tokens, with at most one BOS. A chat is rendered by the chat template up to
@@ -58,9 +58,9 @@ def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, **options: An
             or as `chat_ids` or `ordinary_ids` does.
     """
     if is_chat(prompt):
-        messages = read_messages(prompt.content, where="the prompt")
+        messages = read_messages(prompt.messages, where="the prompt")
         template_options = _start_options(messages) | options
-        ids = chat_ids(messages, tokenizer, **template_options)
+        ids = chat_ids(messages, tokenizer, after="", **template_options)
     elif isinstance(prompt.content, str):
         ids = _prompt_text_ids(prompt.content, tokenizer)
     else:
@@ -87,14 +87,14 @@ def reply_ids(
         reply = [{"role": "user", "content": reply}]
 
     # Render a short chat whose assistant message is one character that occurs nowhere else
-    first = prompt.content[0]
-    system = []
-    if isinstance(first, dict) and first["role"] == "system":
+    first = prompt.messages[0]
+    system: list[Message] = []
+    if first["role"] == "system":
         system = [first]
     texts = "".join(strings([*system, *reply]))
     answer = next(character for character in map(chr, _PRIVATE_USE) if character not in texts)
-    chat = (*system, {"role": "user", "content": "."}, {"role": "assistant", "content": answer})
-    ids = chat_ids((*chat, *reply), tokenizer, after=answer)
+    chat: list[Message] = [*system, {"role": "user", "content": "."}, {"role": "assistant", "content": answer}]
+    ids = chat_ids([*chat, *reply], tokenizer, after=answer)
 
     # The first tokens close the assistant's message: drop those that the policy has written already
     max_count = min(len(ids), len(ids_so_far), _MAX_CLOSING_TOKENS)
@@ -126,7 +126,7 @@ def _without_space(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[i
 
 
 def chat_ids(
-    messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase, *, after: str = "", **options: Any
+    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, *, after: str = "", **options: object
 ) -> list[int]:
     """Return the token ids of a chat by the tokenizer's template; all special tokens come from the template.
 
@@ -156,7 +156,7 @@ def chat_ids(
     return rendered_ids(text, tokenizer, marked=marked)
 
 
-def check_template(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> None:
+def check_template(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise a ValueError if the tokenizer has no chat template for these messages."""
     if not tokenizer.chat_template:
         raise ValueError(
@@ -165,7 +165,7 @@ def check_template(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase) 
         )
 
 
-def protect(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> tuple[list[Any], bool]:
+def protect(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> tuple[list[Message], bool]:
     """Put marks around the control tokens that messages spell, so that `rendered_ids` reads them as text.
 
     Returns:
@@ -194,7 +194,7 @@ def unmarked(text: str) -> str:
     return re.sub(_MARKS, "", text)
 
 
-def _start_options(messages: Sequence[Any]) -> dict[str, Any]:
+def _start_options(messages: Sequence[Message]) -> dict[str, bool]:
     """Return the options of the chat template with which a rendered chat ends where the policy begins to write."""
     if beginning(messages) is None:
         return {"add_generation_prompt": True}
@@ -239,7 +239,7 @@ def _prompt_text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]
     return ids
 
 
-def _control_tokens(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> list[re.Pattern[str]] | None:
+def _control_tokens(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> list[re.Pattern[str]] | None:
     """Return, for each message, a pattern of its control tokens; None if no message spells one.
 
     Control tokens are special tokens and added tokens that the template writes, such as ``<think>``. In assistant
@@ -297,7 +297,7 @@ def _any_of(tokens: Sequence[str]) -> re.Pattern[str]:
     return re.compile(alternatives or r"(?!)")
 
 
-def _marked(message: Any, tokens: re.Pattern[str]) -> Any:
+def _marked(message: Message, tokens: re.Pattern[str]) -> Message:
     """Return the message with marks around each of these tokens in its texts."""
 
     def mark(text: str) -> str:
@@ -358,7 +358,7 @@ def _word_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return ids
 
 
-def _parts_text(message: Mapping[str, Any]) -> str:
+def _parts_text(message: Message) -> str:
     """Return the texts of a message's parts, joined without a separator, as a template may render them."""
     content = message.get("content")
     if not isinstance(content, (list, tuple)):
@@ -367,15 +367,16 @@ def _parts_text(message: Mapping[str, Any]) -> str:
     return "".join(strings(texts))
 
 
-def render(messages: Sequence[Any], tokenizer: PreTrainedTokenizerBase, **options: Any) -> str:
+def render(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, **options: object) -> str:
     """Return the text of a chat by the tokenizer's template; raise a ValueError if the template refuses the messages.
 
     If it refuses them and some have no content (but tool calls), it is asked again with empty contents.
     """
+    apply_template: Callable[..., object] = tokenizer.apply_chat_template
     try:
-        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
+        return str(apply_template(list(messages), tokenize=False, **options))
     except Exception as error:  # a jinja template may raise anything
         if not all("content" in message for message in messages):
-            filled = [{"content": "", **message} for message in messages]
+            filled: list[Message] = [{"content": "", **message} for message in messages]
             return render(filled, tokenizer, **options)
         raise ValueError(f"the tokenizer's chat template refused {messages!r:.300}: {printable(str(error))}") from error

@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+ScoreT = TypeVar("ScoreT")
 
 TextReward = Callable[..., list[float]]
 """Reward function that applies to every row."""
@@ -13,26 +15,26 @@ ColumnReward = Callable[..., list[float | None]]
 def by_text(name: str, score: Callable[[str], float]) -> TextReward:
     """Return a reward function of this name that scores the text of each completion."""
 
-    def reward(completions: list[Any], **columns: Any) -> list[float]:
+    def reward(completions: Sequence[object], **columns: object) -> list[float]:
         return [score(answer_text(completion)) for completion in completions]
 
     reward.__name__ = name
     return reward
 
 
-def by_reference(name: str, column: str, score: Callable[[str, Any], Any]) -> ColumnReward:
+def by_reference(name: str, column: str, score: Callable[[str, Any], ScoreT]) -> Callable[..., list[ScoreT | None]]:
     """Return a reward function of this name that scores the text of each completion given a column's entry.
 
     A row whose entry is None gets None. The function raises a ValueError if the prompts have no such column.
     """
 
-    def reward(completions: list[Any], **columns: Any) -> list[float | None]:
+    def reward(completions: Sequence[object], **columns: Sequence[object]) -> list[ScoreT | None]:
         if column not in columns:
             raise ValueError(
                 f"reward {name!r} needs the column {column!r}, but got {sorted(columns)}: give prompts as "
                 f"mappings with 'prompt' and {column!r}, or name another column"
             )
-        scores: list[float | None] = []
+        scores: list[ScoreT | None] = []
         for completion, reference in zip(completions, columns[column], strict=True):
             if reference is None:
                 scores.append(None)
@@ -44,7 +46,7 @@ def by_reference(name: str, column: str, score: Callable[[str, Any], Any]) -> Co
     return reward
 
 
-def answer_text(completion: Any) -> str:
+def answer_text(completion: object) -> str:
     """Return the text of a completion: the string itself, or the contents of its chat messages.
 
     >>> answer_text("four"), answer_text([{"role": "assistant", "content": "four"}])
@@ -55,20 +57,18 @@ def answer_text(completion: Any) -> str:
     """
     if isinstance(completion, str):
         return completion
-    texts: list[str] = []
-    is_valid = isinstance(completion, Sequence)
-    if is_valid:
-        for message in completion:
-            texts += _texts(message)
-        is_valid = all(isinstance(text, str) for text in texts)
-    if not is_valid:
+    texts: list[object] = [None]
+    if isinstance(completion, Sequence):
+        texts = [text for message in completion for text in _texts(message)]
+    valid_texts = [text for text in texts if isinstance(text, str)]
+    if len(valid_texts) < len(texts):
         raise TypeError(
             f"completion is {completion!r:.200}, expected text, or messages as {{'role': ..., 'content': ...}}"
         )
-    return "".join(texts)
+    return "".join(valid_texts)
 
 
-def _texts(message: Any) -> list[Any]:
+def _texts(message: object) -> list[object]:
     """Return the texts of a message; None stands for what is not a message, or not a part of one.
 
     A message's content is a string, a list of parts that may have a ``text``, or None (in a tool call).

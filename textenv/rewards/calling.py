@@ -7,26 +7,29 @@ import inspect
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from textenv.names import nearest
 from textenv.processes import end_if_forked
-from textenv.rewards.scores import Rows, is_tensor
+from textenv.rewards.scores import count_rows, is_tensor
 from textenv.rewards.training import NOW, RewardLog, Training, training
 from textenv.rewards.workers import run_in_threads
 
+Returned = tuple[object, dict[str, list[float | None]]]
+"""What a reward function returned, and the numbers that it logged."""
 
-def reward_name(function: Any) -> str:
+
+def reward_name(function: object) -> str:
     """Return the name of a reward function for messages and tables; a partial function has the inner one's name."""
     if isinstance(function, functools.partial):
         return reward_name(function.func)
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def distinct_names(functions: Sequence[Any]) -> list[str]:
+def distinct_names(functions: Sequence[object]) -> list[str]:
     """Return a different name for each function.
 
     A function whose name is taken gets its module's name before it, or else ``_2``, ``_3``.
@@ -64,7 +67,7 @@ def distinct_names(functions: Sequence[Any]) -> list[str]:
     return names
 
 
-def _module_of(function: Any) -> str:
+def _module_of(function: object) -> str:
     """Return the last part of the name of a function's module: the name of a file without ``.py``."""
     if isinstance(function, functools.partial):
         return _module_of(function.func)
@@ -76,7 +79,7 @@ def is_async(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__)
 
 
-def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer: Any = None) -> Any:
+def call_reward(function: Callable[..., object], columns: Mapping[str, object], tokenizer: object = None) -> object:
     """Call a reward function with the keyword arguments in its signature, and return its result.
 
     A parameter ``step``, ``progress``, ``evaluating`` or ``log`` without a column of that name gets that of
@@ -96,7 +99,7 @@ def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer
     # Arguments that every function can have: the columns, and the point in the training
     arguments = NOW.get()._asdict()
     if arguments["log"] is None:  # outside `Rewards`, what is logged is only checked
-        arguments["log"] = RewardLog(len(Rows(columns)))
+        arguments["log"] = RewardLog(count_rows(columns))
     arguments |= columns
 
     # Keep those that are in the signature of this function
@@ -125,15 +128,15 @@ def call_reward(function: Callable[..., Any], columns: dict[str, Any], tokenizer
 
 
 def call_logged(
-    function: Callable[..., Any], columns: dict[str, Any], tokenizer: Any, now: Training
-) -> tuple[Any, dict[str, list[float | None]]]:
+    function: Callable[..., object], columns: Mapping[str, object], tokenizer: object, now: Training
+) -> Returned:
     """Call a reward function at this point in the training; return its result and what it logged."""
-    log = RewardLog(len(Rows(columns)))
+    log = RewardLog(count_rows(columns))
     with training(now.step, now.progress, log, evaluating=now.evaluating):
         return call_reward(function, columns, tokenizer), log.columns()
 
 
-def check_columns(function: Callable[..., Any], columns: Collection[str]) -> None:
+def check_columns(function: Callable[..., object], columns: Collection[str]) -> None:
     """Raise a ValueError if a reward function needs a column that is not among these."""
     # Parameters without a default
     by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -158,10 +161,12 @@ def check_columns(function: Callable[..., Any], columns: Collection[str]) -> Non
     raise ValueError(f"{needs}, but got {sorted(columns)}: {hint}")
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> object:
     """Copy containers recursively; return other values unchanged."""
-    if type(value) in (list, tuple):
-        return type(value)(map(_copied, value))
+    if type(value) is list:
+        return [_copied(item) for item in value]
+    if type(value) is tuple:
+        return tuple(_copied(item) for item in value)
     if type(value) is dict:
         return {key: _copied(item) for key, item in value.items()}
     mutable_types = (list, tuple, dict, set, bytearray, deque, np.ndarray)
@@ -170,7 +175,7 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _name_of_self(function: Callable[..., Any]) -> str | None:
+def _name_of_self(function: Callable[..., object]) -> str | None:
     """Return the name of the first parameter (``self``) of a method or a callable object: no argument can have it.
 
     None for functions, and if the first parameter cannot be given by name: then a column may have its name.
@@ -185,7 +190,7 @@ def _name_of_self(function: Callable[..., Any]) -> str | None:
     return parameters[0].name
 
 
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
     """Return a function's parameters; of a torch module those of its ``forward``."""
     if "torch" in sys.modules and isinstance(function, sys.modules["torch"].nn.Module):
         function = function.forward  # its call takes any arguments, and passes them on
@@ -195,11 +200,11 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         return [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ("prompts", "completions")]
 
 
-def _wait(awaitable: Any, function: Callable[..., Any]) -> Any:
+def _wait(awaitable: Awaitable[object], function: Callable[..., object]) -> object:
     """Return the result of an ``async`` reward function."""
     process = os.getpid()
 
-    async def result() -> Any:
+    async def result() -> object:
         try:
             return await awaitable
         finally:

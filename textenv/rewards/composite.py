@@ -1,7 +1,6 @@
 """`Rewards`: weighted sum of one or several reward functions, with a time limit and a choice of error handling."""
 
 import functools
-import itertools
 import logging
 import math
 import time
@@ -14,7 +13,7 @@ import numpy as np
 
 from textenv.device import move
 from textenv.names import check_names
-from textenv.rewards.calling import call_logged, is_async, reward_name
+from textenv.rewards.calling import Returned, call_logged, is_async, reward_name
 from textenv.rewards.scores import (
     Earned,
     RewardError,
@@ -34,8 +33,9 @@ from textenv.state import stateful_objects
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedTokenizerBase
 
-RewardFunction = Callable[..., Any]
+RewardFunction = Callable[..., object]
 """``f(prompts, completions, completion_ids=..., **columns) -> list[float | None]``, as in TRL's GRPO and RLOO."""
 
 WeightedFunction = RewardFunction | tuple[RewardFunction, float]
@@ -158,7 +158,7 @@ class Rewards:
         self._last_error: RewardError | None = None
         self.__name__ = "+".join(self.functions)
 
-    def __call__(self, /, *, tokenizer: Any = None, **columns: Any) -> Scores:
+    def __call__(self, /, *, tokenizer: "PreTrainedTokenizerBase | None" = None, **columns: Sequence[object]) -> Scores:
         """Score a batch; ``prompts`` and ``completions`` are required, other columns only if a function needs them."""
         columns.setdefault("completion_ids", [[0]] * len(columns["completions"]))
         rows = Rows(columns, tokenizer=tokenizer)
@@ -199,7 +199,7 @@ class Rewards:
             logged=logged,
         )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return the counts of failures. The functions' states are not in it: `textenv.state` finds them."""
         return {"seen": self.seen, "failed": self.failed, "recent": list(self._recent_counts)}
 
@@ -257,7 +257,7 @@ class Rewards:
             if not named:
                 named[name] = [total(score) for score in scores.earned]
             for key, column in named.items():
-                contributions = [_times(value, weight) for value in column]
+                contributions = [None if value is None else value * weight for value in column]
                 columns[key] = _without(failed_rows, contributions)
         return columns
 
@@ -287,13 +287,6 @@ class Rewards:
             RewardError: if it failed and ``on_error`` is ``"stop"``; or, with ``"skip"``, if all rows or too many rows
                 fail.
         """
-        scored, failing = _separate(results)
-        if not failing:
-            return _merged(rows, scored)
-        if self.on_error == "stop":
-            part, error = failing[0]
-            raise self._find_first_failure(name, part, error) from error
-
         try:
             scored, failed_rows = self._isolate_failures(name, rows, results)
             return _merged(rows, scored, failed_rows)
@@ -306,27 +299,6 @@ class Rewards:
             if isinstance(result, Exception):
                 raise self._error(name, rows.part(0, 1), result) from result
             return _merged(rows, [(rows, result)])
-
-    def _find_first_failure(self, name: str, part: Rows, error: Exception) -> RewardError:
-        """Return the error of the first failing row, found by halving the part on which the function failed."""
-        # A RewardError already names its row
-        while len(part) > 1 and not isinstance(error, RewardError):
-            failing_half = self._first_failing_half(name, part)
-            if failing_half is None:
-                return RewardError(
-                    f"reward {name!r} failed on {len(part)} completions ({error}), but on neither half: does it "
-                    "depend on the batch, or fail at random? Use textenv.check_reward to find out"
-                )
-            part, error = failing_half
-        return self._error(name, part, error)
-
-    def _first_failing_half(self, name: str, part: Rows) -> FailedPart | None:
-        """Call a function with the halves of a part until it fails; None if it fails on neither."""
-        for half in part.cut(2):
-            (result,) = self._run([name], [half])[name]
-            if isinstance(result, Exception):
-                return half, result
-        return None
 
     def _isolate_failures(self, name: str, rows: Rows, results: list[PartResult]) -> tuple[list[ScoredPart], set[int]]:
         """Halve the parts on which a function fails until each failing row is alone.
@@ -343,45 +315,51 @@ class Rewards:
 
         Raises:
             _AllFail: if every row seems to fail, judged by calling a few of them alone.
-            RewardError: if more than the allowed fraction fails.
+            RewardError: if more than the allowed fraction fails; with ``on_error="stop"``, for the first failing row.
         """
         scored, failing = _separate(results)
         failed_rows: set[int] = set()
         was_tested = False
         while failing:
-            self._last_error = self._error(name, *failing[0])
+            first_part, first_error = failing[0]
+            self._last_error = self._error(name, first_part, first_error)
+            if self.on_error == "stop":
+                # Halve only the first failing part, unless the error names the row already
+                if len(first_part) <= 1 or isinstance(first_error, RewardError):
+                    raise self._last_error from first_error
+                failing = failing[:1]
+            else:
+                # If nothing passes, test whether every row fails
+                if len(failing) >= NUM_TESTED_ALONE and not scored and not was_tested:
+                    if self._fails_on_rows_alone(name, rows):
+                        raise _AllFail(str(self._last_error))
+                    was_tested = True
 
-            # If nothing passes, test whether every row fails
-            if len(failing) >= NUM_TESTED_ALONE and not scored and not was_tested:
-                if self._fails_on_rows_alone(name, rows):
-                    raise _AllFail(str(self._last_error))
-                was_tested = True
-
-            # Stop early if this batch alone exceeds the limit: further calls may be slow
-            least_failed = len(failed_rows) + len(failing)
-            description = f"at least {least_failed} of the {len(rows)} completions of this batch failed"
-            self._check_limit(least_failed, max(len(rows), RECENT_ROWS), description)
+                # Stop early if this batch alone exceeds the limit: further calls may be slow
+                least_failed = len(failed_rows) + len(failing)
+                description = f"at least {least_failed} of the {len(rows)} completions of this batch failed"
+                self._check_limit(least_failed, max(len(rows), RECENT_ROWS), description)
 
             # Rows that fail alone are found; call the function with both halves of each longer part
-            longer_parts = []
-            for part, _ in failing:
-                if len(part) == 1:
-                    failed_rows.add(part.first)
-                elif len(part) > 1:
-                    longer_parts.append(part)
-            halves = list(itertools.chain.from_iterable(part.cut(2) for part in longer_parts))
+            failed_rows |= {part.first for part, _ in failing if len(part) == 1}
+            longer_parts = [part for part, _ in failing if len(part) > 1]
+            halves = [half for part in longer_parts for half in part.cut(2)]
             half_results = list(zip(halves, self._run_each(name, halves), strict=True))
 
             # If neither half fails, the part failed because of the rows together, or by chance
             failing = []
-            pairs = zip(half_results[::2], half_results[1::2], strict=True)
-            for part, pair in zip(longer_parts, pairs, strict=True):
+            for part, *pair in zip(longer_parts, half_results[::2], half_results[1::2], strict=True):
                 scored_halves, failing_halves = _separate(pair)
                 if failing_halves:
                     scored += scored_halves
                     failing += failing_halves
+                elif self.on_error == "stop":
+                    raise RewardError(
+                        f"reward {name!r} failed on {len(part)} completions ({first_error}), but on neither half: does "
+                        "it depend on the batch, or fail at random? Use textenv.check_reward to find out"
+                    ) from first_error
                 else:
-                    failed_rows |= {part.first + row for row in range(len(part))}
+                    failed_rows |= set(range(part.first, part.first + len(part)))
         return scored, failed_rows
 
     def _fails_on_rows_alone(self, name: str, rows: Rows) -> bool:
@@ -505,7 +483,7 @@ def _with_weight(name: str, entry: Any) -> tuple[RewardFunction, float]:
     return function, float(weight)
 
 
-def _read_outcome(outcome: Any, rows: Rows, name: str) -> Scores | Exception:
+def _read_outcome(outcome: Returned | Exception, rows: Rows, name: str) -> Scores | Exception:
     """Read what a call of `call_logged` returned or raised: scores, or the exception of a failure."""
     if isinstance(outcome, Exception):
         return outcome
@@ -535,7 +513,7 @@ def _merged(rows: Rows, scored: Iterable[ScoredPart], failed_rows: Iterable[int]
     return merge(len(rows), pieces, failed_rows)
 
 
-def _times(score: Any, weight: float) -> Any:
+def _times(score: Earned, weight: float) -> Earned:
     """Return a score, a number or an array, times a weight; None stays None."""
     if score is None:
         return None

@@ -1,7 +1,6 @@
 """Rewards for length, repetition and termination of a completion."""
 
 import math
-from typing import Any
 
 from textenv.rewards.answer import TextReward, by_text
 from textenv.rewards.metrics import repeated
@@ -24,7 +23,7 @@ def length_window(least: int, most: int, *, edge: int = 0) -> TextReward:
     if not 0 <= least <= most or edge < 0:
         raise ValueError(f"least, most and edge are {least}, {most}, {edge}: expected 0 <= least <= most and 0 <= edge")
 
-    def length_window(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    def length_window(completion_ids: list[list[int]], **columns: object) -> list[float]:
         scores = []
         for ids in completion_ids:
             tokens_outside = max(least - len(ids), len(ids) - most, 0)
@@ -74,7 +73,7 @@ def unfinished(penalty: float = 1.0) -> TextReward:
     if not 0 <= penalty < math.inf:
         raise ValueError(f"penalty is {penalty}, expected a finite number of at least 0")
 
-    def unfinished(terminated: list[bool], **columns: Any) -> list[float]:
+    def unfinished(terminated: list[bool], **columns: object) -> list[float]:
         return [0.0 if ended else -penalty for ended in terminated]
 
     return unfinished

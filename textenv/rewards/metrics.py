@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from statistics import fmean
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from textenv.rewards.scores import Scores, total
+
+T = TypeVar("T")
 
 
 def reward_metrics(scores: Scores, answers: Sequence[Sequence[int]]) -> dict[str, float]:
@@ -85,7 +87,7 @@ def distinct(answers: Sequence[Sequence[int]], n: int = 2) -> float:
     return len(set(ngrams)) / len(ngrams)
 
 
-def repeated(answers: Sequence[Sequence[Any]], n: int = 4) -> float:
+def repeated(answers: Sequence[Sequence[object]], n: int = 4) -> float:
     """Mean fraction of a completion's n-grams that repeat an earlier one, over completions with n-grams (else 0)."""
     fractions = []
     for ids in answers:
@@ -97,5 +99,5 @@ def repeated(answers: Sequence[Sequence[Any]], n: int = 4) -> float:
     return sum(fractions) / len(fractions)
 
 
-def _ngrams(ids: Sequence[Any], n: int) -> list[tuple[Any, ...]]:
+def _ngrams(ids: Sequence[T], n: int) -> list[tuple[T, ...]]:
     return [tuple(ids[start : start + n]) for start in range(len(ids) - n + 1)]

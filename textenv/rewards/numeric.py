@@ -3,7 +3,6 @@
 import math
 import re
 from fractions import Fraction
-from typing import Any
 
 from textenv.rewards.answer import ColumnReward, by_reference
 
@@ -41,7 +40,7 @@ def numeric_answer(column: str = "answer") -> ColumnReward:
         [1.0, 1.0, 0.0, 0.0]
     """
 
-    def score(text: str, right: Any) -> float | None:
+    def score(text: str, right: object) -> float | None:
         right_number = as_fraction(right)
         if right_number is None:
             return None
@@ -55,7 +54,7 @@ def numeric_answer(column: str = "answer") -> ColumnReward:
     return by_reference("numeric_answer", column, score)
 
 
-def as_fraction(number: Any) -> Fraction | None:
+def as_fraction(number: object) -> Fraction | None:
     """Return the exact value of a number or a number's text; a float means the decimal number it prints as."""
     if isinstance(number, (int, Fraction)):
         return Fraction(number)

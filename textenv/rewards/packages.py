@@ -8,6 +8,7 @@ import secrets
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import distribution
 from pathlib import Path
@@ -88,7 +89,7 @@ def grammar() -> TextReward:
     linter = package("harper", "rewards").Linter()
     linter_lock = threading.Lock()
 
-    def grammar(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
+    def grammar(prompts: Sequence[object], completions: Sequence[object], **columns: object) -> list[float]:
         scores = []
         for prompt, completion in zip(prompts, completions, strict=True):
             text = answer_text(completion)
@@ -123,7 +124,7 @@ def similarity(column: str = "reference", *, model: str | Path = MINILM) -> Colu
     encoder = from_pretrained(AutoModel, model, use_safetensors=True)
 
     @torch.no_grad()
-    def cosine(text: str, reference: Any) -> float:
+    def cosine(text: str, reference: object) -> float:
         batch = tokenizer(
             [text, str(reference)],
             padding=True,
@@ -179,9 +180,9 @@ def math_answer(column: str = "answer") -> ColumnReward:
     takes too long or ends it gets 0.
     """
     package("math_verify", "math")
-    pairs: Any = by_reference("math_answer", column, lambda text, reference: (text, str(reference)))
+    pairs = by_reference("math_answer", column, lambda text, reference: (text, str(reference)))
 
-    def math_answer(completions: list[Any], **columns: Any) -> list[float | None]:
+    def math_answer(completions: Sequence[object], **columns: Sequence[object]) -> list[float | None]:
         pairs_or_none = pairs(completions=completions, **columns)
         answers = [pair for pair in pairs_or_none if pair is not None]
 

@@ -2,9 +2,12 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from textenv.rewards.answer import TextReward, answer_text, any_of, by_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 NUM_LAST_IDS = 32
 """Number of ids at the end of a prompt in which an opened tag is looked for."""
@@ -49,16 +52,16 @@ def format_tags(*tags: str) -> TextReward:
         raise ValueError(f"tags are {names}, expected names without brackets such as 'think'")
 
     def reward(
-        completions: list[Any],
-        prompts: Sequence[Any] = (),
+        completions: Sequence[object],
+        prompts: Sequence[object] = (),
         prompt_ids: Sequence[list[int]] = (),
-        tokenizer: Any = None,
-        **columns: Any,
+        tokenizer: "PreTrainedTokenizerBase | None" = None,
+        **columns: object,
     ) -> list[float]:
         scores = []
         for row, completion in enumerate(completions):
             # Prompts and their ids may be missing
-            prompt: Any = ""
+            prompt: object = ""
             if len(prompts):
                 prompt = prompts[row]
             ids: list[int] = []
@@ -72,7 +75,9 @@ def format_tags(*tags: str) -> TextReward:
     return reward
 
 
-def _answer_start(prompt: Any, ids: list[int], tokenizer: Any, names: tuple[str, ...]) -> str:
+def _answer_start(
+    prompt: Any, ids: list[int], tokenizer: "PreTrainedTokenizerBase | None", names: tuple[str, ...]
+) -> str:
     """Return the part of an answer that its prompt holds: an assistant's message, or one of these tags, opened."""
     # A text, a message, or the last message of a chat
     last = prompt

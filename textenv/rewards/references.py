@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from textenv.rewards.answer import ColumnReward, TextReward, by_reference
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from textenv.rewards.reward_model import RewardModel
 
 
@@ -22,7 +25,7 @@ def exact_answer(column: str = "answer") -> ColumnReward:
         [1.0, 0.0]
     """
 
-    def score(text: str, reference: Any) -> float:
+    def score(text: str, reference: object) -> float:
         return float(text.strip() == str(reference).strip())
 
     return by_reference("exact_answer", column, score)
@@ -39,7 +42,7 @@ def token_f1(column: str = "reference") -> ColumnReward:
         [0.8, 0.0]
     """
 
-    def f1(text: str, reference: Any) -> float:
+    def f1(text: str, reference: object) -> float:
         text_words = _count_words(text)
         reference_words = _count_words(str(reference))
         num_words = text_words.total() + reference_words.total()
@@ -75,7 +78,13 @@ def sentiment(model: str | Path = "embedded", *, label: str | int = "positive") 
 
         return RewardModel.load(model, label=label)
 
-    def sentiment(prompts: list[Any], completions: list[Any], *, tokenizer: Any = None, **columns: Any) -> list[float]:
+    def sentiment(
+        prompts: Sequence[object],
+        completions: Sequence[object],
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        **columns: Any,
+    ) -> list[float]:
         return load()(prompts, completions, tokenizer=tokenizer, **columns)
 
     return sentiment

@@ -96,14 +96,14 @@ class RewardModel:
     def __call__(
         self,
         /,
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
+        prompts: Sequence[object],
+        completions: Sequence[object],
         *,
         prompt_ids: Sequence[list[int]] | None = None,
         completion_ids: Sequence[list[int]] | None = None,
         terminated: Sequence[bool] | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        **columns: Any,
+        **columns: object,
     ) -> list[float]:
         """Score completions as a reward function, from the policy's ids, else from the texts or chats.
 
@@ -142,7 +142,7 @@ class RewardModel:
         """True if the model was trained on completions that end with EOS (as by `algos.train_reward_model`)."""
         return bool(setting(self.model.config, "trained_with_eos"))
 
-    def reads_ids_of(self, tokenizer: PreTrainedTokenizerBase | None, prompts: Sequence[Any] = ()) -> bool:
+    def reads_ids_of(self, tokenizer: PreTrainedTokenizerBase | None, prompts: Sequence[object] = ()) -> bool:
         """Return True if a policy's tokenizer has this model's vocabulary and, for chat prompts, its chat template."""
         if tokenizer is None:
             return False

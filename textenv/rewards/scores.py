@@ -8,12 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence, Set, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import numpy as np
 
 from textenv.prompts.prompts import by_position
 from textenv.rendering import printable
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
 
 MAX_REWARD = float(np.finfo(np.float32).max)
 """Largest absolute value of a reward: the largest float32."""
@@ -26,7 +32,7 @@ Earned = float | np.ndarray | None
 class RewardError(ValueError):
     """Violation of a reward function's contract; names the function, the row, the prompt and the value."""
 
-    answers: Sequence[Mapping[str, Any]] = ()
+    answers: Sequence[Mapping[str, object]] = ()
     """Completions of the failing batch, each with all columns that a reward function receives."""
 
 
@@ -101,9 +107,9 @@ def merge(count: int, pieces: Iterable[tuple[Sequence[int], Scores]], failed: It
         The scores of the batch, with None in rows that no piece covers.
     """
     earned: list[Earned] = [None] * count
-    parts: dict[str, list[Any]] = {}
-    raw: dict[str, list[Any]] = {}
-    logged: dict[str, list[Any]] = {}
+    parts: dict[str, list[float | None]] = {}
+    raw: dict[str, list[float | None]] = {}
+    logged: dict[str, list[float | None]] = {}
     failed_rows = set(failed)
     for rows, scores in pieces:
         failed_rows |= {rows[row] for row in scores.failed}
@@ -115,7 +121,7 @@ def merge(count: int, pieces: Iterable[tuple[Sequence[int], Scores]], failed: It
     return Scores(earned=earned, parts=parts, raw=raw, failed=frozenset(failed_rows), logged=logged)
 
 
-def _write_rows(merged: list[Any], rows: Sequence[int], column: Sequence[Any]) -> None:
+def _write_rows(merged: list[T], rows: Sequence[int], column: Sequence[T]) -> None:
     """Write the entries of a piece into these rows of a column of the batch."""
     for row, value in zip(rows, column, strict=True):
         merged[row] = value
@@ -214,16 +220,15 @@ class Rows:
         tokenizer: tokenizer of the ids, if known.
     """
 
-    def __init__(self, columns: Mapping[str, Sequence[Any]], *, first: int = 0, tokenizer: Any = None) -> None:
+    def __init__(
+        self, columns: Mapping[str, Sequence[Any]], *, first: int = 0, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> None:
         self.columns = {name: by_position(column) for name, column in columns.items()}
         self.first = first
         self.tokenizer = tokenizer
 
     def __len__(self) -> int:
-        if "completions" in self.columns:
-            return len(self.columns["completions"])
-        first_column = next(iter(self.columns.values()))
-        return len(first_column)
+        return count_rows(self.columns)
 
     def tokens(self, row: int) -> int:
         """Return the number of tokens of a completion."""
@@ -250,6 +255,13 @@ class Rows:
         return f"row {self.first + row} ({', '.join(entries)})"
 
 
+def count_rows(columns: Mapping[str, Any]) -> int:
+    """Return the number of completions of a batch; without a column of these, that of the first column's entries."""
+    if "completions" in columns:
+        return len(columns["completions"])
+    return len(next(iter(columns.values())))
+
+
 def as_number(entry: Any) -> float | None:
     """Return an entry as a number (finite or not; also a tensor of one element); None if it is not a number."""
     # Reject what Python would convert: text of digits, complex numbers (to their real part), masked entries (to NaN).
@@ -262,7 +274,7 @@ def as_number(entry: Any) -> float | None:
         return None
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     """Return True for a tensor, without importing torch: if torch is not imported, there are none."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
@@ -294,7 +306,7 @@ def check_count(returned: Any, expected: int, *, name: str, item: str, error: ty
         raise error(f"{name} returned {problem}: {advice}, in their order")
 
 
-def order_problem(values: Any) -> str:
+def order_problem(values: object) -> str:
     """Say why the order of a container is not that of the completions; return an empty text if it may be."""
     if isinstance(values, Set):
         return f"a {type(values).__name__}, which has no order"
@@ -313,7 +325,7 @@ def order_problem(values: Any) -> str:
     return ""
 
 
-def _read_entry(entry: Any, rows: Rows, row: int, name: str, finite: bool) -> Earned:
+def _read_entry(entry: object, rows: Rows, row: int, name: str, finite: bool) -> Earned:
     """Return one entry as a number, float32 ``[tokens]``, or None."""
     if entry is None:
         return None
@@ -349,13 +361,13 @@ def _read_entry(entry: Any, rows: Rows, row: int, name: str, finite: bool) -> Ea
         return token_values.astype(np.float32)
 
 
-def _not_a_number(entry: Any, rows: Rows, row: int, name: str) -> RewardError:
+def _not_a_number(entry: object, rows: Rows, row: int, name: str) -> RewardError:
     """Return the error for an entry that is no number, or not a finite one."""
     expected = "expected a finite number, or None where the reward does not apply"
     return RewardError(f"reward {name!r} returned {entry!r:.200} for {rows.describe(row)}: {expected}")
 
 
-def _values_per_token(entry: Any) -> np.ndarray | None:
+def _values_per_token(entry: object) -> np.ndarray | None:
     """Return the values of a list, an array or a Series; None for an entry that cannot have one number per token."""
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(entry, pandas.Series):
@@ -373,12 +385,12 @@ def _values_per_token(entry: Any) -> np.ndarray | None:
     return np.asarray(entry)
 
 
-def _read_columns(columns: Mapping[str, Sequence[Any]], name: str) -> dict[str, list[float | None]]:
+def _read_columns(columns: Mapping[str, Sequence[object]], name: str) -> dict[str, list[float | None]]:
     """Return columns of `Scores` as numbers, which JSON can hold, and None."""
     return {part: _read_numbers(column, name=f"{name}/{part}") for part, column in columns.items()}
 
 
-def _read_numbers(column: Iterable[Any], *, name: str) -> list[float | None]:
+def _read_numbers(column: Iterable[object], *, name: str) -> list[float | None]:
     """Return a column of `Scores` as numbers, which JSON can hold, and None."""
     numbers = [as_number(entry) for entry in column]
     for row, (entry, number) in enumerate(zip(column, numbers, strict=True)):

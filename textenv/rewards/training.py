@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class RewardLog:
         self.rows = rows
         self._logged: dict[str, list[np.ndarray]] = {}  # float64 [rows]; NaN for None
 
-    def __call__(self, name: str, value: Any) -> None:
+    def __call__(self, name: str, value: object) -> None:
         """Report a number or a list; ValueError unless it is finite, and has an entry for each completion."""
         # An entry for each completion
         if as_number(value) is None and isinstance(value, Iterable):

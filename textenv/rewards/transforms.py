@@ -6,18 +6,19 @@
 import functools
 import logging
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
 from textenv.device import move
 from textenv.rewards.calling import call_reward, reward_name
-from textenv.rewards.scores import RewardError, Rows, read_scores
+from textenv.rewards.scores import RewardError, Rows, count_rows, read_scores
 from textenv.rewards.training import NOW, log_again
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedTokenizerBase
 
 _warn_once = functools.cache(logging.getLogger(__name__).warning)
 
@@ -36,18 +37,19 @@ class Transform:
     """
 
     def __init__(
-        self, function: Callable[..., Any], change: Callable[[np.ndarray], np.ndarray], *, by_batch: bool
+        self, function: Callable[..., object], change: Callable[[np.ndarray], np.ndarray], *, by_batch: bool
     ) -> None:
         self.function = function
         self.change = change
         self.by_batch = by_batch or depends_on_batch(function)
         self.__name__ = reward_name(function)
 
-    def __call__(self, /, *, tokenizer: Any = None, **columns: Any) -> list[float | None]:
+    def __call__(
+        self, /, *, tokenizer: "PreTrainedTokenizerBase | None" = None, **columns: Sequence[object]
+    ) -> list[float | None]:
         """Call the function and return the changed scores."""
         # Rows have `completion_ids`, which are missing if this is called with texts only
-        num_rows = len(Rows(columns))
-        rows = Rows({"completion_ids": [[0]] * num_rows} | columns)
+        rows = Rows({"completion_ids": [[0]] * count_rows(columns)} | columns)
         scores = read_scores(call_reward(self.function, columns, tokenizer), rows, name=self.__name__)
         log_again(scores.logged)
         earned = scores.earned
@@ -91,7 +93,7 @@ class Normalize(Transform):
         [-1.0, 1.0]
     """
 
-    def __init__(self, function: Callable[..., Any], *, center: bool = True, scale: bool = True) -> None:
+    def __init__(self, function: Callable[..., object], *, center: bool = True, scale: bool = True) -> None:
         super().__init__(function, self._normalize, by_batch=True)
         self.center = center
         self.scale = scale
@@ -143,7 +145,7 @@ class Normalize(Transform):
         self.variance = float(state["variance"])
 
 
-def clip(function: Callable[..., Any], low: float, high: float) -> Transform:
+def clip(function: Callable[..., object], low: float, high: float) -> Transform:
     """Clip the function's scores to [`low`, `high`]; None stays None.
 
     Raises:
@@ -159,7 +161,7 @@ def clip(function: Callable[..., Any], low: float, high: float) -> Transform:
     return Transform(function, functools.partial(np.clip, a_min=low, a_max=high), by_batch=False)
 
 
-def whiten(function: Callable[..., Any], *, shift_mean: bool = True) -> Transform:
+def whiten(function: Callable[..., object], *, shift_mean: bool = True) -> Transform:
     """Scale the function's scores to population variance 1 in each batch; the mean becomes 0 if ``shift_mean``.
 
     If all agree, the divisor is 1; None stays None. Raises the same error as `Normalize`.
@@ -187,7 +189,7 @@ class ByBatch(Protocol):
     by_batch: bool
 
 
-def depends_on_batch(function: Any) -> bool:
+def depends_on_batch(function: object) -> bool:
     """Return True if a reward function declares that its score of a row depends on other rows (`ByBatch`).
 
     Example:

@@ -12,16 +12,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextvars import copy_context
-from typing import Any
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def in_thread(call: Callable[[], Any]) -> Future[Any]:
+def in_thread(call: Callable[[], T]) -> Future[T | Exception]:
     """Start a call in a daemon thread, in a copy of this context.
 
     Returns:
         A future. Its result is what the call returned, or the exception that the call raised.
     """
-    future: Future[Any] = Future()
+    future: Future[T | Exception] = Future()
 
     def run() -> None:
         future.set_result(attempt(call, (BaseException,)))
@@ -30,7 +32,7 @@ def in_thread(call: Callable[[], Any]) -> Future[Any]:
     return future
 
 
-def run_in_threads(calls: Sequence[Callable[[], Any]], timeout: float | None) -> list[Any]:
+def run_in_threads(calls: Sequence[Callable[[], T]], timeout: float | None) -> list[T | Exception]:
     """Run all calls concurrently; return the results or exceptions, in order.
 
     A call beyond ``timeout`` seconds becomes a `TimeoutError`; its daemon thread is abandoned.
@@ -40,7 +42,7 @@ def run_in_threads(calls: Sequence[Callable[[], Any]], timeout: float | None) ->
     return [_result(future, timeout, deadline) for future in futures]
 
 
-def attempt(call: Callable[[], Any], kinds: tuple[type[BaseException], ...] = (Exception, SystemExit)) -> Any:
+def attempt(call: Callable[[], T], kinds: tuple[type[BaseException], ...] = (Exception, SystemExit)) -> T | Exception:
     """Return the call's result, or its exception if it is of these kinds."""
     try:
         return call()
@@ -57,7 +59,7 @@ class Workers:
         self.count = count
         self._pool: ProcessPoolExecutor | None = None
 
-    def pool(self, calls: Sequence[Callable[[], Any]]) -> ProcessPoolExecutor:
+    def pool(self, calls: Sequence[Callable[[], object]]) -> ProcessPoolExecutor:
         """Return the running pool; a new one imports what the calls need before their time limit starts."""
         if self._pool is None:
             # Spawn, because a forked process with PyTorch's threads can hang
@@ -75,11 +77,11 @@ class Workers:
             self._kill_pool()
             self._pool = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, int | None]:
         return {"count": self.count, "_pool": None}  # a copy starts its own processes
 
 
-def run_in_processes(workers: Workers, calls: Sequence[Callable[[], Any]], timeout: float | None) -> list[Any]:
+def run_in_processes(workers: Workers, calls: Sequence[Callable[[], T]], timeout: float | None) -> list[T | Exception]:
     """Like `run_in_threads`, in processes: a late call is killed, and a process that dies gives an error.
 
     Raises:
@@ -97,7 +99,7 @@ def run_in_processes(workers: Workers, calls: Sequence[Callable[[], Any]], timeo
     # Run them; if a process dies, so does the pool, and with it all calls that are not done
     pool = workers.pool(calls)
     deadline = _deadline(timeout)
-    outcomes: list[Any] = []
+    outcomes: list[T | Exception] = []
     try:
         futures = [pool.submit(_in_child, call, timeout) for call in calls]
         for future in futures:
@@ -121,7 +123,7 @@ def _deadline(timeout: float | None) -> float | None:
     return time.monotonic() + timeout
 
 
-def _result(future: Future[Any], timeout: float | None, deadline: float | None) -> Any:
+def _result(future: Future[T | Exception], timeout: float | None, deadline: float | None) -> T | Exception:
     """Wait for a call; a `TimeoutError`, with the ``timeout`` in its text, if it is late."""
     remaining_seconds = None
     if deadline is not None:
@@ -136,7 +138,7 @@ class ChildError(Exception):
     """Error raised by a function in a process; only its message is returned, as an exception may not be picklable."""
 
 
-def _in_child(call: Callable[[], Any], timeout: float | None) -> Any:
+def _in_child(call: Callable[[], T], timeout: float | None) -> T | Exception:
     """Return the call's result or a `ChildError`; runs in a process."""
     if timeout is not None:  # ends the process if no thread can run and its parent does not kill it
         faulthandler.dump_traceback_later(2 * timeout, exit=True)
@@ -173,5 +175,5 @@ def _kill(pool: ProcessPoolExecutor) -> None:
     pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _import(calls: Sequence[Callable[[], Any]]) -> None:
+def _import(calls: Sequence[Callable[[], object]]) -> None:
     """Do nothing: unpickling the calls in this process imports what they need."""

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
 import numpy as np
 
 from textenv.embedded.grammar import accepts, openings
 from textenv.envs.limits import check_at_least
-from textenv.envs.task import rows_of
+from textenv.envs.task import Task, rows_of
 from textenv.envs.turn import Turn
 from textenv.games import Calculator, GuessNumber, TwentyQuestions
-from textenv.games.dialogue import Game
 from textenv.prompts.prompts import SPLITS, PromptList, split_prompts
 from textenv.tasks.own_prompts import Prompts
 
@@ -154,9 +154,11 @@ class Sort(_Digits):
         return sorted(digits)
 
 
-TASKS: dict[str, Any] = {task.__name__: task for task in (Periods, Reviews, Copy, Sort, Prompts)}
+TASKS: dict[str, Callable[..., Periods | Reviews | _Digits | Prompts]] = {
+    task.__name__: task for task in (Periods, Reviews, Copy, Sort, Prompts)
+}
 """Class of each task of one turn."""
-GAMES: dict[str, tuple[Callable[..., Game], dict[str, int]]] = {
+GAMES: dict[str, tuple[Callable[..., gymnasium.Env[str, str]], dict[str, int]]] = {
     "GuessNumber": (GuessNumber, {"max_prompt_tokens": 80, "max_new_tokens": 8, "max_turns": 50, "max_length": 128}),
     "Calculator": (Calculator, {"max_prompt_tokens": 96, "max_new_tokens": 16, "max_turns": 50, "max_length": 128}),
     "TwentyQuestions": (
@@ -173,7 +175,7 @@ REASONING_GYM = {"max_prompt_tokens": 512, "max_new_tokens": 256}
 
 def make_task(
     name: str, *, tokenizer: PreTrainedTokenizerBase, split: str = "train", **arguments: Any
-) -> tuple[Any, dict[str, int], dict[str, Any]]:
+) -> tuple[Task, dict[str, int], dict[str, Any]]:
     """Make a built-in task from its name.
 
     Args:
@@ -241,7 +243,7 @@ def _limits_of_prompts(
 
 
 def _make_games(
-    name: str, tokenizer: PreTrainedTokenizerBase, arguments: dict[str, Any]
+    name: str, tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]
 ) -> tuple[StringGames, dict[str, int]]:
     """Make the task that plays a game; return it and its limits."""
     from textenv.envs.string_env import StringGames

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from textenv.envs.task import FunctionTask
 from textenv.importing import load_function, name_of
@@ -17,13 +17,15 @@ from textenv.prompts.lengths import longest_prompt
 from textenv.prompts.prompts import RESERVED, Prompt, PromptList, check_no_overlap, split_prompts
 from textenv.prompts.tokenize import prompt_ids
 from textenv.rewards.calling import check_columns, distinct_names, reward_name
-from textenv.rewards.composite import RewardFunction, Rewards
+from textenv.rewards.composite import RewardFunction, Rewards, WeightedFunction
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-PromptSource = str | Path | Sequence[Any]
+PromptSource = str | Path | Sequence[object]
 """A file as in `textenv.load_prompts`, or a sequence as in `PromptList`."""
+RewardSource = str | RewardFunction | Rewards | Mapping[str, WeightedFunction] | Sequence[str | RewardFunction]
+"""A function, or ``"rewards.py:function"``; or several, as in `Prompts`."""
 FEW = 10
 """Number of held-out prompts below which an evaluation says little."""
 logger = logging.getLogger(__name__)
@@ -65,7 +67,7 @@ class Prompts(FunctionTask):
         split: str = "train",
         *,
         prompts: PromptSource | None = None,
-        reward: Any = None,
+        reward: RewardSource | None = None,
         eval_prompts: PromptSource | None = None,
         prompt_column: str = "prompt",
         system_prompt: str | None = None,
@@ -89,11 +91,11 @@ class Prompts(FunctionTask):
         prompt = super().prompt(index)
         if not self._chat:
             return prompt
-        chat: Any = prompt.content
-        if isinstance(chat[0], int):
+        if isinstance(prompt.content[0], int):
             raise ValueError(f"prompt {prompt.row} is a list of token ids, but a chat (system_prompt, chat) needs text")
-        if isinstance(chat, str):
-            chat = ({"role": "user", "content": chat},)
+        chat = prompt.messages
+        if isinstance(prompt.content, str):
+            chat = ({"role": "user", "content": prompt.content},)
         if self._system is not None and chat[0]["role"] != "system":
             chat = ({"role": "system", "content": self._system}, *chat)
         return dataclasses.replace(prompt, content=chat)
@@ -107,7 +109,7 @@ class Prompts(FunctionTask):
         return longest_prompt(self, count_tokens)
 
 
-def read_rewards(reward: Any) -> Rewards:
+def read_rewards(reward: RewardSource) -> Rewards:
     """Make `Rewards` from a function, names of functions with weights, or what `Rewards` takes.
 
     Raises:
@@ -115,8 +117,9 @@ def read_rewards(reward: Any) -> Rewards:
     """
     if isinstance(reward, Rewards):
         return reward
-    if not isinstance(reward, (str, list, tuple)):
+    if not isinstance(reward, Sequence):
         return Rewards(reward)
+
     # Functions and their weights
     entries = [reward] if isinstance(reward, str) else reward
     functions: list[RewardFunction] = []
@@ -157,7 +160,7 @@ def _load_reward(text: str) -> tuple[RewardFunction, float]:
 
 def _prompts_of_split(
     split: str, prompts: PromptSource, eval_prompts: PromptSource | None, column: str
-) -> Sequence[Any]:
+) -> Sequence[object]:
     """Return the prompts of a split; raise a ValueError if either source cannot be read."""
     if eval_prompts is not None and split == "test":
         return _open_prompts(eval_prompts, column)
@@ -183,7 +186,7 @@ def _prompts_of_split(
     return all_prompts
 
 
-def _open_prompts(prompts: PromptSource, column: str) -> Sequence[Any]:
+def _open_prompts(prompts: PromptSource, column: str) -> Sequence[object]:
     """Open a file of prompts, or check a sequence."""
     if isinstance(prompts, (str, Path)):
         prompts = load_prompts(prompts, prompt_column=column)

@@ -12,24 +12,25 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from algos import presets
-from algos.config import CONFIGS, field_values
+from algos.config import CONFIGS
 from algos.envs.wrapping import Wrapper
-from algos.lab.comparison.record import Record, changed_settings, read_record, settings_of_recipe, write_record
+from algos.lab.comparison.record import Record, changed_settings, read_record, write_record
 from algos.lab.comparison.runs import STUDY, folder_name, read_study
 from algos.lab.comparison.summary import Case, RunResult, by_case, name_cases, summary, update_kl
-from algos.make import absolute_paths
 from algos.storage.run_folder import checkpoints, holds_run
 from algos.training.signals import Interrupted, interrupted_by_signals
 
 if TYPE_CHECKING:
     from algos.lab.comparison.report import Report
+    from algos.policies.policy import Policy
+    from algos.training.run import Run
 
 DEFAULT_CASES = ("CartPole-v1:ppo", "textenv/Reviews-v0:ppo")
 TEXT_EPISODES = 288
@@ -86,10 +87,7 @@ def _cases_of_text(text: str) -> list[Case]:
     except gymnasium.error.Error as error:
         advice = "give an environment of a package, or your own, as module:id, such as my_envs:Chase-v0"
         raise ValueError(f"case {text!r}: {error} {advice}") from error
-    cases = [Case(env, algorithm) for algorithm in algorithms.split(",")]
-    for case in cases:
-        recipe_of(case)  # raises now if the algorithm is unknown, or not for text
-    return cases
+    return [Case(env, algorithm) for algorithm in algorithms.split(",")]
 
 
 def compare(
@@ -144,8 +142,16 @@ def compare(
 
     # Training, beside the runs of earlier calls
     run_dir.mkdir(parents=True, exist_ok=True)
-    options: dict[str, Any] = {"overwrite": overwrite, "quiet": quiet, "dynamics_every": dynamics_every}
-    runs = train_all(parsed, run_dir=run_dir, seeds=seeds, total_steps=total_steps, processes=processes, **options)
+    runs = train_all(
+        parsed,
+        run_dir=run_dir,
+        seeds=seeds,
+        total_steps=total_steps,
+        processes=processes,
+        overwrite=overwrite,
+        quiet=quiet,
+        dynamics_every=dynamics_every,
+    )
     runs = sorted([*_earlier_runs(run_dir, parsed, runs), *runs], key=_place_among(parsed))
     name_cases(runs)
     (run_dir / STUDY).write_text(json.dumps([dataclasses.asdict(run) for run in runs]), encoding="utf-8")
@@ -163,8 +169,9 @@ def compare(
 
 
 def _wrapped(case: Case, wrappers: Sequence[Wrapper]) -> Case:
-    env_kwargs = dict(case.env_kwargs or {}) | {"wrappers": wrappers}
-    return dataclasses.replace(case, env_kwargs=env_kwargs)
+    """Return the case with what wraps its environment."""
+    env_kwargs = {**case.recipe.env_kwargs, "wrappers": wrappers}
+    return Case(recipe=case.recipe, env_kwargs=env_kwargs, name=case.name)
 
 
 def _earlier_runs(run_dir: Path, cases: Sequence[Case], trained: Sequence[RunResult]) -> list[RunResult]:
@@ -179,14 +186,15 @@ def _earlier_runs(run_dir: Path, cases: Sequence[Case], trained: Sequence[RunRes
         if folder.name in here or not folder.is_dir():
             continue
         case = run.env, run.label or run.case
-        if case not in settings or _settings_of(run) == settings[case]:
+        if case not in settings or not changed_settings(_settings_of(run), settings[case]):
             earlier.append(run)
     return earlier
 
 
-def _settings_of(run: RunResult) -> dict[str, Any] | None:
+def _settings_of(run: RunResult) -> Mapping[str, Any]:
+    """Settings of a run of `compare`; empty if its record is missing."""
     record = read_record(Path(run.folder))
-    return None if record is None else record.settings
+    return {} if record is None else record.settings
 
 
 def _place_among(cases: Sequence[Case]) -> Callable[[RunResult], tuple[int, int]]:
@@ -223,7 +231,7 @@ def train_all(
         deterministic: evaluate with the most probable actions.
         processes: parallel runs, each in its own process with one thread; 0: one run after another in this process.
         overwrite: remove existing runs of these cases and seeds from the folder, finished or not.
-        dynamics_every: iterations between measurements by `algos.Dynamics`, plotted in the report; 0 measures none.
+        dynamics_every: iterations between measurements by `Dynamics`, plotted in the report; 0 measures none.
 
     Raises:
         FileExistsError, Interrupted, ValueError: as `compare`.
@@ -235,14 +243,20 @@ def train_all(
         from textenv.lm.loading import EMBEDDED, model_folder
 
         model_folder(EMBEDDED)  # created once, before the workers start
-    if total_steps is not None:
-        cases = [dataclasses.replace(case, total_steps=total_steps) for case in cases]
-    cases = [dataclasses.replace(case, env_kwargs=absolute_paths(case.env_kwargs or {}) or None) for case in cases]
-    evaluation: dict[str, Any] = {"num_episodes": num_episodes, "deterministic": deterministic}
+    cases = [Case(recipe=case.recipe.with_absolute_paths(), total_steps=total_steps, name=case.name) for case in cases]
 
     # Everything that can be refused is refused before the first training
     jobs = [
-        _Job(case, seed, run_dir / folder_name(case, seed), overwrite, quiet, dynamics_every, evaluation)
+        _Job(
+            case=case,
+            seed=seed,
+            folder=run_dir / folder_name(case, seed),
+            overwrite=overwrite,
+            quiet=quiet,
+            dynamics_every=dynamics_every,
+            num_episodes=num_episodes,
+            deterministic=deterministic,
+        )
         for seed in chosen
         for case in reversed(cases)
     ]
@@ -250,7 +264,7 @@ def train_all(
         _check_folder(job)
     for case in cases:
         try:
-            recipe_of(case).build(seed=1)
+            case.recipe.build(seed=1)
         except (TypeError, ValueError) as error:
             raise ValueError(f"case {case}: {error}") from error
         if processes:
@@ -305,13 +319,19 @@ class _Job(NamedTuple):
     overwrite: bool
     quiet: bool
     dynamics_every: int
-    evaluation: dict[str, Any]
-    """Arguments of `algos.evaluation.evaluate`; ``num_episodes`` may be None."""
+    num_episodes: int | None
+    """Episodes per evaluation; None: `TEXT_EPISODES` or `CONTROL_EPISODES`."""
+    deterministic: bool
+    """Evaluate with the most probable actions."""
 
     @property
     def settings(self) -> dict[str, Any]:
         """What `Record` stores to know this run again."""
-        return settings_of_recipe(recipe_of(self.case), dynamics_every=self.dynamics_every, **self.evaluation)
+        return self.case.recipe.to_dict() | {
+            "dynamics_every": self.dynamics_every,
+            "num_episodes": self.num_episodes,
+            "deterministic": self.deterministic,
+        }
 
 
 def _seeds(seeds: Any) -> list[int]:
@@ -408,15 +428,17 @@ def _train(job: _Job, *, again: bool) -> RunResult:
     case = job.case
     seed = job.seed
     folder = job.folder
-    recipe = recipe_of(case)
+    recipe = case.recipe
     agent = recipe.build(seed)
     policy = agent.policy
 
     # Evaluation before the training: of the initial weights, also when a checkpoint is restored afterwards
-    played = job.evaluation["num_episodes"] or (TEXT_EPISODES if is_episode_env(agent.env) else CONTROL_EPISODES)
-    evaluation = job.evaluation | {"num_episodes": played, "seed": seed}
-    test_env = recipe.environment(min(played, 64), split="test")
-    before = summarise(test_env, policy, **evaluation)
+    num_episodes = job.num_episodes or (TEXT_EPISODES if is_episode_env(agent.env) else CONTROL_EPISODES)
+    test_env = recipe.environment(min(num_episodes, 64), split="test")
+    evaluate = partial(
+        summarise, test_env, policy, num_episodes=num_episodes, deterministic=job.deterministic, seed=seed
+    )
+    untrained_scores = evaluate()
     samples_before = _samples(test_env, policy)
 
     # Training
@@ -425,7 +447,7 @@ def _train(job: _Job, *, again: bool) -> RunResult:
     class StoreSettings(Callback):
         """Stores the settings when the run starts: one that cannot start changes nothing."""
 
-        def on_start(self, run: Any) -> None:
+        def on_start(self, run: Run) -> None:
             write_record(folder, record)
 
     def report(metrics: dict[str, float]) -> None:
@@ -450,7 +472,7 @@ def _train(job: _Job, *, again: bool) -> RunResult:
 
     # Evaluation after the training, with the states that rewards have now
     share_objects(agent.env, test_env)
-    after = summarise(test_env, policy, **evaluation)
+    after = evaluate()
     samples_after = _samples(test_env, policy)
     samples = [(prompt, first, last) for (prompt, first), (_, last) in zip(samples_before, samples_after, strict=True)]
     spec = agent.env.spec
@@ -462,7 +484,7 @@ def _train(job: _Job, *, again: bool) -> RunResult:
         policy=type(policy).__name__,
         parameters=sum(p.numel() for p in policy.parameters()),
         best=best,
-        before=before,
+        before=untrained_scores,
         after=after,
         history=history,
         samples=samples,
@@ -474,21 +496,7 @@ def _train(job: _Job, *, again: bool) -> RunResult:
     return result
 
 
-def recipe_of(case: Case) -> presets.Recipe:
-    """Return the recipe of a case, after importing the module that registers its environment."""
-    from textenv.importing import read_module
-
-    env_id = case.env if isinstance(case.env, str) else ""
-    module = env_id.rpartition(":")[0]
-    if module:
-        read_module(module)
-    of_recipe = ("env", "policy", "config", "total_steps", "num_envs", "kl_coef", "env_kwargs")
-    settings = field_values(case)
-    changes = {name: settings[name] for name in of_recipe if settings[name] is not None}
-    return dataclasses.replace(presets.recipe(env_id, case.algorithm), **changes)
-
-
-def _samples(env: Any, policy: Any, count: int = 8) -> list[tuple[str, str]]:
+def _samples(env: Any, policy: Policy, count: int = 8) -> list[tuple[str, str]]:
     """Return a few prompts of a text environment and the policy's completions; none in control."""
     from algos.evaluation import evaluate
     from textenv.rollout import is_episode_env

@@ -69,12 +69,12 @@ def curves(*folders: str | Path) -> DataFrame:
     return pandas.DataFrame(curve_rows(read_runs(folders)))
 
 
-def curve_rows(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
+def curve_rows(runs: Sequence[RunResult]) -> list[dict[str, str | int | float]]:
     """Return a row for each iteration of each run, with the run's `identity`."""
     return [identity(run) | {"seed": run.seed} | row for run in runs for row in run.history]
 
 
-def identity(run: RunResult) -> dict[str, Any]:
+def identity(run: RunResult) -> dict[str, str | int]:
     """Return the columns that say which case a row of a table belongs to."""
     return {"case": run.label or run.case, "environment": run.env, "algorithm": run.algorithm}
 
@@ -328,10 +328,10 @@ def _files(folders: Sequence[str | Path], out: str | Path | None, name: str) -> 
     return [home / f"{name}.pdf", home / f"{name}.svg"]
 
 
-def _chosen(names: Mapping[str, Any], order: Sequence[str] | None, colours: Mapping[str, str] | None) -> list[str]:
+def _chosen(names: Mapping[str, object], order: Sequence[str] | None, colours: Mapping[str, str] | None) -> list[str]:
     """Return the names to draw, in their order; raise a ValueError for one that there is not."""
-    for option, wanted in (("order", order or ()), ("colours", colours or {})):
-        unknown = [name for name in wanted if name not in names]
+    for option, requested in (("order", order or ()), ("colours", colours or {})):
+        unknown = [name for name in requested if name not in names]
         if unknown:
             raise ValueError(f"{option} has {', '.join(map(repr, unknown))}, expected of {', '.join(map(repr, names))}")
     return list(names) if order is None else list(order)

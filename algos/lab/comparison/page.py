@@ -27,7 +27,8 @@ from algos.lab.comparison.summary import (
     steps_grid,
 )
 from algos.storage import run_reader
-from algos.training.loggers import SAMPLES, SHADED
+from algos.storage.run_files import SAMPLES
+from algos.training.loggers import SHADED
 from textenv.rendering import printable
 
 if TYPE_CHECKING:
@@ -263,7 +264,7 @@ def _numbers(values: np.ndarray) -> list[float | None]:
     return [float(f"{x:.4g}") if np.isfinite(x) else None for x in values.tolist()]
 
 
-def read_samples(runs: Sequence[RunResult]) -> tuple[list[dict[str, Any]], str]:
+def read_samples(runs: Sequence[RunResult]) -> tuple[list[dict[str, object]], str]:
     """Read the samples of all runs with their tokens.
 
     Returns:
@@ -336,7 +337,7 @@ def _thinned(tables: list[Table], max_characters: int) -> list[Table]:
     return shorter
 
 
-def _shortened(sample: dict[str, Any], length: int | None) -> dict[str, Any]:
+def _shortened(sample: dict[str, object], length: int | None) -> dict[str, object]:
     """A sample without tokens, its texts cut to this many characters; None cuts nothing."""
     shortened = sample | {"tokens": None}
     for name in ("prompt", "completion"):
@@ -347,7 +348,7 @@ def _shortened(sample: dict[str, Any], length: int | None) -> dict[str, Any]:
     return shortened
 
 
-def _size(value: Any) -> int:
+def _size(value: object) -> int:
     """Characters of a value on the page, where markup is escaped."""
     from jinja2.utils import htmlsafe_json_dumps
 

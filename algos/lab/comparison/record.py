@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from algos.config import field_values
 from algos.lab.comparison.summary import RunResult
-from algos.presets import Recipe
-from algos.storage.run_folder import COMPARISON, replacing
-from algos.training.save import describe
+from algos.recipe import IMPORT
+from algos.storage.run_files import COMPARISON
+from algos.storage.run_folder import replacing
 from textenv.json_files import read_json
 
 
@@ -24,27 +22,27 @@ class Record(NamedTuple):
     """Name that the case was given; empty if it is named by environment and algorithm."""
     seed: int
     settings: dict[str, Any]
-    """`settings_of_recipe`, and how the run is evaluated."""
+    """`Recipe.to_dict`, and how the run is evaluated."""
     result: RunResult | None
     """None while the run has not finished."""
 
 
-def settings_of_recipe(recipe: Recipe, **evaluation: Any) -> dict[str, Any]:
-    """Describe everything that decides a run's numbers but its seed, as plain JSON; functions by their names."""
-    settings = field_values(recipe) | evaluation
-    settings["config"] = {name: value for name, value in field_values(recipe.config).items() if name != "seed"}
-    return json.loads(json.dumps(settings, default=_plain))
-
-
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return ``name: before, not now`` for each setting that differs, those of the config one by one."""
+    """Return ``name: before, not now`` for each setting that differs, those of the config one by one.
+
+    Args:
+        before: settings that were stored, perhaps by version 0.10.
+        now: settings of this version.
+    """
     changed = []
     for name in dict.fromkeys([*before, *now]):
         old = before.get(name)
         new = now.get(name)
+        if old in (new, _as_in_version_0_10(new)):
+            continue
         if isinstance(old, dict) and isinstance(new, dict):
             changed += [f"{name}.{inner}" for inner in changed_settings(old, new)]
-        elif old != new:
+        else:
             changed.append(f"{name}: {old!r:.100}, not {new!r:.100}")
     return changed
 
@@ -63,6 +61,9 @@ def read_record(folder: Path) -> Record | None:
     if not path.is_file():
         return None
     content = read_json(path, what="the settings and the result of a run", kind=dict)
+    settings = content.get("settings")
+    if isinstance(settings, dict) and "algorithm" in settings:  # of version 0.10
+        settings["algo"] = settings.pop("algorithm")
     match content:
         case {"name": str(name), "seed": int(seed), "settings": dict(settings), "result": None}:
             return Record(name, seed, settings, None)
@@ -85,16 +86,17 @@ def result_from(row: Mapping[str, Any], *, folder: Path) -> RunResult:
         raise ValueError(f"{folder} has no complete result of a run ({error!r:.200}): remove it") from error
 
 
-def _plain(value: Any) -> Any:
-    """Describe what JSON cannot hold: functions and classes by name, other objects by type and attributes."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, (set, frozenset)):
-        return sorted(map(str, value))
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, partial) or hasattr(value, "__qualname__"):
-        return describe(value)
-    if hasattr(value, "tolist"):  # NumPy arrays and scalars, tensors
-        return value.tolist()
-    return {"type": describe(type(value)), **getattr(value, "__dict__", {})}
+def _as_in_version_0_10(value: Any) -> Any:
+    """Return plain data as version 0.10 described it: functions by names with dots only, objects by their ``type``."""
+    if isinstance(value, list):
+        return [_as_in_version_0_10(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if IMPORT not in value:
+        return {name: _as_in_version_0_10(item) for name, item in value.items()}
+    name = value[IMPORT].replace(":", ".")
+    if "state" in value:
+        return {"type": name, **_as_in_version_0_10(value["state"])}
+    if "arguments" in value:
+        return {"function": name, "arguments": _as_in_version_0_10(value["arguments"])}
+    return name

@@ -270,7 +270,7 @@ def _results_note(runs: Sequence[RunResult], summaries: Summaries) -> str:
     return note
 
 
-def _plain_cells(rows: Iterable[Sequence[Any]]) -> list[list[tuple[str, str]]]:
+def _plain_cells(rows: Iterable[Sequence[object]]) -> list[list[tuple[str, str]]]:
     """Cells of a table, without small print."""
     return [[(str(x), "") for x in row] for row in rows]
 
@@ -281,7 +281,7 @@ def _policy_label(run: RunResult) -> str:
     return f"{run.policy}, {run.parameters:,} parameters"
 
 
-def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+def _write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         columns = dict.fromkeys(name for row in rows for name in row)
         writer = csv.DictWriter(file, list(columns))
@@ -319,7 +319,7 @@ def write_findings(folder: Path, title: str, findings: Sequence[Finding]) -> Pat
     return folder / "interpret.html"
 
 
-def _format_cell(cell: Any) -> str:
+def _format_cell(cell: object) -> str:
     if isinstance(cell, float):
         return f"{cell:.4g}"
     return str(cell)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from algos.lab.comparison.record import read_record, result_from
 from algos.lab.comparison.summary import Case, RunResult, by_case, name_cases
 from algos.lab.run_summary import describe_run, read_options
+from algos.storage.run_files import METRICS
 from algos.storage.run_folder import status
-from algos.storage.run_reader import METRICS, DamagedRunError, read_metrics
+from algos.storage.run_reader import DamagedRunError, read_metrics
 from textenv.json_files import read_json
 
 STUDY = "report.json"
@@ -118,7 +119,7 @@ def _read_run(folder: Path) -> RunResult:
     seed = (description.get("config") or {}).get("seed", 0)
     if record is not None:  # a run of `compare` under way
         env = str(record.settings.get("env")).rpartition(":")[2]
-        algorithm = str(record.settings.get("algorithm")).rpartition(".")[2]
+        algorithm = str(record.settings.get("algo")).rpartition(".")[2]
         seed = record.seed
     env = env or "an environment without an id"
 
@@ -194,7 +195,7 @@ def settings_of(run: RunResult) -> dict[str, str]:
     """Settings of a run by name, as texts: the options of ``algos train``, or else what was saved with the agent."""
     folder = Path(run.folder or "-")
     options = read_options(folder)
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     if options:
         # A run of ``algos train``
         settings |= {name: x for name, x in options.items() if name not in IGNORED_OPTIONS}
@@ -238,12 +239,12 @@ def _differing(settings: Sequence[dict[str, str]]) -> list[str]:
     return [name for name in names if len({x.get(name) for x in settings}) > 1]
 
 
-def listed(runs: Sequence[RunResult]) -> list[list[Any]]:
+def listed(runs: Sequence[RunResult]) -> list[list[object]]:
     """Return rows of a list of runs: case, seed, folder, status, steps, minutes, date and commit."""
     rows = []
     for run in runs:
         # What the folder says, if it still exists
-        provenance: dict[str, Any] = {}
+        provenance: Mapping[str, Any] = {}
         run_status = ""
         if run.folder and Path(run.folder).is_dir():
             provenance = describe_run(Path(run.folder)).get("made_by") or {}

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from algos import presets
 from algos.config import Config, PolicyGradientConfig
+from algos.recipe import Recipe
+from textenv.importing import read_module
 
 if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
     from tensordict import TensorDict
 
     from algos.agent import Agent
+    from algos.policies.policy import Policy
     from textenv.kl.coefficients import CoefficientLike
 
 GRID_POINTS = 101
@@ -50,29 +54,67 @@ MIN_SEEDS = 5
 """Minimum number of seeds for limits; with fewer, they would be about the smallest and the largest value."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Case:
-    """A case to train, by default with the recipe of `algos.presets` for environment and algorithm.
+    """A case to train: a recipe and its name.
 
     Functions must be importable (defined in a module), unless everything runs in one process.
+
+    Args:
+        env: Gymnasium id, ``module:id``, which imports the module, or a function of the number of slots.
+        algorithm: name of an algorithm, or a class of your own, which inherits `Agent`; by default ``"ppo"``.
+        policy, config, total_steps, num_envs, kl_coef, env_kwargs: fields of the recipe to replace; None leaves them.
+            ``env_kwargs`` has ``wrappers`` too.
+        name: name in tables, figures and files; by default environment and algorithm. Cases of several environments may
+            share a name, such as "λ = .9": a figure for a paper then puts them together.
+        recipe: what to train; by default the one that `algos.presets.recipe` finds for environment and algorithm.
+
+    Raises:
+        TypeError: unless there is either an environment or a recipe.
+        ValueError: if the algorithm is unknown or not for text, or the module cannot be imported.
     """
 
-    env: str | Callable[[int], VectorEnv]
-    """Gymnasium id, ``module:id``, or a function of the number of slots."""
-    algorithm: str | type[Agent] = "ppo"
-    """Name of an algorithm, or a class of your own, which inherits `Agent`."""
-    policy: Callable[[VectorEnv, int], Any] | None = None
-    """Function of environment and seed; None takes the recipe's policy."""
-    config: Config | None = None
-    total_steps: int | None = None
-    num_envs: int | None = None
-    kl_coef: CoefficientLike | None = None
-    """Reward charged per nat of KL: a number, a function of the steps so far, or a changing coefficient."""
-    env_kwargs: Mapping[str, Any] | None = None
-    """Arguments of the environment, if it is given by id; ``wrappers`` too."""
+    recipe: Recipe = field(hash=False)
     name: str = ""
-    """Name in tables, figures and files; by default environment and algorithm. Cases of several environments may share
-    a name, such as "λ = .9": a figure for a paper then puts them together."""
+
+    def __init__(
+        self,
+        env: str | Callable[[int], VectorEnv] | None = None,
+        algorithm: str | type[Agent[Any]] | None = None,
+        policy: str | Callable[[VectorEnv, int], Policy] | None = None,
+        config: Config | None = None,
+        total_steps: int | None = None,
+        num_envs: int | None = None,
+        kl_coef: CoefficientLike | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
+        name: str = "",
+        *,
+        recipe: Recipe | None = None,
+    ) -> None:
+        if (env is None) == (recipe is None) or (algorithm is not None and recipe is not None):
+            raise TypeError("a case has either an environment (and an algorithm), such as 'CartPole-v1', or a recipe")
+
+        # The recipe; the module registers the environment, and so says whether it is one of text
+        if recipe is None:
+            env_id = env if isinstance(env, str) else ""
+            module, _, _ = env_id.rpartition(":")
+            if module:
+                read_module(module)
+            recipe = presets.recipe(env_id, algorithm or "ppo")
+
+        # What differs from it
+        settings = {
+            "env": env,
+            "policy": policy,
+            "config": config,
+            "total_steps": total_steps,
+            "num_envs": num_envs,
+            "kl_coef": kl_coef,
+            "env_kwargs": env_kwargs,
+        }
+        changes: dict[str, Any] = {setting: value for setting, value in settings.items() if value is not None}
+        object.__setattr__(self, "recipe", replace(recipe, **changes))
+        object.__setattr__(self, "name", name)
 
     def __str__(self) -> str:
         return self.name or f"{self.env_name}:{self.algorithm_name}"
@@ -80,7 +122,8 @@ class Case:
     @property
     def env_name(self) -> str:
         """Id of the environment with its module, if it was given, or name of its function."""
-        return self.env if isinstance(self.env, str) else self.env.__name__
+        env = self.recipe.env
+        return env if isinstance(env, str) else env.__name__
 
     @property
     def env_id(self) -> str:
@@ -90,7 +133,8 @@ class Case:
     @property
     def algorithm_name(self) -> str:
         """Name of the algorithm, or of its class."""
-        return self.algorithm if isinstance(self.algorithm, str) else self.algorithm.__name__
+        algorithm = self.recipe.algorithm
+        return algorithm if isinstance(algorithm, str) else algorithm.__name__
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """Hyper-parameter search by Optuna: ranges of fields, trials, and the best configuration as a file."""
 
-import json
 import math
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -14,10 +14,9 @@ import yaml
 
 from algos.config import field_values
 from algos.evaluation import EvaluateEvery
-from algos.make import absolute_paths
-from algos.presets import Recipe
+from algos.lab.comparison.record import changed_settings
+from algos.recipe import Recipe
 from algos.storage.run_folder import lock_run_folder, replacing
-from algos.training.save import describe
 
 try:
     import optuna
@@ -25,6 +24,10 @@ try:
 except ImportError as error:
     raise ImportError("the search needs optuna: pip install 'textenv[tune]'") from error
 
+JOURNAL = "study.log"
+"""File with Optuna's journal, in the folder of a search."""
+BEST_RECIPE = "best.yaml"
+"""File with the recipe of the best trial so far."""
 EVALUATIONS = 10
 """Evaluations of a training, at equal distances; it ends early if one lies below the median of earlier trials."""
 COMPLEMENTS = ("gamma", "gae_lambda")
@@ -153,15 +156,12 @@ def tune(
     agent = recipe.build(seed=1)  # raises now if environment, policy and config do not fit
     agent.env.close()
 
-    # Absolute paths, as an environment may change the working folder
-    env_kwargs = absolute_paths({"model": recipe.model} | dict(recipe.env_kwargs))
-    model = env_kwargs.pop("model")
-    recipe = replace(recipe, config=agent.config, model=model, env_kwargs=env_kwargs)
+    recipe = replace(recipe, config=agent.config).with_absolute_paths()
     run_dir = Path(run_dir).absolute()
 
     options: dict[str, Any] = {"seeds": seeds, "num_episodes": num_episodes}
-    with lock_run_folder(run_dir, resumed=(run_dir / "study.log").exists()):
-        study = _study(run_dir, _flags(recipe) | options)
+    with lock_run_folder(run_dir, resumed=(run_dir / JOURNAL).exists()):
+        study = _study(run_dir, recipe.to_dict() | options)
         finished = _finished(study)
         while len(finished) < trials:
             # A loss that is not finite, an invariant, no memory; a ValueError of the recipe itself is wrong input
@@ -182,7 +182,7 @@ def tune(
             if not quiet:
                 print(f"trial {len(finished)} of {trials}: " + "; ".join(_described(last)), flush=True)
             if last.state.name == "COMPLETE":
-                with replacing(run_dir / "best.yaml") as new:
+                with replacing(run_dir / BEST_RECIPE) as new:
                     best = study.best_trial.user_attrs["flags"]
                     new.write_text(yaml.safe_dump(best, sort_keys=False), encoding="utf-8")
 
@@ -198,16 +198,16 @@ def tune(
         "trials": len(finished),
         "ended_early": count["PRUNED"],
         "failed": count["FAIL"],
-        "best": str(run_dir / "best.yaml"),
+        "best": str(run_dir / BEST_RECIPE),
         "best_trials": [(finished.index(trial) + 1, *_described(trial)) for trial in complete[:10]],
     }
 
 
-def _study(run_dir: Path, settings: dict[str, Any]) -> optuna.Study:
+def _study(run_dir: Path, settings: Mapping[str, object]) -> optuna.Study:
     """Open or begin the study of a folder; raise a ValueError if it has other settings."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(
-        storage=optuna.storages.JournalStorage(JournalFileBackend(str(run_dir / "study.log"))),
+        storage=optuna.storages.JournalStorage(JournalFileBackend(str(run_dir / JOURNAL))),
         pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=2),
         study_name="tune",
         direction="maximize",
@@ -217,22 +217,13 @@ def _study(run_dir: Path, settings: dict[str, Any]) -> optuna.Study:
     if _finished(study):
         stored = study.user_attrs["settings"]
     for name, value in settings.items():
-        if stored[name] != value:
+        if changed_settings({name: stored[name]}, {name: value}):
             raise ValueError(
                 f"{run_dir} holds a search with {name}={stored[name]!r:.200}, not {value!r:.200}: repeat its "
                 "arguments, or give another folder"
             )
     study.set_user_attr("settings", settings)
     return study
-
-
-def _flags(recipe: Recipe) -> dict[str, Any]:
-    """Return a recipe as flags of ``algos train``, of plain JSON types."""
-    values = field_values(recipe)
-    config = field_values(values.pop("config"))
-    config.pop("seed", None)
-    flags = {"env": values.pop("env"), "algo": values.pop("algorithm")} | values | {"config": config}
-    return json.loads(json.dumps(flags, default=describe))
 
 
 def _finished(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
@@ -263,7 +254,7 @@ def _objective(
     # A training for each seed
     try:
         recipe = suggested_recipe(trial, recipe)
-        trial.set_user_attr("flags", _flags(recipe))
+        trial.set_user_attr("flags", recipe.to_dict())
         for seed in range(1, seeds + 1):
             agent = recipe.build(seed)
             num_envs = min(num_episodes, 64)

@@ -49,13 +49,13 @@ def activations(policy: Any, rollout: TensorDict) -> dict[str, Tensor]:
             x = x.movedim(1, -1).flatten(0, -2)
         outputs[name] = x
 
-    def keep_output(name: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
+    def keep_output(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         keep(name, output)
 
-    def keep_features(module: nn.Module, inputs: Any) -> None:
+    def keep_features(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         keep(FEATURES, inputs[0])
 
-    def keep_input(module: nn.Module, inputs: Any) -> None:
+    def keep_input(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         actor_inputs.append(inputs[0])
 
     # One pass of the networks with hooks

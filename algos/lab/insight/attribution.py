@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from algos.lab.insight.blocks import Blocks, Pair, before_norm, hook
 
@@ -120,7 +121,7 @@ def patch(
     return torch.cat(differences)
 
 
-def _hook(blocks: Blocks, place: Place, recorded: dict[Place, Tensor]) -> Any:
+def _hook(blocks: Blocks, place: Place, recorded: dict[Place, Tensor]) -> RemovableHandle:
     """Context that records the output at a place or, if one is recorded already, replaces the output by it."""
     writer = blocks.writers[place.part][place.layer]
 

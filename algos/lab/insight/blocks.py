@@ -6,10 +6,11 @@ The model is not converted, and its architecture is checked: the parts must add 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from textenv.lm.loading import plain_model, setting, trunk_of
 from textenv.lm.memory import POSITIONS_AT_ONCE
@@ -26,6 +27,8 @@ MAX_UNEXPLAINED = 1e-3
 """Maximum length, as a fraction of the stream's, of what the parts leave unexplained."""
 Pair = tuple[Sequence[int], Sequence[int]]
 """Two sets of token ids, whose mean logits are subtracted."""
+Positions = Tensor | tuple[Tensor, ...]
+"""Values of a module at all positions; the first of several."""
 Reading = dict[nn.Module, tuple[Tensor, Tensor]]
 """Input and output of modules at the last positions of n prompts, ``[n, width]`` each."""
 
@@ -121,7 +124,7 @@ class Blocks:
         # One pass, with hooks
         reading: Reading = {}
 
-        def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+        def keep(module: nn.Module, inputs: Positions, output: Positions) -> None:
             reading[module] = (_ends(inputs, rows), _ends(output, rows))
 
         with ExitStack() as hooks:
@@ -145,7 +148,7 @@ class Blocks:
 
         Where logits are capped or scaled (Gemma 2, Cohere), it is the difference before that.
         """
-        head: Any = self.model.get_output_embeddings()
+        head: nn.Module = self.model.get_output_embeddings()
         with torch.enable_grad():
             hidden = torch.zeros(1, self.lm.hidden_size, device=self.lm.device, requires_grad=True)
             first, second = (head(hidden)[0, list(tokens)].mean() for tokens in pair)
@@ -180,16 +183,18 @@ def _has_vector(module: nn.Module) -> bool:
     return any(p.ndim == 1 for p in module.parameters(recurse=False))
 
 
-def _is_close(x: Any, reference: Tensor) -> bool:
+def _is_close(x: Tensor | int, reference: Tensor) -> bool:
     """Whether vectors ``[n, width]`` differ by at most `MAX_UNEXPLAINED` of the reference's length."""
     gap = (x - reference).norm(dim=-1)
     return not (gap > MAX_UNEXPLAINED * reference.norm(dim=-1)).any()
 
 
-def hook(module: nn.Module, use: Callable[[nn.Module, Any, Any], Any]) -> Any:
+def hook(module: nn.Module, use: Callable[..., object]) -> RemovableHandle:
     """Context in which a module's calls end with ``use(module, input, output)``; a result replaces the output."""
 
-    def use_first_input(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
+    def use_first_input(
+        module: nn.Module, args: tuple[object, ...], keywords: dict[str, object], output: object
+    ) -> object:
         first = keywords.get("hidden_states")
         if args:
             first = args[0]
@@ -224,7 +229,7 @@ def before_norm(norm: nn.Module, x: Tensor, direction: Tensor) -> tuple[Tensor, 
     return folded, (bias * direction).sum(-1).expand(len(x))
 
 
-def _ends(value: Any, rows: Sequence[Sequence[int]]) -> Tensor:
+def _ends(value: Positions, rows: Sequence[Sequence[int]]) -> Tensor:
     """Last positions of a value of all positions, ``[n, length, k]`` or flat (OPT's MLP), as ``[n, k]``."""
     if isinstance(value, tuple):
         value = value[0]

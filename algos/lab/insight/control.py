@@ -32,7 +32,9 @@ OBSERVED = {
 Policies = Mapping[str, ControlPolicy]
 
 
-def control_run(folder: str | Path, *, num_episodes: int = 8, **env: Any) -> tuple[Any, Any, TensorDict, Sequence[str]]:
+def control_run(
+    folder: str | Path, *, num_episodes: int = 8, **env: Any
+) -> tuple[ControlPolicy, ControlPolicy, TensorDict, Sequence[str]]:
     """Return the arguments of `interpret_control` for a run, whose trained policy plays some episodes.
 
     The policy before the training is made with the seed of the config, as by ``algos train``. If yours was made with
@@ -47,21 +49,21 @@ def control_run(folder: str | Path, *, num_episodes: int = 8, **env: Any) -> tup
         ValueError: if the policy has no action probabilities; and all errors of `algos.load`.
     """
     description = read_description(folder)
-    after = load(folder)
-    if not isinstance(after, ControlPolicy) or after.trained_by_values:
-        raise ValueError(f"{folder} holds a {type(after).__name__}, which has no action probabilities to compare")
+    trained = load(folder)
+    if not isinstance(trained, ControlPolicy) or trained.trained_by_values:
+        raise ValueError(f"{folder} holds a {type(trained).__name__}, which has no action probabilities to compare")
     seed = description.get("config", {}).get("seed", 0)
-    before = type(after)(after.observation_space, after.action_space, **after.arguments(), seed=seed)
+    untrained = type(trained)(trained.observation_space, trained.action_space, **trained.arguments(), seed=seed)
 
     vector_env = remake_environment(description, num_envs=num_episodes, **env)
-    states = evaluate(vector_env, after, num_episodes=num_episodes).rollout
+    states = evaluate(vector_env, trained, num_episodes=num_episodes).rollout
 
     # Names of the observations, by the environment's id without module and version
     env_id = env.get("env_id")
     if not env_id and description["environment"] is not None:
         env_id = description["environment"]["id"]
     name = (env_id or "").rpartition(":")[2].partition("-")[0]
-    return before, after, states, OBSERVED.get(name, ())
+    return untrained, trained, states, OBSERVED.get(name, ())
 
 
 def interpret_control(
@@ -203,15 +205,15 @@ def _units(policies: Policies, part: TensorDict) -> Finding:
     """Mean activations of hidden units and their change; the features only of a sequential policy."""
     outputs_before = activations(policies["before"], part)
     outputs_after = activations(policies["after"], part)
-    panels: dict[str, Any] = {}
+    panels: dict[str, dict[str, list[float]]] = {}
     rows: list[tuple[Any, ...]] = []
-    for name, before in outputs_before.items():
+    for name, old in outputs_before.items():
         if name == FEATURES and not policies["after"].sequential:
             continue  # the last layer's units, which are listed already
-        after = outputs_after[name]
-        changes = (after - before).square().mean(0).sqrt().tolist()
+        new = outputs_after[name]
+        changes = (new - old).square().mean(0).sqrt().tolist()
         panels[name] = {"change of each unit": sorted(changes, reverse=True)}
-        columns = before.mean(0).tolist(), after.mean(0).tolist(), changes
+        columns = old.mean(0).tolist(), new.mean(0).tolist(), changes
         for unit, values in enumerate(zip(*columns, strict=True)):
             rows.append((name, unit, *values))
     title = "Hidden units over the states: mean activations, and root mean square change, most changed first"

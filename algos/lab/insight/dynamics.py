@@ -5,6 +5,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from algos.lab.insight.activations import FEATURES, activations
 from algos.minibatches import shuffle_and_split
+from algos.policies.policy import Policy
+from algos.training.learner import Learner
 from algos.training.metrics import Metrics
 from algos.training.run import Callback, Run
 from textenv.lm.model import language_model_of
@@ -37,7 +40,7 @@ class Dynamics(Callback):
         if every < 1:
             raise ValueError(f"every is {every}, expected at least 1 iteration")
         self.every = every
-        self._acted: tuple[TensorDict, Any] | None = None
+        self._acted: tuple[TensorDict, Policy] | None = None
 
     def on_rollout(self, run: Run, rollout: TensorDict) -> None:
         """See `Callback.on_rollout`."""
@@ -56,19 +59,17 @@ class Dynamics(Callback):
         metrics |= {f"dynamics/{name}": value for name, value in measurements.items()}
 
 
-def _measurements(agent: Any, policy: Any, rollout: TensorDict) -> Metrics:
+def _measurements(agent: Learner, policy: Policy, rollout: TensorDict) -> Metrics:
     """Measure the policy that acted, which is changed by the last measurement."""
     mask = rollout["mask"]
-    options: dict[str, Any] = {
-        "sequential": policy.sequential,
-        "generator": torch.Generator().manual_seed(0),
-    }
+    generator = torch.Generator().manual_seed(0)
+    split = partial(shuffle_and_split, rollout, sequential=policy.sequential, generator=generator)
 
     # Features, of a part of the rollout
     part_size = FEATURE_STEPS
     if policy.sequential:
         part_size = FEATURE_ROWS
-    part = next(shuffle_and_split(rollout, size=part_size, **options))
+    part = next(split(size=part_size))
     metrics: Metrics = {}
     with torch.no_grad():
         layers = activations(policy, part)
@@ -84,7 +85,7 @@ def _measurements(agent: Any, policy: Any, rollout: TensorDict) -> Metrics:
         num_units = int(mask.any(1).sum())
     size = max(1, num_units // GRADIENT_BATCHES)
     if num_units > 1 and "advantage" in rollout.keys():
-        batches = list(shuffle_and_split(rollout, size=size, **options))[:GRADIENT_BATCHES]
+        batches = list(split(size=size))[:GRADIENT_BATCHES]
         steps_per_batch = num_steps * size / num_units
         gradients = (_gradient(policy, batch, steps_per_batch) for batch in batches)
         noise, signal = gradient_noise(gradients, size)
@@ -139,7 +140,7 @@ def gradient_noise(gradients: Iterable[Tensor], size: int) -> tuple[float, float
     return noise, square_of_mean - noise / (size * count)
 
 
-def weight_changes(policy: Any, before: Any) -> Metrics:
+def weight_changes(policy: Policy, before: Policy) -> Metrics:
     """Return the norm of the change of the trained weights divided by their norm before: of all, and of each layer."""
     # Squares of changes and of weights, [2]
     sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(2))
@@ -174,7 +175,7 @@ def by_position(rollout: TensorDict, entropy: Tensor) -> Metrics:
     return metrics
 
 
-def fit_error(policy: Any, part: TensorDict, *, rate: float) -> float:
+def fit_error(policy: Policy, part: TensorDict, *, rate: float) -> float:
     """Return the fraction of the variance of a fresh target that is left after training for it (Lyle et al. 2022).
 
     The target is a sine of a random sum of observations, or a random number for each token that is read. A linear head
@@ -211,7 +212,7 @@ def fit_error(policy: Any, part: TensorDict, *, rate: float) -> float:
     return (error / target.square().mean()).item()
 
 
-def _gradient(policy: Any, part: TensorDict, steps: float) -> Tensor:
+def _gradient(policy: Policy, part: TensorDict, steps: float) -> Tensor:
     """Gradient of the policy gradient's loss, the sum over a part divided by ``steps``, as one vector."""
     terms = part["advantage"] * policy.evaluate(part).log_prob
     loss = -terms[part["mask"]].sum() / steps

@@ -26,6 +26,7 @@ class Finding:
     """What it shows, with units: a short phrase."""
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
+    """Texts and numbers."""
     draw: Callable[[Figure], None] | None = None
     """Draws it into an empty figure."""
 
@@ -43,15 +44,15 @@ class Finding:
 
 def change(values: Mapping[str, np.ndarray]) -> np.ndarray:
     """Change from the first model to the second."""
-    before, after, *_ = values.values()
-    return after - before
+    first, second, *_ = values.values()
+    return second - first
 
 
 def compared(
     name: str,
     title: str,
     columns: Sequence[str],
-    labels: Iterable[tuple[Any, ...]],
+    labels: Iterable[tuple[object, ...]],
     values: Mapping[str, np.ndarray],
     draw: Callable[[Figure], None] | None = None,
     *,
@@ -84,7 +85,9 @@ def compared(
     return Finding(name, title, (*columns, *values, "change", *limits), rows, draw)
 
 
-def draw_lines(figure: Figure, panels: Mapping[str, Mapping[str, Any]], *, style: str = ".-", **axes: Any) -> None:
+def draw_lines(
+    figure: Figure, panels: Mapping[str, Mapping[str, object]], *, style: str = ".-", **axes: object
+) -> None:
     """Draw a panel for each quantity, with a line (or points) for each name in it."""
     figure.set_size_inches(6.4, 2.4 + 2.4 * len(panels))
     column = figure.subplots(len(panels), squeeze=False)[:, 0]
@@ -97,7 +100,12 @@ def draw_lines(figure: Figure, panels: Mapping[str, Mapping[str, Any]], *, style
 
 
 def draw_maps(
-    figure: Figure, rows: Sequence[Mapping[str, np.ndarray]], *, signed: bool = False, extent: Any = None, **axes: Any
+    figure: Figure,
+    rows: Sequence[Mapping[str, np.ndarray]],
+    *,
+    signed: bool = False,
+    extent: Sequence[float] | None = None,
+    **axes: object,
 ) -> None:
     """Draw rows of heat maps by title.
 
@@ -110,7 +118,7 @@ def draw_maps(
         # Range of the colours
         lows = [np.min(x) for x in maps.values()]
         highs = [np.max(x) for x in maps.values()]
-        look: dict[str, Any] = {}
+        look: dict[str, object] = {}
         if signed:
             largest = max(-min(lows), max(highs))
             look = {"cmap": "RdBu_r", "vmin": -largest, "vmax": largest}

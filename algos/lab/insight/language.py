@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from textenv.lm.model import LanguageModel
 from textenv.prompts.prompts import as_prompt, by_position
 from textenv.prompts.tokenize import prompt_ids, text_ids
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 LISTED_TOKENS = 10
 """Most probable tokens of each model that are listed."""
 PATCHED_PARTS = 5
@@ -27,7 +30,7 @@ ByModel = Mapping[str, np.ndarray]
 
 @torch.no_grad()
 def interpret_language(
-    models: Mapping[str, LanguageModel], prompts: Sequence[Any], tokens: Sequence[str], *, neurons: int = 0
+    models: Mapping[str, LanguageModel], prompts: Sequence[object], tokens: Sequence[str], *, neurons: int = 0
 ) -> list[Finding]:
     """Compare language models at the ends of prompts; changes are those from the first model to the second.
 
@@ -90,7 +93,7 @@ def interpret_language(
     return findings
 
 
-def _architecture(blocks: Blocks) -> tuple[Any, ...]:
+def _architecture(blocks: Blocks) -> tuple[object, ...]:
     """What compared models must have in common."""
     return len(blocks.blocks), blocks.num_heads, blocks.lm.tokenizer.get_vocab()
 
@@ -99,10 +102,11 @@ def _by_model(attributions: Mapping[str, Attribution], field: str) -> ByModel:
     return {name: getattr(x, field).double().cpu().numpy() for name, x in attributions.items()}
 
 
-def token_ids(text: str, tokenizer: Any) -> list[int]:
+def token_ids(text: str, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     """Return the ids of a token, or of several with ``|`` between; raises a ValueError if a text is no single token."""
     ids = text_ids(text, tokenizer)
-    in_vocabulary = bool(ids) and tokenizer.decode(ids).strip() == text.strip()  # else a word is read as another one
+    reads_same = str(tokenizer.decode(ids)).strip() == text.strip()  # a word may be read as another one
+    in_vocabulary = bool(ids) and reads_same
     if "|" in text and (len(ids) > 1 or not in_vocabulary):
         return [i for part in text.split("|") for i in token_ids(part, tokenizer)]
     if not in_vocabulary:
@@ -182,12 +186,12 @@ def _neurons(values: ByModel, count: int) -> Finding:
 
 def _patching(names: list[str], patched: np.ndarray, difference: ByModel) -> Finding:
     """Differences of the patched model, and the share of the training's change that the patch takes back."""
-    before, after, *_ = difference.values()
-    rows: list[tuple[Any, ...]] = []
+    first, second, *_ = difference.values()
+    rows: list[tuple[object, ...]] = []
     for name, x in zip(names, patched.T, strict=True):
-        changes = np.stack([after - x, after - before], 1)  # of the patch, and of the training
-        share: Any = ""
-        low_and_high: Any = ("", "")
+        changes = np.stack([second - x, second - first], 1)  # of the patch, and of the training
+        share: object = ""
+        low_and_high: tuple[object, object] = ("", "")
         if changes[:, 1].any():
             share = _ratio(changes)
             low_and_high = limits(changes, _ratio) or ("", "")

@@ -1,8 +1,8 @@
 """Episodes of text token by token: as a page in one file, which loads nothing, and in the terminal."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict
@@ -10,8 +10,16 @@ from tensordict import TensorDict
 from algos.advantages import gae
 from algos.evaluation import evaluate
 from algos.lab.comparison.page import render, samples_data
+from algos.policies.policy import Policy
+from textenv.envs.vector_env import TextVectorEnv
 from textenv.kl.penalty import KLPenalty
 from textenv.rendering import answer_tokens, render_rollout
+from textenv.rollout import Sample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from algos.policies.lm import LMPolicy
 
 COLUMNS = {
     "log_ratio": "log-ratio to the reference, nats",
@@ -24,7 +32,9 @@ COLUMNS = {
 """Columns of `measured`, and their names on the page; the first two need a reference."""
 
 
-def show_tokens(env: Any, policy: Any, where: str, *, config: Mapping[str, Any], **options: Any) -> None:
+def show_tokens(
+    env: TextVectorEnv, policy: "LMPolicy", where: str, *, config: Mapping[str, object], **options: Any
+) -> None:
     """Play episodes of text (`algos.evaluation.evaluate`), and write a page, or print them shaded by a quantity.
 
     Args:
@@ -36,7 +46,10 @@ def show_tokens(env: Any, policy: Any, where: str, *, config: Mapping[str, Any],
         ValueError: if ``where`` is neither, or a quantity that needs a reference where there is none.
     """
     rollout = evaluate(env, policy, **options).rollout
-    samples = env.samples(range(len(rollout))) or [{}] * len(rollout)
+    samples = env.samples(range(len(rollout)))
+    if not samples:
+        no_texts: Sample = {"prompt": "", "completion": "", "score": None, "parts": {}}
+        samples = [no_texts] * len(rollout)
     rollout = measured(rollout, policy, penalty=env.penalty, config=config)
     if where.endswith(".html"):
         Path(where).write_text(page(rollout, policy.tokenizer, samples), encoding="utf-8")
@@ -46,12 +59,14 @@ def show_tokens(env: Any, policy: Any, where: str, *, config: Mapping[str, Any],
     if where not in columns:
         raise ValueError(f"tokens is {where!r}, expected a page such as out.html, or one of {', '.join(columns)}")
     for row, sample in enumerate(samples):
-        print(f"\nepisode {row + 1}, score {sample.get('score')}, {COLUMNS[where]} (positive green, negative red):")
+        print(f"\nepisode {row + 1}, score {sample['score']}, {COLUMNS[where]} (positive green, negative red):")
         print(render_rollout(rollout, row, policy.tokenizer, column=where))
 
 
 @torch.no_grad()
-def measured(rollout: TensorDict, policy: Any, *, penalty: KLPenalty | None, config: Mapping[str, Any]) -> TensorDict:
+def measured(
+    rollout: TensorDict, policy: Policy, *, penalty: KLPenalty | None, config: Mapping[str, Any]
+) -> TensorDict:
     """Return a copy of a text rollout with `COLUMNS`, on the CPU.
 
     Advantages count the penalty; the column ``reward`` does not. Fields that ``config`` lacks are 1 (``gamma``,
@@ -85,15 +100,15 @@ def measured(rollout: TensorDict, policy: Any, *, penalty: KLPenalty | None, con
     return rollout.cpu().update({"reward": reward})
 
 
-def page(rollout: TensorDict, tokenizer: Any, samples: list[dict[str, Any]]) -> str:
+def page(rollout: TensorDict, tokenizer: "PreTrainedTokenizerBase", samples: Sequence[Sample]) -> str:
     """Return the HTML of a text rollout with some of `COLUMNS`; ``samples`` are those of its environment."""
     rows = []
     for i, sample in enumerate(samples):
-        row: dict[str, Any] = {"score": sample.get("score"), "parts": sample.get("parts", {}), "episode": i + 1}
+        row: dict[str, object] = {"score": sample["score"], "parts": sample["parts"], "episode": i + 1}
         if "kl" in rollout.keys():
             row["kl"] = rollout["kl"][i][rollout["mask"][i]].sum().item()
-        row["prompt"] = sample.get("prompt", "")
-        row["completion"] = sample.get("completion", "")
+        row["prompt"] = sample["prompt"]
+        row["completion"] = sample["completion"]
         row["tokens"] = answer_tokens(rollout, i, tokenizer, COLUMNS)
         rows.append(row)
     return render("tokens.html", title="Episodes token by token", data=samples_data(rows, COLUMNS))

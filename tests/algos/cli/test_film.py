@@ -63,7 +63,8 @@ def test_a_film_of_text_grows_by_a_token_a_frame(runs, tmp_path, capsys):
     assert (np.diff(ink[: lengths[0]]) > 0).all()
 
 
-def test_longer_evaluations_are_filmed_in_part_and_their_result_is_the_same(runs, tmp_path, capsys):
+def test_a_long_evaluation_is_filmed_in_part(runs, tmp_path, capsys):
+    """The result of the evaluation is the same."""
     words = [runs / "control", "--num-episodes", "5", "--seed", "4"]
     plain, filmed = evaluated(capsys, *words), evaluated(capsys, *words, "--video", tmp_path / "x.gif")
     assert filmed | {"seconds": 0} == plain | {"seconds": 0}
@@ -108,7 +109,7 @@ class Blind(gymnasium.Env):
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_output_is_refused_in_a_sentence_before_an_episode_is_played(case, runs, tmp_path, capsys, monkeypatch):
+def test_wrong_output_is_refused_before_any_episode(case, runs, tmp_path, capsys, monkeypatch):
     (run, *words), sentence = WRONG[case]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").mkdir()
@@ -127,7 +128,7 @@ def test_a_missing_encoder_says_what_to_install(runs, tmp_path, capsys, monkeypa
     assert "pip install 'textenv[video]'" in capsys.readouterr().err
 
 
-def test_the_recording_wrappers_of_gymnasium_fit_text_environments(tmp_path):
+def test_gymnasium_recorders_fit_text_environments(tmp_path):
     env = RecordVideo(gymnasium.make("textenv/Copy-v0", render_mode="rgb_array"), str(tmp_path / "videos"))
     env = RecordEpisodeStatistics(env)
     env.action_space.seed(1)
@@ -145,7 +146,7 @@ def test_the_recording_wrappers_of_gymnasium_fit_text_environments(tmp_path):
     assert film.shape == (steps + 1, HEIGHT, WIDTH, 3) and film[-1].mean() < film[0].mean()
 
 
-def test_the_statistics_of_gymnasium_count_the_episodes_of_a_text_vector_environment():
+def test_gymnasium_statistics_count_text_episodes():
     env = RecordVectorStatistics(gymnasium.make_vec("textenv/Periods-v0", num_envs=2, max_new_tokens=3))
     env.action_space.seed(1)
     env.reset(seed=1)

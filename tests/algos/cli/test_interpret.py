@@ -9,6 +9,7 @@ import torch
 
 from algos import PPO, LMPolicy, presets
 from algos.cli import main
+from algos.recipe import Recipe
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def said(capsys, *words):
     return capsys.readouterr().err
 
 
-def test_a_run_gets_tables_pictures_and_a_page_and_a_second_call_replaces_them(run, tmp_path, capsys):
+def test_a_second_call_replaces_tables_and_page(run, tmp_path, capsys):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ["the film", "a story"] * 2))
     words = [
@@ -71,8 +72,8 @@ def test_wrong_input_is_answered_with_a_sentence(run, tmp_path, capsys):
     assert "there is no file" in said(capsys, run, "--prompts", str(tmp_path / "none.jsonl"), *tokens)
 
 
-def test_a_policy_for_control_is_read_by_the_same_command(run, tmp_path, capsys):
-    recipe = presets.Recipe(env="CartPole-v1", config=presets.PPOConfig(num_steps=16, minibatch_size=32), num_envs=2)
+def test_it_reads_control_policies_too(run, tmp_path, capsys):
+    recipe = Recipe(env="CartPole-v1", config=presets.PPOConfig(num_steps=16, minibatch_size=32), num_envs=2)
     agent = recipe.build(3)
     agent.learn(32)
     folder = agent.save(tmp_path / "run")

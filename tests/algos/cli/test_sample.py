@@ -8,6 +8,7 @@ import pytest
 
 from algos import PPO, LMPolicy
 from algos.cli import main
+from algos.cli.sample import check_model_name
 from algos.storage.run_folder import checkpoints, lock_run_folder
 from tests.helpers.resumable_agents import ppo_cartpole
 from textenv.registration import make_vector_env
@@ -42,7 +43,7 @@ def test_prompts_are_completed_beside_the_base_model(run, capsys):
     assert "the film" in shown and "base" in shown and first["base"].split()[0] in shown
 
 
-def test_lines_that_are_typed_are_completed_until_the_input_ends(run, capsys, monkeypatch):
+def test_typed_lines_are_completed_until_input_ends(run, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("the film\n\na story\n"))
     main(["sample", str(run), "--json", "--max-new-tokens", "8"])
     rows = json.loads(capsys.readouterr().out)["samples"]
@@ -53,12 +54,14 @@ def test_a_chat_remembers_what_was_said(tmp_path, capsys, monkeypatch):
     policy = LMPolicy.load("embedded")
     policy.lm.tokenizer.chat_template = "{% for m in messages %}{{ m['role'][0] }} {{ m['content'] }} {% endfor %}"
     PPO(make_vector_env("Copy"), policy, num_steps=None, num_episodes=2).save(tmp_path)
-    said = []
-    monkeypatch.setattr(LMPolicy, "generate", lambda self, prompts, **options: said.append(prompts[0]) or ["yes"])
     monkeypatch.setattr("sys.stdin", io.StringIO("hello\nagain\n"))
-    main(["sample", str(tmp_path), "--system-prompt", "be kind", "--json"])
-    assert [message["content"] for message in said[1]] == ["be kind", "hello", "yes", "again"]
-    assert [message["role"] for message in said[1]] == ["system", "user", "assistant", "user"]
+    main(["sample", str(tmp_path), "--system-prompt", "be kind", "--json", "--max-new-tokens", "8"])
+    first, second = (row[str(tmp_path)] for row in json.loads(capsys.readouterr().out)["samples"])
+    chat = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]
+    assert policy.generate([chat], max_new_tokens=8, seed=0) == [first]
+    chat += [{"role": "assistant", "content": first}, {"role": "user", "content": "again"}]
+    assert policy.generate([chat], max_new_tokens=8, seed=1) == [second]
+    assert policy.generate([chat[-1:]], max_new_tokens=8, seed=1) != [second], "the chat before it matters"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +70,9 @@ def test_a_chat_remembers_what_was_said(tmp_path, capsys, monkeypatch):
         (["nowhere", "--prompt", "x"], "nowhere holds no saved agent"),
         (["RUN", "--prompt", ""], "prompt 0 is empty"),
         (["RUN", "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens is 0, expected at least 1"),
-        (["RUN", "--prompt", "x", "--compare-to", "missing"], "neither a folder nor a hub name"),
+        (["RUN", "--prompt", "x", "--compare-to", "missing"], "there is no folder missing: give"),
+        (["RUN", "--prompt", "x", "--compare-to", "tests/missing"], "there is no folder tests/missing: give"),
+        (["RUN", "--prompt", "x", "--compare-to", "a/b/c"], "there is no folder a/b/c: give"),
         (["RUN", "--prompt", "x", "--compare-to", "SmolM2"], "did you mean 'smollm2'?"),
         (["RUN", "--prompt", "x", "--chat"], "has no chat template"),
     ],
@@ -78,6 +83,15 @@ def test_wrong_input_ends_with_one_sentence(run, words, says, capsys):
     assert ended.value.code == 2 and says in capsys.readouterr().err
 
 
+def test_the_hub_is_announced_before_it_is_asked(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    check_model_name("nobody/nothing")
+    assert "no folder nobody/nothing, so the hub is asked" in capsys.readouterr().err
+    (tmp_path / "nobody").mkdir()
+    with pytest.raises(FileNotFoundError, match="no folder nobody/nothing: give"):
+        check_model_name("nobody/nothing")
+
+
 def test_a_run_of_control_writes_no_texts(tmp_path, capsys):
     folder = ppo_cartpole().save(tmp_path)
     with pytest.raises(SystemExit):
@@ -85,7 +99,7 @@ def test_a_run_of_control_writes_no_texts(tmp_path, capsys):
     assert "only a language model writes texts" in capsys.readouterr().err
 
 
-def test_texts_that_ended_turns_in_training_end_answers_and_so_does_stop(tmp_path, capsys):
+def test_stops_of_training_and_of_the_flag_end_answers(tmp_path, capsys):
     policy = LMPolicy.load("embedded")
     PPO(make_vector_env("Periods", stop=["."]), policy, num_steps=None, num_episodes=2).save(tmp_path)
     words = [tmp_path, "--prompt", "the film", "--max-new-tokens", "40", "--compare-to", "embedded"]
@@ -98,7 +112,7 @@ def test_texts_that_ended_turns_in_training_end_answers_and_so_does_stop(tmp_pat
     assert row[str(tmp_path)] == row["embedded"] == whole.partition(letter)[0]
 
 
-def test_a_run_under_way_is_sampled_and_evaluated_from_its_newest_checkpoint(tmp_path, capsys):
+def test_a_running_run_is_read_from_a_checkpoint(tmp_path, capsys):
     """Its older agent, of an interruption, is left alone while the run goes on."""
     env = gymnasium.make_vec("textenv/Reviews-v0", num_envs=4, max_new_tokens=4)
     agent = PPO(env, LMPolicy.load("embedded"), num_steps=None, num_episodes=4, minibatch_size=4, learning_rate=1e-2)

@@ -55,7 +55,7 @@ def own_scores(policy, prompt, ids, temperature=None):
 
 
 @pytest.mark.parametrize("temperature", [None, 1.5])
-def test_log_probabilities_are_those_of_the_distribution_that_it_samples_from(server, client, temperature):
+def test_log_probs_are_those_of_the_sampler(server, client, temperature):
     answer = ask(client, n=3, **({} if temperature is None else {"temperature": temperature}))
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert len({choice.message.content for choice in answer.choices}) > 1
@@ -113,7 +113,7 @@ def test_an_answer_that_was_begun_is_continued(server, client):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_text_ends_the_answer_and_is_never_shown(client, stream):
+def test_a_stop_text_ends_the_answer_unseen(client, stream):
     whole = client.completions.create(model="critic", prompt="the film", seed=3).choices[0].text
     stop = whole[len(whole) // 2 :][:5]
     answer = client.completions.create(model="critic", prompt="the film", seed=3, stop=[stop, "@"], stream=stream)
@@ -122,14 +122,14 @@ def test_a_stop_text_ends_the_answer_and_is_never_shown(client, stream):
     assert choices[-1].finish_reason == "stop"
 
 
-def test_a_long_stop_text_with_which_an_answer_begins_is_never_streamed(client):
+def test_a_long_stop_text_at_the_start_is_not_streamed(client):
     whole = client.completions.create(model="critic", prompt="the film", seed=3).choices[0].text
     stop = whole[: len(whole) // 2]
     answer = client.completions.create(model="critic", prompt="the film", seed=3, stop=[stop], stream=True)
     assert [text for part in answer if (text := part.choices[0].text)] == []
 
 
-def test_a_request_without_a_temperature_has_the_policys_while_another_one_has_its_own(server):
+def test_parallel_requests_keep_their_own_temperatures(server):
     body = {"model": "critic", "prompt": "the film", "seed": 3}
     alone = [token.log_probs for token in server.generate(body, chat=False)]
     other = server.generate(body | {"temperature": 5.0}, chat=False)
@@ -201,7 +201,7 @@ ODD = [True, 0, -1, 7, 2**70, 0.5, -0.0, 1e-38, 1e300, float("nan"), float("inf"
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_malformed_field_is_refused_before_an_answer_begins(server, path, stream):
+def test_a_malformed_field_is_refused_before_answering(server, path, stream):
     base = {"model": "critic", "max_tokens": 1, "stream": stream}
     base |= {"messages": CHAT} if "chat" in path else {"prompt": "the film"}
     fields = sorted(FIELDS | {"top_p", "tools", "response_format"})
@@ -240,7 +240,7 @@ def test_the_extremes_of_the_temperature_are_answered(server, temperature):
     assert status == 200
 
 
-def test_a_prompt_beyond_the_model_is_refused_without_reading_it_by_tokens(server, client):
+def test_an_overlong_prompt_is_refused_untokenized(server, client):
     long = "film " * 100_000
     status, content = post(server, {"model": "critic", "messages": [{"role": "user", "content": long}]})
     assert status == 400 and "500,000 characters, and the model has 128 positions" in content.decode()
@@ -289,7 +289,7 @@ def test_a_client_that_leaves_leaves_no_traceback(server, client, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_only_who_has_the_key_and_asks_this_machine_is_answered(server, client):
+def test_a_request_needs_the_key_and_a_local_host(server, client):
     assert [model.id for model in client.models.list()] == ["critic"]
     with pytest.raises(openai.NotFoundError, match="no model 'gpt'"):
         ask(client, model="gpt")
@@ -303,7 +303,7 @@ def test_only_who_has_the_key_and_asks_this_machine_is_answered(server, client):
     assert server.server_address[0] == "127.0.0.1"
 
 
-def test_a_model_without_a_chat_template_completes_texts(server):
+def test_without_a_chat_template_texts_are_completed(server):
     policy = LMPolicy.load("embedded")
     with PolicyServer(policy, "m", token="key") as other:
         threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01}).start()
@@ -314,7 +314,7 @@ def test_a_model_without_a_chat_template_completes_texts(server):
         other.shutdown()
 
 
-def test_the_command_prints_where_it_listens_and_its_key():
+def test_the_command_prints_its_address_and_key():
     words = [sys.executable, "-m", "algos", "serve", "embedded", "--port", "0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         model, url, key = (process.stdout.readline().rstrip("\n") for _ in range(3))
@@ -325,15 +325,17 @@ def test_the_command_prints_where_it_listens_and_its_key():
             process.terminate()
 
 
-def test_a_server_needs_a_language_model_a_key_and_a_length(tmp_path, capsys):
+def test_a_server_needs_a_model_a_key_and_a_length(server, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["serve", str(ppo_cartpole().save(tmp_path / "run"))])
     assert "only a language model" in capsys.readouterr().err
-    with PolicyServer(None, "m", token="k") as first:
-        for port in (first.server_address[1], 70_000):
-            with pytest.raises(OSError, match=f"cannot listen on port {port} .*choose another --port"):
-                PolicyServer(None, "m", token="k", port=port)
+    with pytest.raises(SystemExit):
+        main(["serve", "missing"])
+    assert "there is no folder missing" in capsys.readouterr().err
+    for port in (server.server_address[1], 70_000):
+        with pytest.raises(OSError, match=f"cannot listen on port {port} .*choose another --port"):
+            PolicyServer(server.policy, "m", token="k", port=port)
     with pytest.raises(ValueError, match="--token is ''"):
-        PolicyServer(None, "m", token="")
+        PolicyServer(server.policy, "m", token="")
     with pytest.raises(ValueError, match="--max-new-tokens 0"):
-        PolicyServer(None, "m", token="k", limit=0)
+        PolicyServer(server.policy, "m", token="k", limit=0)

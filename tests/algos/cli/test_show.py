@@ -84,7 +84,7 @@ def test_the_commit_is_that_of_the_working_directory(tmp_path, monkeypatch):
     commit.cache_clear()
 
 
-def test_runs_are_found_at_every_depth_with_their_status(runs, capsys):
+def test_runs_at_every_depth_are_listed_by_status(runs, capsys):
     found = {Path(run["run"]).name: run for run in json.loads(printed(capsys, "runs", runs, "--json"))}
     assert sorted(found) == ["first", "second"]
     first, second = found["first"], found["second"]
@@ -95,7 +95,8 @@ def test_runs_are_found_at_every_depth_with_their_status(runs, capsys):
     assert second["status"] == "failed" and second["steps"] > 0
 
 
-def test_a_run_is_running_while_its_folder_is_held_and_stopped_once_it_was_killed(tmp_path, capsys):
+def test_a_run_is_running_while_its_folder_is_locked(tmp_path, capsys):
+    """And stopped once its process was killed."""
     (tmp_path / "metrics.jsonl").touch()
 
     def status():
@@ -109,7 +110,7 @@ def test_a_run_is_running_while_its_folder_is_held_and_stopped_once_it_was_kille
     assert json.loads(printed(capsys, "show", tmp_path, "--json"))["best_score"] is None
 
 
-def test_a_running_run_that_has_no_agent_yet_is_described_by_its_options(runs, tmp_path, capsys):
+def test_a_run_without_agent_is_shown_by_its_options(runs, tmp_path, capsys):
     run = Path(shutil.copytree(runs / "first", tmp_path / "run"))
     expected = json.loads(printed(capsys, "show", run, "--json"))
     (run / "config.json").unlink()
@@ -141,7 +142,7 @@ def test_a_stopped_run_says_so_until_it_is_resumed(tmp_path, capsys):
     assert json.loads(printed(capsys, "runs", tmp_path, "--json"))[0]["status"] == "finished"
 
 
-def test_show_has_what_differs_from_the_defaults_and_the_curves(runs, capsys):
+def test_show_has_changed_fields_and_curves(runs, capsys):
     found = json.loads(printed(capsys, "show", runs / "first", "--json"))
     assert found["config"]["gamma"] == 0.5 and "clip_range" not in found["config"], PPOConfig().clip_range
     lines = [json.loads(line) for line in (runs / "first" / "metrics.jsonl").read_text().splitlines()]
@@ -150,7 +151,7 @@ def test_show_has_what_differs_from_the_defaults_and_the_curves(runs, capsys):
     assert "gamma" in text and "█" in text and made_by()["machine"]["host"] in text
 
 
-def test_show_prints_the_newest_samples_with_their_control_characters_escaped(runs, capsys):
+def test_show_escapes_control_characters_of_samples(runs, capsys):
     entries = [{"prompt": f"p{i}", "completion": "done\x1b[2J", "score": i} for i in range(9)]
     path = runs / "first" / "samples.jsonl"
     path.write_text("".join(json.dumps(entry) + "\n" for entry in entries) + '{"prompt": "cut o')
@@ -197,7 +198,7 @@ def test_a_wrong_folder_is_one_sentence(words, sentence, capsys):
     assert stop.value.code == 2 and sentence in said and said.count("\n") == 1
 
 
-def test_samples_are_shown_with_their_step_and_with_who_speaks(tmp_path, capsys, monkeypatch):
+def test_samples_are_shown_with_step_and_speaker(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     tokenizer = make_tokenizer(WORDS)
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"

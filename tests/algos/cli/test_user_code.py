@@ -105,7 +105,7 @@ def test_json_is_all_that_is_on_stdout(here, capfd, command):
     assert json.loads(out)["steps"] >= 32 and "printed" in err
 
 
-def test_a_reward_that_changes_the_working_folder_moves_nothing(here, capfd):
+def test_a_reward_that_changes_folder_moves_no_files(here, capfd):
     main(shlex.split(f"{TEXT} --reward rewards.py:moves --eval-every 16 --eval-num-episodes 2 --json"))
     run = here / "run"
     assert json.loads(capfd.readouterr().out)["run_dir"] == str(run)
@@ -120,7 +120,7 @@ def test_a_reward_that_changes_the_working_folder_moves_nothing(here, capfd):
     assert load(run).tokenizer is not None
 
 
-def test_an_environment_that_exits_ends_the_command_with_a_sentence(here, capfd, caplog):
+def test_an_environment_that_exits_is_one_error_line(here, capfd, caplog):
     with pytest.raises(SystemExit) as ended:
         main([*shlex.split(CONTROL), "--env-kwargs", '{"does": "exits"}'])
     assert ended.value.code == 1 and "ended the training by sys.exit" in caplog.text
@@ -128,7 +128,7 @@ def test_an_environment_that_exits_ends_the_command_with_a_sentence(here, capfd,
 
 
 @pytest.mark.parametrize("process", ["", pytest.param("--process-timeout 60", marks=pytest.mark.long)])
-def test_the_text_of_an_environments_error_cannot_control_the_terminal(here, capfd, process):
+def test_an_error_text_cannot_control_the_terminal(here, capfd, process):
     with pytest.raises(SystemExit) as ended:
         main([*shlex.split(f"{CONTROL} {process}"), "--env-kwargs", '{"does": "raises"}'])
     err = capfd.readouterr().err
@@ -151,7 +151,7 @@ def test_a_process_that_is_forked_does_not_train_too(here, name):
     assert steps == sorted({*steps})
 
 
-def test_threads_that_go_on_do_not_keep_a_program_alive():
+def test_a_running_thread_does_not_keep_the_program():
     program = "import threading, time; from algos.cli.user_code import end_in_spite_of_threads\n"
     program += "threading.Thread(target=time.sleep, args=(1000,), name='endless').start()\n"
     program += "print('result', flush=True); end_in_spite_of_threads(3, seconds=0.2)"

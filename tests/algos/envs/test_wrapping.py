@@ -45,7 +45,7 @@ def own(tmp_path):
     return tmp_path / "own.py"
 
 
-def test_a_wrapped_environment_is_gymnasiums_own_in_the_same_wrapper(own):
+def test_a_wrapped_environment_is_gymnasiums_own(own):
     names = [f"{own}:two", f"{own}:tenfold"]
     env = make_vector_environment("CartPole-v1", 2, wrappers=names)
     single = gymnasium.make("CartPole-v1")
@@ -83,7 +83,7 @@ def test_text_has_no_wrappers(own):
         make_vector_environment("textenv/Copy-v0", 2, wrappers=[f"{own}:two"])
 
 
-def test_a_run_keeps_its_wrapper_and_only_its_user_starts_it(own, tmp_path, capsys, monkeypatch):
+def test_a_saved_wrapper_runs_only_if_named_again(own, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
     given = ["--wrapper", "own.py:two", "--wrapper", "own.py:tenfold"]
@@ -145,7 +145,7 @@ def test_minigrid_is_played_by_its_name(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["episodes"] == 2
 
 
-def test_an_observation_that_no_policy_reads_asks_for_a_wrapper():
+def test_an_unreadable_observation_asks_for_a_wrapper():
     pytest.importorskip("minigrid")
     with refused(ValueError, "MissionSpace", "--wrapper", "minigrid.wrappers:ImgObsWrapper"):
         make_vector_environment("minigrid:MiniGrid-Empty-5x5-v0", 1)

@@ -14,7 +14,7 @@ from algos import A2C, PPO, Callback, PPOConfig
 from algos.collection import Collector
 from algos.extras.ray_workers import Worker, join_cluster, rollout_workers
 from algos.ranks import collectives
-from algos.storage.serialization import trained_weights
+from algos.storage.weights import trained_weights
 from algos.training.loop import iterate
 from algos.training.metrics import EpisodeMeter
 from tests.helpers.models import WORDS, make_tokenizer
@@ -96,7 +96,8 @@ class Shares(Collector):
 
 
 @pytest.mark.long
-def test_the_texts_of_workers_are_those_of_one_process_and_resume_there(cluster, tmp_path):
+def test_texts_of_workers_equal_those_of_one_process(cluster, tmp_path):
+    """And a run goes on from there in one process."""
     one, several, after = (text_agent("grpo_text") for _ in range(3))
     with rollout_workers(several, text, 2):
         wanted, found = one.collect(), several.collect()
@@ -135,7 +136,9 @@ class Mortal(SyncVectorEnv):
 
 
 @pytest.mark.long
-def test_control_is_that_of_its_shares_in_one_process_and_goes_on_to_the_bit(cluster, tmp_path, caplog):
+def test_control_rollouts_equal_and_resume_to_the_bit(cluster, tmp_path, caplog):
+    """Those of the same shares in one process."""
+
     def marked(slots):
         (tmp_path / f"pid-{os.getpid()}").touch()
         return cartpole(slots)
@@ -163,7 +166,7 @@ def test_control_is_that_of_its_shares_in_one_process_and_goes_on_to_the_bit(clu
 
 
 @pytest.mark.long
-def test_a_killed_worker_is_replaced_and_no_rollout_counts_twice_or_half(cluster, tmp_path, caplog):
+def test_a_killed_workers_rollout_counts_exactly_once(cluster, tmp_path, caplog):
     def plain(slots):
         return SyncVectorEnv([lambda: gym.make("CartPole-v1")] * slots, autoreset_mode=AutoresetMode.SAME_STEP)
 
@@ -180,7 +183,7 @@ def test_a_killed_worker_is_replaced_and_no_rollout_counts_twice_or_half(cluster
 
 
 @pytest.mark.long
-def test_asynchronous_workers_act_with_weights_at_most_so_old(cluster):
+def test_asynchronous_weights_are_at_most_so_old(cluster):
     runs = []
     for staleness in (1, 1, 3):
         agent, columns = stale_agent(), []
@@ -204,7 +207,9 @@ class Keep(Callback):
 
 
 @pytest.mark.long
-def test_asynchronous_texts_are_each_collected_once_also_after_a_resume(cluster, tmp_path):
+def test_asynchronous_texts_are_collected_once_each(cluster, tmp_path):
+    """Also after a resume."""
+
     def agent():
         found = text_agent("ppo_text")
         found.config = PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4, max_importance_weight=2.0)
@@ -261,7 +266,7 @@ def statistics(agent):
 
 
 @pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.slow)])
-def test_the_state_of_rewards_in_workers_is_kept_to_the_bit(count, cluster, tmp_path, caplog):
+def test_rewards_in_workers_keep_their_state(count, cluster, tmp_path, caplog):
     """One worker has the statistics of one process; of several, each has its own."""
     whole, first, second, one = (AGENTS["ppo_normalized"]() for _ in range(4))
     with rollout_workers(whole, normalized, count):

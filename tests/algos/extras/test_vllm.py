@@ -153,7 +153,7 @@ def distance(rollout, policy):
     return (own - rollout["log_prob"])[rollout["mask"]].abs().max().item()
 
 
-def test_log_probs_are_those_of_transformers_after_new_weights_too(engine):
+def test_log_probs_equal_transformers_with_new_weights(engine):
     """The long prompts are in the prefix cache when the weights change."""
     policy, own = engine
     for _ in range(3):
@@ -186,7 +186,7 @@ def test_equal_seeds_are_equal_rollouts(engine):
     assert one.shape != third.shape or not torch.equal(one["action"], third["action"])
 
 
-def test_samples_have_the_frequencies_of_their_log_probs():
+def test_samples_are_as_frequent_as_their_log_probs():
     policy = llama()
     rollout = collect(start(policy), policy, Script([(2,)]), episodes=2000, max_new_tokens=1)
     chance = (policy.lm.model(torch.tensor([[2]])).logits[0, -1] / 0.8).softmax(0).detach()
@@ -195,7 +195,7 @@ def test_samples_have_the_frequencies_of_their_log_probs():
     assert ((count - 2000 * chance).abs() < 5 * error + 1).all()
 
 
-def test_ppo_reaches_the_same_score_with_either_generator():
+def test_ppo_reaches_the_same_score_either_way():
     """Answers of 'good' only are worth 8."""
     found = []
     for vllm in (False, True):
@@ -209,7 +209,7 @@ def test_ppo_reaches_the_same_score_with_either_generator():
     assert min(found) > 7
 
 
-def test_what_vllm_cannot_do_is_refused_before_it_starts():
+def test_what_vllm_cannot_do_is_refused_at_once():
     with refused(ValueError, "encoder-decoder"):
         start(LMPolicy(make_t5(), make_tokenizer(WORDS)))
     with refused(ValueError, "temperature is 0.001, expected at least .01"):

@@ -39,7 +39,7 @@ def size(tensors):
     return sum(x.nbytes for x in tensors)
 
 
-def test_the_counts_are_those_of_the_real_model_of_its_gradients_and_of_adam(model, tmp_path):
+def test_counts_are_those_of_real_model_and_adam(model, tmp_path):
     model.config.save_pretrained(tmp_path)
     standing = MemoryEstimate(run_of(tmp_path)).now
     assert standing["policy"] == standing["reference"] == size([*model.parameters(), *model.buffers()])
@@ -54,14 +54,14 @@ def test_the_counts_are_those_of_the_real_model_of_its_gradients_and_of_adam(mod
     assert MemoryEstimate(run_of(tmp_path, dtype="bfloat16")).now["gradients"] == size(model.parameters()) // 2 + head
 
 
-def test_every_phase_has_a_peak_and_no_part_is_negative(model, tmp_path):
+def test_every_phase_has_a_peak_of_positive_parts(model, tmp_path):
     model.config.save_pretrained(tmp_path)
     found = peaks(run_of(tmp_path), prompt=6, new=5)
     assert list(found) == ["generate", "score", "update", "save"]
     assert all(min(parts.values()) > 0 and "policy" in parts for parts in found.values())
 
 
-def test_an_adapter_trains_alone_and_a_critic_is_a_copy(tmp_path):
+def test_an_adapter_trains_alone_a_critic_is_a_copy(tmp_path):
     pytest.importorskip("peft")
     model = make_llama()
     model.save_pretrained(tmp_path)
@@ -74,7 +74,7 @@ def test_an_adapter_trains_alone_and_a_critic_is_a_copy(tmp_path):
     assert standing["policy"] == size([*policy.lm.parameters(), *policy.lm.buffers()])
 
 
-def test_the_cache_is_that_of_a_decoder_and_logits_are_counted_by_hand(tmp_path):
+def test_cache_and_logits_are_as_counted_by_hand(tmp_path):
     make_llama().config.save_pretrained(tmp_path)
     found = peaks(run_of(tmp_path, num_envs=3), prompt=6, new=5)
     layers, heads, width, slots, length, float32 = 2, 2, 8, 3, 11, 4
@@ -116,7 +116,7 @@ def test_the_command_says_what_helps_until_it_fits(tmp_path, capsys):
         assert said in capsys.readouterr().err
 
 
-def test_a_run_that_cannot_fit_is_refused_before_its_weights_are_read(tmp_path):
+def test_a_run_too_large_is_refused_before_loading(tmp_path):
     config = make_llama().config
     config.hidden_size, config.num_hidden_layers, config.vocab_size = 2**14, 4, 2**20
     config.intermediate_size = 2**19

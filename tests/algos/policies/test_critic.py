@@ -2,17 +2,13 @@
 
 import copy
 
-import gymnasium
-import numpy as np
 import pytest
 import torch
 import transformers as tr
-from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 import algos
-from algos import PPO, Critic, LMPolicy, collect, presets
-from algos.policies.critic import FOLDS, RIDGES, _ridge, fit_head, fresh_head
+from algos import Critic, LMPolicy, collect
 from tests.helpers.lora import adapted
 from tests.helpers.models import MODELS, WORDS, make_gpt2, make_tokenizer
 from tests.helpers.reward_models import make_model as make_reward_model
@@ -37,7 +33,7 @@ def random_ids(rows, length, seed=0):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_the_value_of_a_whole_text_is_the_reward_models_score_of_it(name):
+def test_the_value_of_a_text_is_its_reward_model_score(name):
     judge = reward_model(name)
     critic, ids = Critic.from_reward_model(judge), random_ids(4, 11)
     values = critic.values(ids)
@@ -49,7 +45,7 @@ def test_the_value_of_a_whole_text_is_the_reward_models_score_of_it(name):
         torch.testing.assert_close(values[:, stop - 1], score, atol=1e-5, rtol=0)
 
 
-def test_after_the_last_action_the_policy_says_the_score_that_the_reward_model_pays():
+def test_the_last_value_is_the_score_that_is_paid():
     judge = reward_model()
     policy, rollout = with_critic(critic=Critic.from_reward_model(judge)), play(text_env(), ANSWERS)
     last = (rollout["terminated"] | rollout["truncated"]).float().argmax(1)
@@ -60,7 +56,7 @@ def test_after_the_last_action_the_policy_says_the_score_that_the_reward_model_p
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_a_copy_of_the_language_model_says_0_and_its_trunk_is_the_models_own(name):
+def test_a_copied_critic_says_0_with_the_models_trunk(name):
     lm = LanguageModel(MODELS[name](), make_tokenizer(WORDS))
     critic, ids = Critic.from_language_model(lm), random_ids(2, 7)
     assert (critic.values(ids) == 0).all() and critic.values(ids).dtype == torch.float32
@@ -94,14 +90,15 @@ def test_a_classifier_is_refused():
         Critic.from_reward_model(reward_model(labels=2))
 
 
-def test_a_model_that_reads_ahead_is_refused_although_it_has_a_score():
+def test_a_model_that_reads_ahead_is_refused():
     judge = reward_model("bert")
     judge.model.score = judge.model.classifier
     with pytest.raises(ValueError, match="not causal"):
         Critic.from_reward_model(judge)
 
 
-def test_a_critic_of_another_tokenizer_is_refused_and_one_that_knows_more_is_not():
+def test_a_critic_of_another_tokenizer_is_refused():
+    """One that knows more tokens isn't."""
     shuffled = make_tokenizer([*WORDS[1:-2], WORDS[0], "<eos>", "<pad>"])
     with pytest.raises(ValueError, match="7 tokens of the policy are missing"):
         with_critic(critic=Critic.from_reward_model(reward_model(tokenizer=shuffled)))
@@ -118,7 +115,7 @@ def test_detach_value_is_refused_beside_a_critic():
 
 
 @pytest.mark.parametrize("model", [None, adapted], ids=["full", "lora"])
-def test_no_gradient_of_the_value_reaches_the_policy_and_none_of_the_policy_the_critic(model):
+def test_policy_and_critic_share_no_gradient(model):
     policy, rollout = with_critic(model=None if model is None else model()), play(text_env(), ANSWERS)
     log_prob, entropy, value = policy.evaluate(rollout)
     value.sum().backward()
@@ -130,7 +127,7 @@ def test_no_gradient_of_the_value_reaches_the_policy_and_none_of_the_policy_the_
     assert found and all(name.startswith("lm.") for name in found)
 
 
-def test_there_is_no_value_head_beside_a_critic_and_every_parameter_is_trained():
+def test_a_critic_replaces_the_value_head():
     policy = with_critic()
     assert not hasattr(policy, "value_head")
     before = copy.deepcopy(policy.state_dict())
@@ -144,7 +141,7 @@ def test_there_is_no_value_head_beside_a_critic_and_every_parameter_is_trained()
     assert any(name.startswith("critic.trunk") for name in moved)
 
 
-def test_of_an_adapted_model_the_adapter_is_worked_into_the_critic_and_stays_in_the_policy():
+def test_an_adapter_is_merged_into_the_critic_alone():
     model = adapted()
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -161,7 +158,7 @@ def test_of_an_adapted_model_the_adapter_is_worked_into_the_critic_and_stays_in_
     assert any("lora" in name for name, p in lm.named_parameters() if p.requires_grad)
 
 
-def test_the_reference_and_the_divergence_know_nothing_of_the_critic():
+def test_reference_and_divergence_ignore_the_critic():
     policy, plain = with_critic(), LMPolicy(make_gpt2(), make_tokenizer(WORDS))
     rollout = play(text_env(), ANSWERS)
     reference = policy.reference()
@@ -175,7 +172,7 @@ def test_the_reference_and_the_divergence_know_nothing_of_the_critic():
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
-def test_a_critic_of_the_policys_trunk_learns_the_value_that_a_state_has():
+def test_a_critic_learns_the_value_of_a_state():
     """Reward 1 for an answer that begins with "good", whatever follows: by regression, not by the policy's features."""
     policy, env = with_critic(), text_env()
     env.task.scores = lambda turns: [float(turn.completion_ids[0] == 5) for turn in turns]
@@ -226,7 +223,7 @@ def test_the_value_head_computes_in_fp32_under_bf16():
 
 
 @pytest.mark.parametrize("model", [None, adapted], ids=["full", "lora"])
-def test_a_saved_policy_comes_back_with_its_critic_bit_for_bit(tmp_path, model):
+def test_a_saved_critic_comes_back_to_the_bit(tmp_path, model):
     policy, env = with_critic(model=None if model is None else model(), temperature=0.7), text_env()
     agent = agent_of(env, policy, learning_rate=1e-3)
     agent.learn(1)
@@ -244,7 +241,7 @@ def test_a_saved_policy_comes_back_with_its_critic_bit_for_bit(tmp_path, model):
     assert all(torch.equal(weight, plain[name]) for name, weight in policy.critic.trunk.state_dict().items())
 
 
-def test_saving_over_another_kind_of_policy_leaves_nothing_of_it(tmp_path):
+def test_saving_over_another_policy_leaves_none_of_it(tmp_path):
     shared, own = lm_policy(), with_critic()
     for policy in (own, shared, own):
         policy.save(tmp_path)
@@ -266,7 +263,7 @@ def test_a_critic_from_a_reward_model_comes_back_too(tmp_path):
     assert LMPolicy.load(folder).critic is None and LMPolicy.load(folder).temperature == 0.6
 
 
-def test_load_makes_a_critic_of_a_copy_or_of_a_reward_model_and_keeps_the_saved_options(tmp_path):
+def test_load_makes_a_critic_and_keeps_saved_options(tmp_path):
     LMPolicy(make_gpt2(), make_tokenizer(WORDS), temperature=0.6).save(tmp_path)
     copied = LMPolicy.load(tmp_path, critic="copy")
     assert (copied.critic.values(random_ids(1, 4)) == 0).all() and copied.temperature == 0.6
@@ -278,7 +275,7 @@ def test_load_makes_a_critic_of_a_copy_or_of_a_reward_model_and_keeps_the_saved_
     torch.testing.assert_close(policy.critic.values(ids)[:, -1], score, atol=1e-5, rtol=0)
 
 
-def test_a_bfloat16_reward_model_becomes_a_critic_of_float32_weights():
+def test_a_bfloat16_reward_model_is_a_float32_critic():
     judge = RewardModel(make_reward_model("llama").bfloat16(), make_tokenizer(WORDS))
     critic, ids = Critic.from_reward_model(judge), random_ids(2, 5)
     assert {p.dtype for p in critic.parameters()} == {torch.float32}
@@ -286,165 +283,3 @@ def test_a_bfloat16_reward_model_becomes_a_critic_of_float32_weights():
     score = judge.score_ids(ids, torch.ones_like(ids))
     torch.testing.assert_close(critic.values(ids)[:, -1], score, atol=0.1, rtol=0.05)
     assert isinstance(judge.model, tr.LlamaForSequenceClassification)
-
-
-# --- the closed-form fit of the head ---------------------------------------------------------------------------------
-
-
-def returns_of_features(rows=64, steps=9, width=12):
-    """Features whose most telling directions vary least, returns linear in them, and a mask with holes."""
-    draw = torch.Generator().manual_seed(3)
-    scale = torch.logspace(0, -1.5, width)
-    hidden = torch.randn(rows, steps + 1, width, generator=draw) * scale + 5
-    slope = torch.randn(width, generator=draw) / scale
-    target = (hidden[:, :-1] - 5) @ slope + 0.7 + torch.randn(rows, 1, generator=draw)
-    mask = torch.rand(rows, steps, generator=draw) < 0.8
-    return hidden, torch.where(mask, target, torch.nan), mask  # what is outside the mask must not be read
-
-
-def fit(hidden, target, mask, *, head=None, earlier=None):
-    head = fresh_head(hidden.shape[-1], torch.device("cpu")) if head is None else head
-    return fit_head([head.weight[0]], head.bias, [hidden], target=target, mask=mask, earlier=earlier)
-
-
-def explained(value, target, mask):
-    return 1 - (target - value)[mask].square().mean() / target[mask].var()
-
-
-def test_one_fit_explains_returns_of_rows_it_has_not_seen_and_gradient_steps_do_not():
-    hidden, target, mask = returns_of_features()
-    head, slow = fresh_head(12, torch.device("cpu")), fresh_head(12, torch.device("cpu"))
-    value = fit(hidden, target, mask, head=head)
-    assert value.shape == (64, 10) and explained(value[:, :-1], target, mask) > 0.8
-    assert explained(head(hidden)[:, :-1, 0], target, mask) > 0.8
-    adam = torch.optim.Adam(slow.parameters(), 3e-3)
-    for _ in range(8):  # an iteration of presets.TEXT, at ten times its rate
-        adam.zero_grad()
-        (slow(hidden)[:, :-1, 0] - target)[mask].square().mean().backward()
-        adam.step()
-    assert explained(slow(hidden)[:, :-1, 0], target, mask) < 0.2
-
-
-def test_the_values_of_a_fold_are_a_ridge_regression_on_the_other_folds():
-    """Compared with numpy's least squares, in which further rows stand for the penalty."""
-    hidden, target, mask = returns_of_features()
-    value = fit(hidden, target, mask)
-    own = torch.arange(64) % FOLDS == 1
-    x, every = (hidden[rows][:, :-1][mask[rows]].double().numpy() for rows in (~own, slice(None)))
-    y, center, gaps = target[~own][mask[~own]].double().numpy(), every.mean(0), []
-    for strength in RIDGES:
-        weight = strength * ((x - x.mean(0)) ** 2).sum(0).mean()
-        rows = np.vstack([np.c_[x - center, np.ones(len(x))], np.c_[weight**0.5 * np.eye(12), np.zeros(12)]])
-        solution = np.linalg.lstsq(rows, np.r_[y, np.zeros(12)], rcond=None)[0]
-        expected = (hidden[own].double().numpy() - center) @ solution[:-1] + solution[-1]
-        gaps.append(abs(value[own].numpy() - expected).max())
-    assert min(gaps) < 1e-2 and np.median(gaps) > 0.1, gaps
-
-
-@pytest.mark.parametrize("known", [False, True])
-@pytest.mark.parametrize("rows", [1, 2, 8, 64])
-def test_no_value_depends_on_the_return_of_its_own_row(rows, known):
-    """Neither through the fit nor through the strength that is chosen for it, whether earlier rollouts are known."""
-    hidden, target, mask = returns_of_features(rows=rows)
-    for row in range(min(rows, 8)):
-        other, found = target.clone(), []
-        other[row] += 30.0
-        for returns in (target, other):
-            earlier = {}
-            if known:
-                fit(hidden + 0.1, target, mask, earlier=earlier)
-            found.append(fit(hidden, returns, mask, earlier=earlier))
-        assert torch.equal(found[0][row], found[1][row]), "the same computation, of the same numbers"
-        assert rows == 1 or not torch.allclose(found[0], found[1], atol=0.1), "others' values do"
-
-
-def test_earlier_rollouts_help_where_features_are_many_and_are_left_out_once_they_have_misled():
-    hidden, target, mask = returns_of_features(rows=16)
-    for change, better in ((0.0, True), (50.0, False)):
-        earlier = {}
-        for part in range(5):
-            draw = torch.Generator().manual_seed(part)
-            moved = hidden + 0.05 * torch.randn(hidden.shape, generator=draw)
-            fit(moved, target + (change if part < 4 else 0.0), mask, earlier=earlier)
-        errors = [
-            (fit(hidden, target, mask, earlier=sums)[:, :-1] - target)[mask].square().mean() for sums in (earlier, {})
-        ]
-        assert errors[0] < (errors[1] if better else 1.5 * errors[1])
-
-
-def test_kinds_of_features_count_alike_whatever_their_size():
-    hidden, target, mask = returns_of_features()
-    first, second = hidden.split([5, 7], dim=-1)
-    values = []
-    for size in (1.0, 1e4):
-        weights, bias = [torch.zeros(5), torch.zeros(7)], torch.zeros(1)
-        values.append(fit_head(weights, bias, [first, size * second], target=target, mask=mask))
-        own = first @ weights[0] + size * second @ weights[1] + bias
-        assert explained(own[:, :-1], target, mask) > 0.8
-    torch.testing.assert_close(*values, rtol=0, atol=1e-2)
-
-
-@pytest.mark.parametrize("case", ["nan", "no entry"])
-def test_a_rollout_that_says_nothing_changes_nothing(case):
-    hidden, target, mask = returns_of_features()
-    head = torch.nn.Linear(12, 1)
-    before, value = head.weight.clone(), head(hidden).squeeze(-1)
-    target = target + torch.nan if case == "nan" else target
-    mask = mask & (case != "no entry")
-    torch.testing.assert_close(fit(hidden, target, mask, head=head), value)
-    assert torch.equal(head.weight, before)
-
-
-def test_equations_without_a_solution_give_the_mean():
-    """As after a collapse, when every answer is the same: next to 1e8, float32 loses the ridge on any processor."""
-    sums = torch.tensor([[1e8, 1e8, 3e8], [1e8, 1e8, 3e8]])
-    assert torch.linalg.solve_ex(sums[:, :2], sums[:, 2])[1] == 2  # the second pivot is 0
-    assert _ridge(sums, 1e-3).tolist() == [0, 3]
-
-
-@pytest.mark.parametrize("critic", [None, "copy"])
-def test_an_agent_fits_the_head_to_its_first_rollout(critic):
-    policy = LMPolicy.load("embedded", critic=critic, seed=1)
-    agent = PPO(gymnasium.make_vec("textenv/Reviews-v0", num_envs=64, kl_coef=0.1), policy, presets.TEXT)
-    assert agent.update(agent.collect())["value/explained_variance"] > 0.3
-
-
-def fitted():
-    env, policy = text_env(), lm_policy()
-    agent = agent_of(env, policy, fit_value_head=True)
-    agent.update(agent.collect())
-    return agent, policy
-
-
-def test_a_fitted_value_reads_the_last_state_and_the_sum_of_the_answers_embeddings():
-    _, policy = fitted()
-    rollout = play(text_env(), ANSWERS)
-    tokens, start = sequences(rollout), rollout["mask"].int().argmax(1) + 1
-    values, embedding = policy.values(rollout)[0], policy.lm.model.get_input_embeddings()
-    assert policy.token_head.abs().sum() > 0
-    for row in range(len(tokens)):
-        for position in rollout["mask"][row].nonzero()[:, 0].tolist():
-            state = policy.lm.hidden(tokens[row : row + 1, : position + 1])[0, -1]
-            answer = embedding(tokens[row, start[row] : position + 1]).sum(0)
-            expected = policy.value_head(state)[0] + answer @ policy.token_head
-            torch.testing.assert_close(values[row, position], expected.detach(), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(policy.evaluate(rollout).value[rollout["mask"]].detach(), values[rollout["mask"]])
-
-
-def test_a_fitted_head_is_saved_and_one_of_version_0_4_is_read(tmp_path):
-    agent, policy = fitted()
-    agent.save(tmp_path)
-    loaded = algos.load(tmp_path)
-    assert torch.equal(loaded.token_head, policy.token_head)
-    former = agent.state_dict()
-    former["policy"] = {name: x.clone() for name, x in former["policy"].items() if name != "token_head"}
-    agent.load_state_dict(former)
-    assert not policy.token_head.any() and policy.value_head.weight.any()
-    file = tmp_path / "policy" / "value_head.safetensors"
-    save_file({name: x for name, x in load_file(file).items() if name != "tokens"}, file, metadata={"options": "{}"})
-    assert not algos.load(tmp_path).token_head.any()
-
-
-def test_a_policy_without_a_linear_head_says_so():
-    with pytest.raises(ValueError, match="MLPPolicy has no linear value head to fit: set fit_value_head=False"):
-        PPO(gymnasium.make_vec("CartPole-v1", num_envs=2), num_steps=4, fit_value_head=True)

@@ -26,7 +26,7 @@ def policy_for(env, kind, **options):
     return kind(env.single_observation_space, env.single_action_space, normalize_observations=True, **options)
 
 
-def test_batches_of_any_size_give_the_moments_of_all_samples_at_once():
+def test_batches_of_any_size_give_the_moments_of_all():
     samples = np.random.default_rng(0).normal([3.0, -5e4], [0.1, 7.0], (1000, 2))
     moments, start = RunningMoments(2), 0
     for size in (1, 2, 500, 0, 497):
@@ -37,7 +37,7 @@ def test_batches_of_any_size_give_the_moments_of_all_samples_at_once():
     assert moments.count == 1000
 
 
-def test_normalised_observations_have_mean_0_and_variance_1_and_are_cut_off():
+def test_observations_get_mean_0_and_variance_1():
     samples = torch.randn(5000, 3) * torch.tensor([1e-3, 1.0, 1e3]) + torch.tensor([5.0, 0.0, -9e3])
     normalizer = ObservationNormalizer(3)
     assert torch.equal(normalizer(samples[:, :2].new_tensor([[0.5, 1, -2]])), torch.tensor([[0.5, 1, -2]]))
@@ -50,7 +50,7 @@ def test_normalised_observations_have_mean_0_and_variance_1_and_are_cut_off():
 
 
 @POLICIES
-def test_observations_are_normalised_by_statistics_frozen_until_after_the_update(kind):
+def test_observation_statistics_rest_in_an_update(kind):
     """Every ratio of a first minibatch is 1 in every iteration, and the statistics are those of all True entries."""
     env = pendulum()
     policy = policy_for(env, kind)
@@ -76,7 +76,7 @@ def test_observations_are_normalised_by_statistics_frozen_until_after_the_update
 
 
 @POLICIES
-def test_the_statistics_reach_actor_critic_and_the_final_observation(kind):
+def test_statistics_reach_critic_and_final_states(kind):
     """Scaled observations with scaled statistics change nothing that the policy says."""
     env = pendulum()
     policy, other = policy_for(env, kind, seed=2), policy_for(env, kind, seed=2)
@@ -106,7 +106,7 @@ def test_false_entries_do_not_count(kind):
 
 
 @POLICIES
-def test_a_loaded_policy_has_the_statistics_and_acts_alike_to_the_bit(kind, tmp_path):
+def test_a_loaded_policy_has_the_statistics_to_the_bit(kind, tmp_path):
     env = pendulum()
     policy = policy_for(env, kind)
     agent = PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=16))
@@ -156,7 +156,7 @@ def test_rewards_are_scaled_as_by_stable_baselines3(mode):
         torch.testing.assert_close(scaled, raw / float(np.sqrt(statistics.var + 1e-8)), rtol=1e-5, atol=1e-6)
 
 
-def test_what_stands_on_false_entries_has_no_effect_on_the_scale():
+def test_false_entries_have_no_effect_on_the_scale():
     env = pendulum(limit=5)
     rollout = collect(env, policy_for(env, MLPPolicy), num_steps=20)
     spoilt = rollout.clone()
@@ -166,7 +166,7 @@ def test_what_stands_on_false_entries_has_no_effect_on_the_scale():
     assert one.state_dict() == two.state_dict()
 
 
-def test_rewards_of_any_unit_train_the_same_and_the_log_has_the_environments():
+def test_rewards_of_any_unit_train_the_same():
     """With rewards in another unit the updates are the same; without the option they are not."""
 
     class Unit(gym.vector.VectorWrapper):
@@ -191,7 +191,7 @@ def test_rewards_of_any_unit_train_the_same_and_the_log_has_the_environments():
     assert (train(1.0)[0] - train(64.0)[0]).abs().max() > 1e-3
 
 
-def test_the_reward_statistics_are_saved_with_the_agent_and_can_be_gone_on_with(tmp_path):
+def test_reward_statistics_are_saved_and_continued(tmp_path):
     env = pendulum()
     agent = PPO(env, policy_for(env, MLPPolicy), PPOConfig(num_steps=16, minibatch_size=16, normalize_rewards=True))
     agent.learn(100)
@@ -207,7 +207,7 @@ def test_the_reward_statistics_are_saved_with_the_agent_and_can_be_gone_on_with(
     assert read_description(plain.save(tmp_path))["reward_normalizer"] is None
 
 
-def test_a_text_rollout_has_a_return_of_its_own_in_each_row():
+def test_each_row_of_a_text_rollout_has_its_own_return():
     """Rows of whole episodes, in another number than before: nothing is carried from one to the next."""
     normalizer = RewardNormalizer(1.0)
     for rows in (2, 3):

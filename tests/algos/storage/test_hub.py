@@ -84,7 +84,7 @@ def story(run, tmp_path_factory):
         return json.loads(done.stdout), hub.repos
 
 
-def test_what_was_pushed_is_loaded_by_its_name_or_a_revision(story):
+def test_a_pushed_agent_loads_by_name_or_revision(story):
     found, repos = story
     assert found["by revision"] == found["own"] and found["by name"] == found["other"] != found["own"]
     assert found["first"].endswith(sha("me/cart", 1)) and len(repos["me/cart"]) == 3
@@ -93,11 +93,11 @@ def test_what_was_pushed_is_loaded_by_its_name_or_a_revision(story):
 
 
 @pytest.mark.parametrize("command", ["sample", "merge"])
-def test_commands_for_language_models_read_an_agent_on_the_hub_by_its_name(story, command):
+def test_commands_read_a_language_model_on_the_hub(story, command):
     assert "me/cart holds a MLPPolicy, but only a language model" in story[0][command]
 
 
-def test_an_upload_has_neither_checkpoints_nor_what_tells_of_the_machine(story):
+def test_an_upload_has_no_checkpoints_nor_machine_data(story):
     files = story[1]["me/cart"][1]
     assert {name.partition("/")[0] for name in files} == {
         ".gitattributes", "README.md", "config.json", "metrics.jsonl", "policy"
@@ -115,19 +115,19 @@ def test_an_upload_has_neither_checkpoints_nor_what_tells_of_the_machine(story):
         ("a revision", ["me/cart could not be loaded", "no such repository or revision"]),
     ],
 )
-def test_errors_of_the_hub_are_one_sentence_with_advice(story, name, words):
+def test_hub_errors_are_one_sentence_with_advice(story, name, words):
     with refused(OSError, *words):
         raise OSError(story[0][name])
     assert "\n" not in story[0][name]
 
 
-def test_loading_from_the_hub_fetches_no_code_and_runs_none(story):
+def test_loading_from_the_hub_fetches_and_runs_no_code(story):
     found = story[0]
     assert found["code beside"] == "MLPPolicy" and found["files"] == ["config.json", "policy.safetensors"]
     assert "whose module would be imported" in found["code asked for"] and found["imported"] == []
 
 
-def test_the_model_card_is_read_by_the_hub_and_has_environment_results_and_changed_fields(run):
+def test_the_hub_reads_results_and_fields_of_the_card(run):
     card = ModelCard(model_card(run, "me/cart"))
     assert card.data.library_name == "textenv" and {"ppo", "CartPole-v1"} <= set(card.data.tags)
     (result,) = card.data.eval_results
@@ -138,7 +138,7 @@ def test_the_model_card_is_read_by_the_hub_and_has_environment_results_and_chang
     assert "`gamma`" not in card.text and "▁" in card.text
 
 
-def test_the_card_of_the_best_agent_has_the_curves_and_best_score_of_its_run(run, tmp_path):
+def test_the_best_agents_card_has_curves_and_score(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     shutil.copytree(run / "policy", tmp_path / "run" / "best" / "policy")
     shutil.copy(run / "config.json", tmp_path / "run" / "best")
@@ -148,7 +148,7 @@ def test_the_card_of_the_best_agent_has_the_curves_and_best_score_of_its_run(run
         assert ModelCard(model_card(tmp_path / folder, "me/cart")).data.eval_results[0].metric_value == score
 
 
-def test_what_cannot_be_shared_is_refused_before_anything_is_sent(run, tmp_path):
+def test_what_cannot_be_shared_is_refused_unsent(run, tmp_path):
     with refused(ValueError, "repo_id is 'cart'", "user/name"):
         algos.push_to_hub(run, "cart")
     with refused(FileNotFoundError, "holds no saved agent"):

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import algos
-from algos import Callback, EvaluateEvery, RecordSamples, StopAtKL
+from algos import Callback, EvaluateEvery, StopAtKL
 from algos.evaluation import summarise
+from algos.training.callbacks import RecordSamples
 from tests.helpers.resumable_agents import ppo_cartpole, ppo_text
 from tests.helpers.small_agents import cartpole
 from tests.helpers.text_envs import BAD, EOS, GOOD, good, make_env, play
@@ -54,7 +55,8 @@ class Noted(Callback):
         self.count = state["count"]
 
 
-def test_callbacks_are_called_in_order_add_metrics_and_end_the_training(tmp_path):
+def test_callbacks_run_in_order_and_can_end_training(tmp_path):
+    """And they add metrics."""
     noted = Noted()
     history = ppo_text().learn(10_000, run_dir=tmp_path, callbacks=[noted], checkpoint_every=10_000)
     assert noted.seen == ["start", *["rollout", "iteration"] * 3, "end"]
@@ -66,7 +68,8 @@ def test_callbacks_are_called_in_order_add_metrics_and_end_the_training(tmp_path
 
 
 @pytest.mark.parametrize("case", ["control", "text"])
-def test_evaluation_while_training_is_that_afterwards_and_changes_nothing(case, tmp_path):
+def test_evaluating_while_training_changes_nothing(case, tmp_path):
+    """And its result is that of an evaluation afterwards."""
     make, env, total = (ppo_cartpole, cartpole(8), 1024) if case == "control" else (ppo_text, make_env(), 100)
     plain, watched = make(), make()
     expected = plain.learn(total)
@@ -101,7 +104,7 @@ def test_the_best_agent_is_not_the_last_one(tmp_path):
     assert max(scores) == found > last == scores[-1]
 
 
-def test_training_stops_at_a_score_or_after_too_many_evaluations_without_a_better_one():
+def test_training_stops_at_a_score_or_without_progress():
     env = cartpole(4)
     rows = ppo_cartpole().learn(10**6, callbacks=[EvaluateEvery(env, every=200, num_episodes=5, stop_at=9.0)])
     assert [("eval/mean_return" in row) for row in rows].count(True) == 1 and rows[-1]["eval/mean_return"] >= 9
@@ -132,7 +135,7 @@ def test_a_resumed_run_goes_on_counting_evaluations(tmp_path):
     assert a == b and last.best == max(row.get("eval/mean_return", 0) for row in whole)
 
 
-def test_samples_are_what_was_written_scored_and_charged(tmp_path):
+def test_samples_have_texts_scores_and_kl(tmp_path):
     class Rollouts(Callback):
         def on_rollout(self, run, rollout):
             self.last = rollout.clone()
@@ -184,7 +187,7 @@ def test_settings_that_mean_nothing_are_refused(make, says):
         make()
 
 
-def test_an_environment_that_the_policy_cannot_play_is_refused_before_training(tmp_path):
+def test_an_unplayable_environment_is_refused_at_once(tmp_path):
     with pytest.raises(ValueError):
         ppo_cartpole().learn(64, callbacks=[EvaluateEvery("Acrobot-v1", 64)], run_dir=tmp_path)
     with pytest.raises(TypeError, match="expected an environment"):

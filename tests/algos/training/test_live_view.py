@@ -31,7 +31,8 @@ def shown(width, *, terminal):
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_panel_has_every_label_curve_and_the_newest_sample_within_its_width(width):
+def test_the_panel_has_labels_curves_and_newest_sample(width):
+    """Within its width."""
     text = shown(width, terminal=True)
     frame = text[text.rindex("╭") :].replace("\x1b[?25h", "")
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frame).splitlines()
@@ -46,7 +47,7 @@ def test_a_sample_cannot_control_the_terminal():
     assert "\x1b[31m" not in shown(80, terminal=True) and "\\x1b[31m" in shown(80, terminal=True)
 
 
-def test_a_last_iteration_beyond_the_end_leaves_no_negative_time():
+def test_the_time_left_is_never_negative():
     console = Console(file=io.StringIO(), width=120, force_terminal=False)
     view = LiveView(1000, console)
     view.start(None, CONFIG, step=0)
@@ -54,7 +55,8 @@ def test_a_last_iteration_beyond_the_end_leaves_no_negative_time():
     assert "1,040 of 1,000 steps" in console.file.getvalue() and " 0:00 left" in console.file.getvalue()
 
 
-def test_without_a_terminal_there_are_plain_lines_for_the_first_and_the_last_iteration():
+def test_without_a_terminal_there_are_plain_lines():
+    """For the first and the last iteration."""
     lines = shown(80, terminal=False).splitlines()
     assert "\x1b" not in "".join(lines)
     assert lines[0].startswith("100 of 1,000 steps") and lines[-1].startswith("1,000 of 1,000 steps")

@@ -75,7 +75,7 @@ def wandb_records(data):
 
 
 @pytest.mark.long
-def test_tensorboard_reads_curves_histograms_and_samples(logged):
+def test_tensorboard_has_curves_histograms_and_samples(logged):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = EventAccumulator(str(logged[0] / "run" / "tensorboard"), {"histograms": 0, "scalars": 0, "tensors": 0})
@@ -90,7 +90,7 @@ def test_tensorboard_reads_curves_histograms_and_samples(logged):
 
 
 @pytest.mark.long
-def test_weights_and_biases_has_curves_histograms_and_samples_offline(logged):
+def test_wandb_has_curves_histograms_and_samples(logged):
     from wandb.proto.wandb_internal_pb2 import Record
 
     (path,) = (logged[0] / "run").glob("wandb/offline-run-*/*.wandb")
@@ -126,13 +126,13 @@ print(json.dumps([row for row in rows], default=str))
 
 
 @pytest.mark.long
-def test_a_broken_logger_is_named_and_counted_and_the_run_goes_on(logged):
+def test_a_broken_logger_is_named_and_the_run_goes_on(logged):
     rows = rows_of(logged[0] / "run" / "metrics.jsonl")
     assert rows[-1]["steps"] >= 100 and rows[-1]["log/failures"] >= len(rows) - 1
     assert logged[1].stderr.count("the logger Broken failed, the run continues: RuntimeError('no network')") == 1
 
 
-def test_a_logger_of_ones_own_gets_numbers_histograms_and_tables(tmp_path):
+def test_an_own_logger_gets_numbers_histograms_tables(tmp_path):
     kept = Kept()
     history = ppo_text().learn(60, run_dir=tmp_path, loggers=[kept], sample_every=2)
     run_dir, config, step = kept.started
@@ -145,7 +145,7 @@ def test_a_logger_of_ones_own_gets_numbers_histograms_and_tables(tmp_path):
 
 
 @pytest.mark.parametrize("make", [pytest.param(ppo_cartpole, marks=pytest.mark.long), ppo_text])
-def test_after_a_resume_files_and_loggers_have_each_iteration_once(make, tmp_path):
+def test_a_resume_logs_each_iteration_once(make, tmp_path):
     total = 1024 if make is ppo_cartpole else 100
     whole = make().learn(total, run_dir=tmp_path / "whole", checkpoint_every=1, sample_every=1)
     kept = Kept()
@@ -165,7 +165,9 @@ def test_after_a_resume_files_and_loggers_have_each_iteration_once(make, tmp_pat
         assert a == b, name
 
 
-def test_a_file_that_other_code_has_closed_is_named_and_no_other_file_is_written(tmp_path):
+def test_a_file_closed_by_other_code_is_named(tmp_path):
+    """And no other file is written."""
+
     def descriptor():
         links = {int(name): os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")}
         return next(number for number, path in links.items() if path == str(tmp_path / "metrics.jsonl"))
@@ -181,7 +183,7 @@ def test_a_file_that_other_code_has_closed_is_named_and_no_other_file_is_written
     assert (tmp_path / "metrics.jsonl").read_text() == '{"loss": 1.0}\n' and (tmp_path / "other").read_text() == ""
 
 
-def test_a_logger_that_is_unknown_or_not_installed_is_refused_before_the_run(tmp_path, monkeypatch):
+def test_an_unknown_or_missing_logger_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="'tensorbord', expected one of tensorboard, wandb, trackio"):
         ppo_cartpole().learn(64, run_dir=tmp_path / "run", loggers=["tensorbord"])
     monkeypatch.setitem(sys.modules, "trackio", None)
@@ -193,7 +195,7 @@ def test_a_logger_that_is_unknown_or_not_installed_is_refused_before_the_run(tmp
     assert not (tmp_path / "run").exists()
 
 
-def test_an_iteration_is_logged_even_if_a_callback_fails(tmp_path):
+def test_an_iteration_is_logged_if_a_callback_fails(tmp_path):
     class Fails(Callback):
         def on_iteration(self, run, metrics):
             raise RuntimeError("stop here")

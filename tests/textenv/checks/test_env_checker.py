@@ -51,7 +51,7 @@ class Rereads(TextVectorEnv):
 class EndsAtPad(TextVectorEnv):
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.ends.token[PAD] = True
+        self.ends.is_end[PAD] = True
 
 
 class ForgetsToPad(TextVectorEnv):

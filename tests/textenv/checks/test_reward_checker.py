@@ -10,9 +10,10 @@ import pytest
 from rich.console import Console
 
 from tests.helpers.models import WORDS, make_tokenizer
-from textenv import FunctionTask, check_reward, rewards
+from textenv import check_reward, rewards
 from textenv.checks.reward_checker import REWARD_CHECKS, TYPE, run_reward_checks
 from textenv.checks.reward_probes import PROBES, make_rows
+from textenv.envs.task import FunctionTask
 from textenv.rewards import load_function
 
 

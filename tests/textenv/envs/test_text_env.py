@@ -13,7 +13,8 @@ from gymnasium.vector import AutoresetMode
 from algos import PPO, LMPolicy, PPOConfig, collect
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.text_envs import good, prompt_env, text_arguments
-from textenv import KLPenalty, KLReward, LanguageModel, PromptList, ReferenceReward, TextEnv, TextVectorEnv
+from textenv import KLPenalty, KLReward, LanguageModel, ReferenceReward, TextEnv, TextVectorEnv
+from textenv.prompts.prompts import PromptList
 
 EOS = WORDS.index("<eos>")
 

@@ -5,11 +5,9 @@ import pytest
 
 from tests.helpers.models import WORDS, make_tokenizer
 from tests.helpers.text_envs import EOS, prompt_env
-from textenv import (
-    PromptList,
-    RewardError,
-    TextVectorEnv,
-)
+from textenv import TextVectorEnv
+from textenv.prompts.prompts import PromptList
+from textenv.rewards.scores import RewardError
 
 
 def test_a_failed_reward_is_not_paid_later():

@@ -12,7 +12,8 @@ from algos import PPO, LMPolicy, collect
 from tests.helpers.chat_families import FAMILIES, tokenizer_of
 from tests.helpers.errors import refused
 from tests.helpers.models import make_gpt2, make_tokenizer
-from textenv import KLPenalty, Prompt, TextVectorEnv, Turn
+from textenv import KLPenalty, Prompt, TextVectorEnv
+from textenv.envs.turn import Turn
 from textenv.extras.guidance import Guided
 from textenv.lm.loading import from_pretrained
 

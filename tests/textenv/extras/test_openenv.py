@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.models import make_tokenizer
-from textenv import TextVectorEnv, make_task
+from textenv import TextVectorEnv
+from textenv.tasks.builtin import make_task
 
 pytest.importorskip("openenv", reason="needs a server: pip install openenv")
 pytest.importorskip("websockets", reason="install the extra: pip install '.[openenv]'")

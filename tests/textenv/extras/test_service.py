@@ -27,9 +27,9 @@ from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_tokenizer
 from tests.helpers.reward_models import make_model
 from tests.helpers.tolerances import METRIC, METRIC_NEAR_0
-from textenv import RewardError, RewardModel, Rewards, RewardService, serve_reward
+from textenv import RewardModel, Rewards, RewardService, serve_reward
 from textenv.extras.service import MOST_BYTES, ServiceError, reward_app
-from textenv.rewards.scores import StopTraining
+from textenv.rewards.scores import RewardError, StopTraining
 from textenv.rewards.training import training
 from textenv.rewards.transforms import Normalize, whiten
 from textenv.rewards.workers import ChildError

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from textenv import TextVectorEnv, make_task
+from textenv import TextVectorEnv
 from textenv.embedded.training import train_tokenizer
+from textenv.tasks.builtin import make_task
 
 textworld = pytest.importorskip("textworld", reason="install the extra: pip install '.[textworld]'")
 
@@ -62,7 +63,7 @@ def test_a_policy_cannot_command_the_interpreter(tokenizer, tmp_path, monkeypatc
 
 def test_equal_seeds_make_equal_games_in_every_process(tokenizer, tmp_path):
     program = """
-from textenv import make_task
+from textenv.tasks.builtin import make_task
 from textenv.embedded.training import train_tokenizer
 task = make_task("TextWorld", tokenizer=train_tokenizer(), games=1, nb_rooms=2, theme="house")[0]
 print(task.sample_prompts([0], seed=1)[0].content)
@@ -88,7 +89,7 @@ def test_random_tokens_write_admissible_commands(tokenizer, cache):
         mask = env.action_mask.numpy()
         env.advance(np.array([rng.choice(np.flatnonzero(row)) for row in mask]))
     rollout = env.take_episodes()
-    turns = [turn for turn in env.taken[0] if turn.terminated]
+    turns = [turn for turn in env.scored_turns.turns if turn.terminated]
     assert len(turns) > 6 and "allowed" in rollout.keys()
     games = [textworld.Game.load(str(path.with_suffix(".json"))) for path in Path(cache).rglob("*.z8")]
     assert {turn.completion for turn in turns} <= {c for game in games for c in game.possible_admissible_commands}

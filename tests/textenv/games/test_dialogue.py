@@ -145,6 +145,8 @@ def test_a_step_out_of_order_is_an_error_that_teaches(game):
         (lambda: Calculator(max_turns=1), "max_turns is 1, expected 2"),
         (lambda: Calculator().reset(options={"expression": "2/3"}), "use whole numbers"),
         (lambda: TwentyQuestions(max_questions=0), "max_questions is 0, expected at least 1"),
+        (lambda: TwentyQuestions().reset(options={"secret": ["cat"]}), r"secret is \['cat'\], expected one of seal"),
+        (lambda: Calculator().reset(options={"expression": 5}), "expression is 5, expected a text"),
         (lambda: TwentyQuestions().reset(options={"secret": "cat"}), "secret is 'cat', expected one of seal, wolf"),
     ],
 )

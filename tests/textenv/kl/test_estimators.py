@@ -7,15 +7,8 @@ import torch
 
 from tests.helpers.kl_cases import COMBINATIONS, RIGHT, Kl, ThreeTokens
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from textenv import (
-    KLPenalty,
-    KLReward,
-    LanguageModel,
-    TextEnv,
-    k1,
-    k2,
-    k3,
-)
+from textenv import KLPenalty, KLReward, LanguageModel, TextEnv
+from textenv.kl.estimators import k1, k2, k3
 
 
 def test_k1_and_k3_estimate_the_kl_and_k2_does_not():

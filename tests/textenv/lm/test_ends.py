@@ -15,7 +15,8 @@ from algos.finetuning.packing import read_example
 from tests.helpers.chat_families import FAMILIES, byte_tokenizer, scripted_model, tokenizer_of
 from tests.helpers.engines import FakeEngine
 from tests.helpers.text_envs import zero
-from textenv import RewardModel, TextEnv, TextVectorEnv, TokenEnv, check_text_env
+from textenv import RewardModel, TextEnv, TextVectorEnv, check_text_env
+from textenv.envs.string_env import TokenEnv
 from textenv.lm.ends import closing_ids, ids_after_end, turn_ends
 from textenv.prompts.prompts import Prompt
 from textenv.prompts.tokenize import prompt_ids, reply_ids
@@ -131,8 +132,8 @@ def test_the_checker_finds_a_missed_end():
     class OnlyEOS(TextVectorEnv):
         def __init__(self, **options):
             super().__init__(**options)
-            self.ends.token[:] = False
-            self.ends.token[self.tokenizer.eos_token_id] = True
+            self.ends.is_end[:] = False
+            self.ends.is_end[self.tokenizer.eos_token_id] = True
 
     tokenizer = tokenizer_of(FAMILIES["gemma"])
     env = OnlyEOS(prompts=[CHAT], reward=zero, tokenizer=tokenizer, max_prompt_tokens=100, max_new_tokens=6)

@@ -30,9 +30,10 @@ from tests.helpers.small_agents import (
     with_critic,
 )
 from tests.helpers.text_envs import play, text_env
-from textenv import KLPenalty, KLReward, PromptList, TextEnv
+from textenv import KLPenalty, KLReward, TextEnv
 from textenv.lm import memory
 from textenv.lm.model import LanguageModel
+from textenv.prompts.prompts import PromptList
 
 ANSWERS = [(5, 1, 7), (7,), (3, 3, 3, 3, 3)]
 

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.text_envs import EOS, prompt_env
-from textenv import (
-    PromptList,
-    load_prompts,
-)
+from textenv import load_prompts
+from textenv.prompts.prompts import PromptList
 
 ROWS = [
     {"prompt": "a b", "answer": "1"},

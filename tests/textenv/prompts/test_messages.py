@@ -5,9 +5,8 @@ import pytest
 
 from tests.helpers import text_envs
 from tests.helpers.chat_templates import TEMPLATES, template_tokenizer
-from textenv import PromptList
 from textenv.prompts.messages import read_messages, without_prompt
-from textenv.prompts.prompts import as_prompt, content_hash
+from textenv.prompts.prompts import PromptList, as_prompt, content_hash
 from textenv.prompts.tokenize import prompt_ids
 
 ASKED = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "what is the time?"}]

@@ -9,15 +9,15 @@ from algos import PPO, LMPolicy, PPOConfig, collect, evaluate
 from tests.helpers.conversations import Parrot, chat_tokenizer
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.text_envs import EOS, GOOD, prompt_env
-from textenv import (
-    PromptList,
-    Rewards,
-    TextVectorEnv,
-    TokenVectorEnv,
-    check_no_overlap,
-    split_prompts,
-)
+from textenv import Rewards, TextVectorEnv, TokenVectorEnv, check_no_overlap, split_prompts
+from textenv.prompts.prompts import Prompt, PromptList
 from textenv.rewards.transforms import clip
+
+
+def test_a_prompt_has_messages_only_if_it_is_a_chat():
+    message = {"role": "user", "content": "hello"}
+    assert Prompt((message,)).messages == (message,)
+    assert Prompt("hello").messages == Prompt((1, 2)).messages == ()
 
 
 def test_every_prompt_comes_once_a_pass():

@@ -9,8 +9,9 @@ import pytest
 
 from tests.helpers.slow_rewards import Judge, sees_training_async
 from tests.helpers.text_envs import EOS, REWARDED, good, paid, rewarded
-from textenv import RewardError, Rewards
+from textenv import Rewards
 from textenv.rewards.calling import call_reward
+from textenv.rewards.scores import RewardError
 
 
 def test_a_function_gets_what_its_signature_takes():

@@ -10,9 +10,10 @@ from algos import PPO, LMPolicy, PPOConfig, collect
 from tests.helpers.conversations import Parrot
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.text_envs import BAD, EOS, GOOD, REWARDED, good, make_env, play, rewarded
-from textenv import RewardError, Rewards, Scores, StringGames, TextVectorEnv
+from textenv import Rewards, TextVectorEnv
+from textenv.envs.string_env import StringGames
 from textenv.rewards import Normalize, whiten
-from textenv.rewards.scores import StopTraining
+from textenv.rewards.scores import RewardError, Scores, StopTraining
 
 
 def raises(prompts, completions):
@@ -136,6 +137,43 @@ def test_one_failing_answer_of_128_is_found_by_halving(on_error, row):
         scores = rewards(prompts=["?"] * 128, completions=completions)
         assert scores.failed == {row} and scores.earned.count(1.0) == 127
     assert len(function.calls) <= 1 + 2 * 7
+
+
+@pytest.mark.parametrize("workers", [0, 2, 3])
+def test_every_set_of_failing_rows_of_six_is_found(workers):
+    """All 2^6 sets, against the sets themselves. Four rows alone, evenly spaced, stand for all six."""
+    num_rows = 6
+    tested_alone = {0, 1, 3, 5}
+    rows = {"prompts": ["?"] * num_rows, "completions": [str(row) for row in range(num_rows)]}
+    for number in range(2**num_rows):
+        failing = {row for row in range(num_rows) if number >> row & 1}
+
+        def numbers(prompts, completions, failing=failing):
+            if failing & set(map(int, completions)):
+                raise KeyError("no such row")
+            return [float(text) for text in completions]
+
+        # The first one is reported
+        function = counted(numbers)
+        rewards = Rewards(function, workers=workers)
+        if failing:
+            with pytest.raises(RewardError, match=rf"in row {min(failing)} \("):
+                rewards(**rows)
+        else:
+            assert rewards(**rows).earned == list(range(num_rows))
+        assert len(function.calls) <= max(1, workers) + 2 * 3
+
+        # Each is left out
+        function = counted(numbers)
+        rewards = Rewards(function, workers=workers, on_error="skip", max_failed=1.0, pause=0.0)
+        try:
+            scores = rewards(**rows)
+        except RewardError:
+            assert failing >= tested_alone
+        else:
+            assert len(failing) < num_rows and scores.failed == failing
+            assert scores.earned == [None if row in failing else row for row in range(num_rows)]
+        assert len(function.calls) <= max(1, workers) + 2 * 3 * len(failing) + 4 + 1
 
 
 def test_unlocated_failures_count_for_all_rows():

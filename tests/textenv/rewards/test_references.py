@@ -4,7 +4,8 @@ import pytest
 
 from tests.helpers.models import WORDS, make_tokenizer
 from tests.helpers.rating import rate
-from textenv import FunctionTask, TextVectorEnv, rewards
+from textenv import TextVectorEnv, rewards
+from textenv.envs.task import FunctionTask
 
 EOS, PAD = WORDS.index("<eos>"), WORDS.index("<pad>")
 

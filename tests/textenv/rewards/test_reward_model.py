@@ -8,7 +8,8 @@ import transformers as tr
 
 from tests.helpers.models import WORDS, make_tokenizer
 from tests.helpers.reward_models import EOS, NAMES, PAD, make_model
-from textenv import FunctionTask, RewardModel, Rewards, TextVectorEnv
+from textenv import RewardModel, Rewards, TextVectorEnv
+from textenv.envs.task import FunctionTask
 from textenv.rewards import clip
 from textenv.tasks.builtin import Reviews
 

@@ -13,7 +13,8 @@ from algos import PPO, Callback, LMPolicy, PPOConfig
 from tests.helpers.errors import refused
 from tests.helpers.models import make_gpt2
 from tests.helpers.text_envs import make_env
-from textenv import RewardError, Rewards, Scores, check_reward
+from textenv import Rewards, check_reward
+from textenv.rewards.scores import RewardError, Scores
 
 NUMBERS = [1.0, 0.0, 2.0, 0.5]
 ROWS = {"prompts": ["?"] * 4, "completions": ["a", "b", "c", "d"], "completion_ids": [[1, 2]] * 4}

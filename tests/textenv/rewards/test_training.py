@@ -6,9 +6,11 @@ import pytest
 
 from tests.helpers.slow_rewards import Judge, sees_training, sees_training_async
 from tests.helpers.text_envs import GOOD, REWARDED, make_env, play
-from textenv import FunctionTask, HumanReward, RewardError, Rewards, TextEnv, check_reward
+from textenv import HumanReward, Rewards, TextEnv, check_reward
 from textenv.checks.reward_checker import run_reward_checks
+from textenv.envs.task import FunctionTask
 from textenv.rewards import clip
+from textenv.rewards.scores import RewardError
 from textenv.rewards.training import RewardLog, training
 
 ROWS = {"prompts": ["?"] * 5, "completions": ["a", "bb", "ccc", "dddd", "eeeee"]}

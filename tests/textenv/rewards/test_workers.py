@@ -8,7 +8,8 @@ import time
 import pytest
 
 from tests.helpers.slow_rewards import dies, hangs, leaves, own_process, raises_odd_error, slow_square
-from textenv import RewardError, Rewards, check_reward
+from textenv import Rewards, check_reward
+from textenv.rewards.scores import RewardError
 
 
 def test_an_exit_in_a_process_fails_its_row_only():

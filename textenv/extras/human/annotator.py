@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Literal, Protocol, Self, TypedDict, Unpack, runtime_checkable
 
 Scale = Literal["thumbs", "0-5", "pairs"]
 """Scale of the answers: a thumb per response, a mark per response, or a choice between two responses."""
@@ -25,13 +25,20 @@ INSTRUCTIONS = {
 """For each scale the sentence that asks for an answer."""
 
 
+class Remarks(TypedDict, total=False):
+    """What a person has added to an answer."""
+
+    ratings: list[int | None]
+    """Marks from 0 to 5 of both responses of a pair."""
+    comment: str
+
+
 class Answer(str):
     """An answer with further remarks of the person."""
 
-    more: dict[str, Any]
-    """``ratings`` of both responses of a pair, and a ``comment``, if the person gave them."""
+    more: Remarks
 
-    def __new__(cls, answer: str, **more: Any) -> Self:
+    def __new__(cls, answer: str, **more: Unpack[Remarks]) -> Self:
         """Create an answer from its text and the remarks."""
         instance = super().__new__(cls, answer)
         instance.more = more
@@ -42,9 +49,9 @@ class Answer(str):
 class Question:
     """A prompt and responses to show to a person; all their text is untrusted."""
 
-    prompt: Any
+    prompt: object
     """A text, or the messages of a chat."""
-    responses: tuple[Any, ...]
+    responses: tuple[object, ...]
     """One response to score or two to compare, in display order; texts, or messages if the prompt is a chat."""
     scale: Scale
     number: int = 1
@@ -73,7 +80,7 @@ class Annotator(Protocol):
         """Return one of ``question.answers``, as a text or as an `Answer` with further remarks."""
 
 
-def content_text(content: Any) -> str:
+def content_text(content: object) -> str:
     """Return a text, or the content of a single message, unchanged; anything else as JSON."""
     if isinstance(content, list) and len(content) == 1 and set(content[0]) <= {"role", "content"}:
         content = content[0].get("content")

@@ -7,9 +7,8 @@ import sys
 import threading
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
-from textenv.extras.human.annotator import INSTRUCTIONS, QUIT, Answer, Question, content_text
+from textenv.extras.human.annotator import INSTRUCTIONS, QUIT, Answer, Question, Remarks, content_text
 from textenv.loopback import LoopbackServer
 from textenv.rendering import printable
 
@@ -71,7 +70,7 @@ class BrowserAnnotator:
             self._answer = self._answer or Answer(QUIT)
             self._changed.notify_all()
 
-    def _respond(self, path: str, query: dict[str, str], posted: Any) -> Any:
+    def _respond(self, path: str, query: dict[str, str], posted: object) -> object:
         """Answer a request of the page; ``posted`` is its JSON, or None.
 
         Raises:
@@ -87,7 +86,7 @@ class BrowserAnnotator:
             return {}
         raise FileNotFoundError(f"there is no {path:.100}")
 
-    def _wait_for_question(self, seen: str | None) -> dict[str, Any]:
+    def _wait_for_question(self, seen: str | None) -> dict[str, object]:
         """Return the present question, as soon as it is not the one that the page has seen, or after `WAIT_SECONDS`."""
 
         def is_new() -> bool:
@@ -97,7 +96,7 @@ class BrowserAnnotator:
             self._changed.wait_for(is_new, WAIT_SECONDS)
             return self._present()
 
-    def _take_answer(self, posted: dict[str, Any]) -> None:
+    def _take_answer(self, posted: dict[str, object]) -> None:
         """Give an answer that the page has sent to `ask`."""
         with self._changed:
             question = self._question
@@ -106,7 +105,7 @@ class BrowserAnnotator:
             self._answer = _read(posted, question)
             self._changed.notify_all()
 
-    def _present(self) -> dict[str, Any]:
+    def _present(self) -> dict[str, object]:
         """Return the present question with printable texts; without a question, only a number and a name."""
         question = self._question
         if question is None:
@@ -133,7 +132,7 @@ class BrowserAnnotator:
         }
 
 
-def _read(posted: dict[str, Any], question: Question) -> Answer:
+def _read(posted: dict[str, object], question: Question) -> Answer:
     """Return the answer that a page has sent; raise a ValueError if it is not one of this question's."""
     answer = posted.get("answer")
     if answer not in question.answers:
@@ -141,8 +140,12 @@ def _read(posted: dict[str, Any], question: Question) -> Answer:
 
     # Ratings: none, or one for each response, which may be null
     ratings = posted.get("ratings") or []
-    are_ratings = isinstance(ratings, list) and all(rating is None or _is_mark(rating) for rating in ratings)
-    if not are_ratings or len(ratings) not in (0, len(question.responses)):
+    expected_counts = (0, len(question.responses))
+    if (
+        not isinstance(ratings, list)
+        or not all(rating is None or _is_mark(rating) for rating in ratings)
+        or len(ratings) not in expected_counts
+    ):
         raise ValueError(f"ratings are {ratings!r:.100}, expected numbers from 0 to 5, or null, one for each response")
 
     comment = posted.get("comment") or ""
@@ -152,7 +155,7 @@ def _read(posted: dict[str, Any], question: Question) -> Answer:
         )
 
     # Only what the person said
-    more: dict[str, Any] = {}
+    more: Remarks = {}
     if any(rating is not None for rating in ratings):
         more["ratings"] = ratings
     if comment.strip():
@@ -160,7 +163,7 @@ def _read(posted: dict[str, Any], question: Question) -> Answer:
     return Answer(str(answer), **more)
 
 
-def _is_mark(value: Any) -> bool:
+def _is_mark(value: object) -> bool:
     return type(value) is int and 0 <= value <= 5
 
 

@@ -8,22 +8,36 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from filelock import FileLock
 
-from textenv.extras.human.annotator import SCORES, SKIP, Question
+from textenv.extras.human.annotator import SCORES, SKIP, Answer, Question, Remarks, Scale
 from textenv.json_files import parse_json
 
-Record = dict[str, Any]
-"""One line of the file.
 
-It has ``prompt``, ``completion`` and ``score``, or for a pair ``prompt``, ``chosen``, ``rejected`` and both
-``completions`` in display order; then ``answer``, ``scale``, ``time`` (ISO, UTC) and ``annotator``. Only the answer is
-read; ``score``, ``chosen`` and ``rejected`` are derived from it, and null for a tie or a skipped question. A person in
-a browser may add ``ratings`` (0 to 5, of both completions of a pair) and a ``comment``.
-"""
+class Record(Remarks, total=False):
+    """One line of the file.
+
+    Only the answer is read; ``score``, ``chosen`` and ``rejected`` are derived from it, and null for a tie or a skipped
+    question.
+    """
+
+    prompt: object
+    """A text, or the messages of a chat; so are the responses."""
+    completion: object
+    """The response, unless it is a pair."""
+    score: float | None
+    chosen: object
+    """The better response of a pair."""
+    rejected: object
+    completions: list[object]
+    """Both responses of a pair, in display order."""
+    answer: str
+    scale: Scale
+    time: str
+    """ISO, UTC."""
+    annotator: str
 
 
 class FeedbackFile:
@@ -89,7 +103,7 @@ class FeedbackFile:
         Thumbs and pairs are compared by equality, marks by their squared difference; 0 is agreement by chance.
         """
         # Scores of each question: of its response or, in a pair, of the one whose text sorts first
-        scores_by_scale: dict[str, list[list[float]]] = {}
+        scores_by_scale: dict[Scale, list[list[float]]] = {}
         for records_by_name in self.by_person().values():
             question_scores = []
             for record in records_by_name.values():
@@ -99,7 +113,7 @@ class FeedbackFile:
                     question_scores.append(score)
             scores_by_scale.setdefault(scale, []).append(question_scores)
 
-        alphas = {}
+        alphas: dict[str, float] = {}
         for scale, scores_of_questions in scores_by_scale.items():
             alpha = krippendorff_alpha(scores_of_questions, squared=scale == "0-5")
             if alpha is not None:
@@ -108,7 +122,9 @@ class FeedbackFile:
 
     def append(self, question: Question, answer: str, *, annotator: str) -> Record:
         """Write an answer to the file, and return its record."""
-        record = _record(question, answer, annotator) | getattr(answer, "more", {})
+        record = _record(question, answer, annotator)
+        if isinstance(answer, Answer):
+            record |= answer.more
         with self._lock:
             self._lines()  # another process may have been killed in the middle of its line
             _write_synced(self.path, _line(record), mode="ab")
@@ -130,11 +146,11 @@ class FeedbackFile:
             shutil.copymode(self.path, new_file)
             os.replace(new_file, self.path)
 
-    def scored(self) -> list[Record]:
+    def scored(self) -> list[dict[str, object]]:
         """Return ``prompt``, ``completion`` and ``score``, a row per person and question, without skipped ones."""
         return _select(self.by_person(), "prompt", "completion", "score")
 
-    def preferences(self) -> list[Record]:
+    def preferences(self) -> list[dict[str, object]]:
         """Return ``prompt``, ``chosen`` and ``rejected`` of each person's pairs, without ties and skipped ones."""
         return _select(self.by_person(), "prompt", "chosen", "rejected")
 
@@ -171,17 +187,17 @@ class FeedbackFile:
         )
 
 
-def key(scale: str, prompt: Any, responses: Sequence[Any]) -> str:
+def key(scale: str, prompt: object, responses: Sequence[object]) -> str:
     """Return the key of a question: equal for equal prompts and responses, in either order of a pair."""
     return canonical([scale, prompt, sorted(canonical(response) for response in responses)])
 
 
-def canonical(content: Any) -> str:
+def canonical(content: object) -> str:
     """Return one text for equal contents (a text or a chat's messages); raise a TypeError if it is not JSON."""
     return json.dumps(content, sort_keys=True)
 
 
-def scores(record: Record) -> list[tuple[Any, float | None]]:
+def scores(record: Record) -> list[tuple[object, float | None]]:
     """Return the responses of a record with their scores; None if the question was skipped."""
     score = SCORES[record["scale"]].get(record["answer"])
     if record["scale"] != "pairs":
@@ -192,7 +208,7 @@ def scores(record: Record) -> list[tuple[Any, float | None]]:
     return [(first, score), (second, 1 - score)]
 
 
-def _text_of_response(response_and_score: tuple[Any, float | None]) -> str:
+def _text_of_response(response_and_score: tuple[object, float | None]) -> str:
     response, _ = response_and_score
     return canonical(response)
 
@@ -249,7 +265,7 @@ def _parse(line: bytes) -> Record:
     answers = (*SCORES[scale], SKIP)
     if record.get("answer") not in answers:
         raise ValueError(f"'answer' is {record.get('answer')!r}, expected {', '.join(answers)}")
-    return dict(record)
+    return record
 
 
 def krippendorff_alpha(values: Sequence[Sequence[float]], *, squared: bool = False) -> float | None:
@@ -285,7 +301,7 @@ def krippendorff_alpha(values: Sequence[Sequence[float]], *, squared: bool = Fal
     return 1 - observed / expected
 
 
-def _select(answers: dict[str, dict[str, Record]], *names: str) -> list[Record]:
+def _select(answers: dict[str, dict[str, Record]], *names: str) -> list[dict[str, object]]:
     """Return these columns of all records, without the records whose last column is None."""
     rows = []
     for records_by_name in answers.values():

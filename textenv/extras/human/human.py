@@ -94,7 +94,13 @@ class HumanReward:
         """True if the score of a row depends on other rows."""
 
     def __call__(
-        self, /, prompts: Sequence[Any], completions: Sequence[Any], *, tokenizer: Any = None, **columns: Any
+        self,
+        /,
+        prompts: Sequence[object],
+        completions: Sequence[object],
+        *,
+        tokenizer: object = None,
+        **columns: object,
     ) -> list[float | None]:
         """Return a score for each response, or None.
 
@@ -129,11 +135,11 @@ class HumanReward:
             means.append(mean)
         return self._complete(means, {"prompts": prompts, "completions": completions} | columns, tokenizer)
 
-    def _questions(self, prompts: Sequence[Any], completions: Sequence[Any]) -> dict[str, Question]:
+    def _questions(self, prompts: Sequence[object], completions: Sequence[object]) -> dict[str, Question]:
         """Return the questions about this batch, by key, without duplicates."""
         # Distinct responses to each distinct prompt, by their canonical texts
-        prompt_of: dict[str, Any] = {}
-        responses_to: dict[str, dict[str, Any]] = {}
+        prompt_of: dict[str, object] = {}
+        responses_to: dict[str, dict[str, object]] = {}
         for prompt, completion in zip(prompts, completions, strict=True):
             prompt_text = canonical(prompt)
             prompt_of.setdefault(prompt_text, prompt)
@@ -143,7 +149,7 @@ class HumanReward:
         questions = {}
         for prompt_text, prompt in prompt_of.items():
             responses = list(responses_to[prompt_text].values())
-            together: list[tuple[Any, ...]] = [(response,) for response in responses]
+            together: list[tuple[object, ...]] = [(response,) for response in responses]
             if self.scale == "pairs":
                 together = list(zip(responses[::2], responses[1::2], strict=False))
             for shown in together:
@@ -221,7 +227,7 @@ class HumanReward:
                 records.append(self.file.append(question, answer, annotator=annotator.name))
 
     def _complete(
-        self, human_scores: list[float | None], columns: dict[str, Any], tokenizer: Any
+        self, human_scores: list[float | None], columns: dict[str, object], tokenizer: object
     ) -> list[float | None]:
         """Fill in missing scores by ``fallback``, called with their rows only."""
         missing_rows = [row for row, score in enumerate(human_scores) if score is None]
@@ -249,9 +255,7 @@ class HumanReward:
 
 def _annotators(annotator: Annotator | Sequence[Annotator]) -> list[Annotator]:
     """Return one annotator, or several who can be asked at once, as a list; raise an error on anything else."""
-    people: list[Any] = [annotator]
-    if isinstance(annotator, Sequence):
-        people = list(annotator)
+    people = [*annotator] if isinstance(annotator, Sequence) else [annotator]
     if not people or not all(isinstance(person, Annotator) for person in people):
         raise TypeError(
             f"annotator is {annotator!r}, expected an object with ask and name, or a list of them: see "

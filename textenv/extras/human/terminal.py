@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from textenv.extras.human.annotator import INSTRUCTIONS, QUIT, SKIP, UNDO, Question, content_text
 from textenv.rendering import printable
@@ -104,7 +104,7 @@ class TerminalAnnotator:
         self._out.print(text, end=end, markup=False, highlight=False, emoji=False)
 
 
-def _panel(content: Any, title: str, colour: str) -> Panel:
+def _panel(content: object, title: str, colour: str) -> Panel:
     """Return a frame with the whole text, wrapped; the text cannot break out of it."""
     from rich.panel import Panel
     from rich.text import Text

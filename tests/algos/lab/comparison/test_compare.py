@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from algos import presets
 from algos.config import PPOConfig
-from algos.lab.comparison.compare import compare, parse_cases, recipe_of, train_all
+from algos.lab.comparison.compare import compare, parse_cases, train_all
 from algos.lab.comparison.report import write_report
 from algos.lab.comparison.runs import read_runs
 from algos.lab.comparison.summary import (
@@ -32,7 +33,7 @@ from tests.helpers.finished_runs import run_of
 ROOT = Path(__file__).parents[4]
 
 
-def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end():
+def test_the_interquartile_mean_omits_end_quarters():
     assert interquartile_mean(np.array([9.0, 1.0, 5.0, 7.0])) == 6  # 5 and 7 stay
     assert interquartile_mean(np.array([0.0, 10.0, 20.0, 30.0, 1000.0])) == 20  # a quarter of five is one
     assert interquartile_mean(np.array([3.0])) == 3
@@ -40,7 +41,7 @@ def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end():
     assert interquartile_mean(columns, axis=0).tolist() == [2.5, 4]
 
 
-def test_the_bootstrap_of_a_mean_has_the_limits_that_theory_gives():
+def test_the_bootstrap_of_a_mean_agrees_with_theory():
     x = np.random.default_rng(3).normal(2.0, 1.0, size=400)
     low, high = bootstrap_interval(x)
     # For a mean of many numbers: 1.96 standard errors to either side.
@@ -51,7 +52,7 @@ def test_the_bootstrap_of_a_mean_has_the_limits_that_theory_gives():
     assert low.tolist() == [0, 5] and high.tolist() == [1, 5]
 
 
-def test_the_bootstrap_covers_the_true_mean_about_as_often_as_it_says():
+def test_the_bootstrap_covers_as_often_as_it_says():
     rng = np.random.default_rng(0)
     covered = 0
     for trial in range(200):
@@ -60,7 +61,7 @@ def test_the_bootstrap_covers_the_true_mean_about_as_often_as_it_says():
     assert 0.88 < covered / 200 < 0.99
 
 
-def test_scores_are_0_untrained_and_1_solved_or_best_seen():
+def test_scores_run_from_0_untrained_to_1_solved():
     runs = [
         run_of(1, returns=[2.0], after=8.0, before=1.0),
         run_of(2, returns=[2.0], after=5.0, before=3.0),
@@ -72,7 +73,7 @@ def test_scores_are_0_untrained_and_1_solved_or_best_seen():
     assert normalise(runs)(8.0) == 1
 
 
-def test_without_a_threshold_the_algorithms_of_an_environment_share_one_scale():
+def test_without_a_threshold_algorithms_share_a_scale():
     good, poor = (run_of(1, returns=[after], after=after, best=None) for after in (8.0, 2.0))
     poor.algorithm = "a2c"
     elsewhere = run_of(1, returns=[0.0], after=50.0, best=None)
@@ -113,7 +114,7 @@ def test_the_summary_of_two_runs_worked_out_by_hand():
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 4, 5])
-def test_limits_are_given_from_five_seeds_on_and_single_values_below(seeds, tmp_path):
+def test_limits_need_five_seeds(seeds, tmp_path):
     from algos.lab.comparison.report import table_rows, write_report
 
     runs = [run_of(seed, returns=[0.0, 5.0 + seed], after=5.0 + seed) for seed in range(seeds)]
@@ -131,7 +132,7 @@ def test_limits_are_given_from_five_seeds_on_and_single_values_below(seeds, tmp_
         assert "95 % bootstrap confidence intervals" in page and "bands are 95 % bootstrap" in page
 
 
-def test_a_score_that_was_never_reached_is_said_and_not_averaged():
+def test_a_score_never_reached_is_not_averaged():
     found = summary([run_of(1, returns=[0.0, 9.5], after=9.5), run_of(2, returns=[0.0, 1.0], after=1.0)])
     assert found["reached 0.9"].mean == 0.5 and "steps to 0.9" not in found
 
@@ -149,6 +150,37 @@ def test_cases_are_read_and_refused_in_words():
     ]:
         with pytest.raises(ValueError, match=said):
             parse_cases(given)
+
+
+def test_a_case_is_a_recipe_and_a_name():
+    recipe = presets.recipe("Acrobot-v1")
+    assert Case(recipe=recipe) == Case("Acrobot-v1") and str(Case(recipe=recipe)) == "Acrobot-v1:ppo"
+    assert Case(recipe=recipe, num_envs=3, name="three").recipe == replace(recipe, num_envs=3)
+    assert {Case("Acrobot-v1"): 1}[Case(recipe=recipe)] == 1
+    assert replace(Case(recipe=recipe), total_steps=7).recipe.total_steps == 7
+
+
+@pytest.mark.parametrize("options", [{}, {"env": "Acrobot-v1"}, {"algorithm": "a2c"}])
+def test_a_case_has_either_an_environment_or_a_recipe(options):
+    recipe = presets.recipe("Acrobot-v1") if options else None
+    with pytest.raises(TypeError, match="either an environment .* or a recipe"):
+        Case(**options, recipe=recipe)
+
+
+def no_wrapper(env):
+    return env
+
+
+@pytest.mark.long
+def test_what_is_wrapped_keeps_its_presets_arguments(tmp_path):
+    options = {"total_steps": 64, "processes": 0, "quiet": True, "wrappers": [no_wrapper]}
+    compare("CliffWalking-v1", seeds=1, run_dir=tmp_path, **options)
+    (record,) = tmp_path.glob("*/comparison.json")
+    arguments = json.loads(record.read_text())["settings"]["env_kwargs"]
+    assert arguments == {
+        "max_episode_steps": 200,
+        "wrappers": [{"import": "tests.algos.lab.comparison.test_compare:no_wrapper"}],
+    }
 
 
 @pytest.mark.parametrize("options", [{"seeds": 0}, {"seeds": 1, "total_steps": 0}])
@@ -272,7 +304,7 @@ def test_finished_runs_are_kept_and_others_are_refused(tmp_path):
 
 
 @pytest.mark.long
-def test_the_same_call_keeps_finished_runs_and_adds_seeds_and_cases(tmp_path):
+def test_a_second_call_adds_seeds_and_cases(tmp_path):
     def compared(cases, **options):
         return compare(cases, run_dir=tmp_path, processes=0, quiet=True, **options)
 
@@ -303,7 +335,7 @@ def test_a_folder_of_another_run_is_refused_and_stays(tmp_path):
 
 
 @pytest.mark.long
-def test_an_interrupted_comparison_goes_on_and_ends_as_without(tmp_path):
+def test_an_interrupted_comparison_ends_as_without(tmp_path):
     """Killed in the middle of its second run of three: then bits as without, and the first run is not repeated."""
     options = dict(seeds=3, total_steps=4_000, processes=0, quiet=True)
     whole = compare("CartPole-v1:a2c", run_dir=tmp_path / "whole", **options)
@@ -355,7 +387,7 @@ def comparison_of_four(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_signal_to_the_comparison_alone_reaches_its_workers(name, tmp_path):
+def test_a_signal_to_a_comparison_reaches_workers(name, tmp_path):
     """They went on with all jobs that waited for them, after it had gone (SIGTERM) or with it waiting (SIGINT)."""
     with comparison_of_four(tmp_path) as (run_dir, process):
         process.send_signal(getattr(signal, name))
@@ -377,7 +409,7 @@ def test_workers_end_with_a_comparison_that_is_killed(tmp_path):
 
 
 @pytest.mark.long
-def test_a_worker_that_is_killed_ends_a_comparison_in_a_sentence(tmp_path):
+def test_a_killed_worker_ends_it_in_a_sentence(tmp_path):
     with comparison_of_four(tmp_path) as (_, process):
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         commands = {int(child): Path(f"/proc/{child}/cmdline").read_text() for child in children}
@@ -392,13 +424,13 @@ def test_an_algorithm_is_a_class_too(tmp_path):
         [Case("CartPole-v1", OnlyGood, num_envs=2, total_steps=64)], run_dir=tmp_path, seeds=1, processes=0, quiet=True
     )
     assert (run.case, run.line, type(run.history[0]["value/loss"])) == ("CartPole-v1:OnlyGood", "OnlyGood", float)
-    assert recipe_of(Case("CartPole-v1", NamedPPO)).config == recipe_of(Case("CartPole-v1", "ppo")).config
+    assert Case("CartPole-v1", NamedPPO).recipe.config == Case("CartPole-v1", "ppo").recipe.config
     with pytest.raises(TypeError, match="expected one of ppo.* or a class that inherits algos.Agent"):
-        recipe_of(Case("CartPole-v1", dict))
+        Case("CartPole-v1", dict)
 
 
 @pytest.mark.long
-def test_own_algorithms_are_imported_by_other_processes(tmp_path):
+def test_other_processes_import_own_algorithms(tmp_path):
     cases = [
         Case("CartPole-v1", OnlyGood, num_envs=2, total_steps=64),
         Case(short_cartpole, NamedPPO, config=SMALL, num_envs=2, total_steps=64),
@@ -408,7 +440,7 @@ def test_own_algorithms_are_imported_by_other_processes(tmp_path):
     assert {row["algorithm"] for row in rows_of(tmp_path / "curves.csv")} == {"OnlyGood", "NamedPPO"}
 
 
-def test_what_other_processes_cannot_import_is_said_before_the_training(tmp_path):
+def test_an_unimportable_class_is_said_before_training(tmp_path):
     case = Case(lambda num_envs: short_cartpole(num_envs), config=SMALL, total_steps=64)
     with pytest.raises(ValueError, match="give processes=0, or define them in a file"):
         compare(case, seeds=1, run_dir=tmp_path, quiet=True)

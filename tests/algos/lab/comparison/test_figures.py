@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-import algos
-from algos.lab.comparison.figures import draw_curves, draw_scores
+from algos.lab.comparison.figures import curves, draw_curves, draw_scores, plot_curves, plot_scores
 from algos.lab.comparison.paper import scores_by_algorithm
 from algos.lab.comparison.report import write_report
 from algos.lab.comparison.runs import read_runs
@@ -40,7 +39,7 @@ def panels(figure):
 
 
 @pytest.mark.parametrize("names", [["ppo"], ["a", "b"], SIX[:3], SIX, [f"{x} {'long name ' * 9}" for x in "abcdefgh"]])
-def test_panels_keep_their_size_however_many_and_long_the_names_are(names):
+def test_panels_keep_their_size_with_long_names(names):
     """With six named cases, panels were .3 inches wide and names ran into each other."""
     figure = draw_scores(scores_by_algorithm(named(names)))
     inches = np.array(figure.get_size_inches())
@@ -56,7 +55,7 @@ def test_panels_keep_their_size_however_many_and_long_the_names_are(names):
     assert len(figure.axes) == 2 + (len(names) > 1)
 
 
-def test_environments_that_share_a_name_are_drawn_together(tmp_path):
+def test_environments_of_one_name_are_drawn_together(tmp_path):
     runs = named(["λ = .9", "λ = .5"], envs=("One-v0", "Two-v0"))
     scores = scores_by_algorithm(runs)
     assert {name: list(of_name) for name, of_name in scores.items()} == {
@@ -95,18 +94,18 @@ def test_title_colours_order_and_size_are_given(tmp_path):
         write_run(tmp_path / "runs" / f"fast-{seed}", seed=seed, returns=(0.0, 1.0), gamma=0.5)
     names = [run.line for run in read_runs([tmp_path / "runs"])][::2]
     order, colours = [names[1]], {names[1]: "red"}
-    figure = algos.plot_curves(tmp_path / "runs", title="Mine", order=order, colours=colours, size=(5, 2))
+    figure = plot_curves(tmp_path / "runs", title="Mine", order=order, colours=colours, size=(5, 2))
     (line,) = figure.axes[0].get_lines()
     assert (line.get_color(), figure.get_suptitle(), figure.get_size_inches().tolist()) == ("red", "Mine", [5, 2])
     assert (tmp_path / "runs" / "curves.pdf").read_bytes()[:4] == b"%PDF"
-    kl = algos.plot_curves(tmp_path / "runs", metric="reference/kl", out=tmp_path / "kl.png")
+    kl = plot_curves(tmp_path / "runs", metric="reference/kl", out=tmp_path / "kl.png")
     assert kl.axes[0].get_ylabel().startswith("KL") and (tmp_path / "kl.png").read_bytes()[1:4] == b"PNG"
     with pytest.raises(ValueError, match="order has 'd', expected of"):
-        algos.plot_curves(tmp_path / "runs", order=["d"])
+        plot_curves(tmp_path / "runs", order=["d"])
     with pytest.raises(ValueError, match="'no/such', which no run has logged: expected one of episode/length"):
-        algos.plot_curves(tmp_path / "runs", metric="no/such")
+        plot_curves(tmp_path / "runs", metric="no/such")
     with pytest.raises(ValueError, match="has a normalised score"):
-        algos.plot_scores(tmp_path / "runs")
+        plot_scores(tmp_path / "runs")
     figure = draw_scores(scores_by_algorithm(named(["a", "b", "c"])), order=["c", "a"], colours={"a": "red"}, title="T")
     names = panels(figure)["interquartile mean of the normalised score"].get_yticklabels()
     assert [(text.get_text(), text.get_color()) for text in reversed(names)] == [("c", "#0072b2"), ("a", "red")]
@@ -116,7 +115,7 @@ def test_curves_are_a_table_of_pandas(tmp_path, monkeypatch):
     pandas = pytest.importorskip("pandas")
     for seed in (1, 2):
         write_run(tmp_path / f"{seed}", seed=seed, returns=(0.0, 0.5, 1.0))
-    table = algos.curves(tmp_path)
+    table = curves(tmp_path)
     assert table.columns[:5].tolist() == ["case", "environment", "algorithm", "seed", "iteration"]
     assert table.groupby("seed")["episode/return"].last().tolist() == [1.0, 1.0]
     runs = read_runs([tmp_path])
@@ -124,4 +123,4 @@ def test_curves_are_a_table_of_pandas(tmp_path, monkeypatch):
     pandas.testing.assert_frame_equal(table, pandas.read_csv(tmp_path / "1" / "curves.csv"))
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match=r"pip install 'textenv\[pandas\]'"):
-        algos.curves(tmp_path)
+        curves(tmp_path)

@@ -43,7 +43,8 @@ def test_curves_frontier_and_parts_by_hand(tmp_path):
     assert not [each for each in data["panels"] if "normalised" in each["title"]]
 
 
-def test_from_five_seeds_on_there_is_a_band_and_a_run_that_ended_early_ends_its_line(tmp_path):
+def test_five_seeds_have_a_band(tmp_path):
+    """And a run that ended early ends its line."""
     for seed in range(5):
         write_run(tmp_path / f"{seed}", seed=seed, returns=np.linspace(0, seed, 10 if seed else 4).tolist())
     (line,) = panel(page_data(read_runs([tmp_path])), "return: textenv")["lines"]
@@ -51,7 +52,7 @@ def test_from_five_seeds_on_there_is_a_band_and_a_run_that_ended_early_ends_its_
     assert line["low"][-1] is None and line["mean"][-1] == np.mean([1, 2, 3, 4])
 
 
-def test_runs_are_cases_by_what_differs_and_never_by_their_seed(tmp_path):
+def test_a_case_is_what_differs_but_for_the_seed(tmp_path):
     write_run(tmp_path / "a", seed=1)
     write_run(tmp_path / "b", seed=2)
     write_run(tmp_path / "c", seed=1, learning_rate=0.01)
@@ -64,7 +65,7 @@ def test_runs_are_cases_by_what_differs_and_never_by_their_seed(tmp_path):
     assert re.findall(r"<td>(.*?)</td>", settings) == ["learning_rate", "0.001", "0.01"]
 
 
-def test_the_words_have_the_uncertainty_and_say_when_answers_became_alike(tmp_path):
+def test_the_words_have_uncertainty_and_equal_answers(tmp_path):
     for seed in range(5):
         write_run(tmp_path / f"{seed}", seed=seed, returns=(0.0, 1.0 + seed))
     page = report_page(read_runs([tmp_path]))
@@ -73,7 +74,7 @@ def test_the_words_have_the_uncertainty_and_say_when_answers_became_alike(tmp_pa
     assert "The answers became alike (seed 9:" in report_page(read_runs([tmp_path]))
 
 
-def test_two_algorithms_are_compared_by_the_probability_of_improvement():
+def test_algorithms_have_a_probability_of_improvement():
     """Five against five, all better: 1 (1.00 to 1.00); the same five: a half."""
     better = [run_of(seed, returns=[1.0, 9.0], after=9.0 + seed) for seed in range(5)]
     worse = [run_of(seed, returns=[1.0, 9.0], after=1.0 + seed / 10) for seed in range(5)]
@@ -87,7 +88,8 @@ def test_two_algorithms_are_compared_by_the_probability_of_improvement():
     assert "these runs do not say which is better" in report_page([*better, *worse])
 
 
-def test_ten_long_runs_stay_below_five_megabytes_with_first_and_last_samples(tmp_path):
+def test_ten_long_runs_stay_below_five_megabytes(tmp_path):
+    """With first and last samples."""
     for seed in range(10):
         write_run(
             tmp_path / f"{seed}", seed=seed, returns=np.linspace(0, 1, 400).tolist(), samples=8, words="word " * 60
@@ -101,7 +103,7 @@ def test_ten_long_runs_stay_below_five_megabytes_with_first_and_last_samples(tmp
 
 
 @pytest.mark.parametrize("words", ["word " * 20_000, "<&" * 200_000])
-def test_of_answers_too_long_for_a_page_the_first_and_the_last_are_shown_in_part(tmp_path, words):
+def test_of_long_answers_the_first_and_last_are_cut(tmp_path, words):
     for seed in range(4):
         write_run(tmp_path / f"{seed}", seed=seed, returns=[0.0, 0.5, 0.7, 1.0], samples=8, words=words)
     runs = read_runs([tmp_path])
@@ -118,7 +120,7 @@ def test_nothing_is_drawn_where_nothing_was_measured(tmp_path):
     assert line["mean"][24] is None and line["mean"][25] == 1 and line["mean"][50] == 2 and line["mean"][51] is None
 
 
-def test_runs_of_one_seed_are_never_seeds_of_a_case_and_cases_differ_by_every_setting(tmp_path):
+def test_runs_of_one_seed_are_of_different_cases(tmp_path):
     """Beside hyper-parameters: arguments of the policy, steps that were planned, and more than three settings."""
     many = dict(gamma=0.9, clip_range=0.1, num_epochs=1, minibatch_size=32)
     write_run(tmp_path / "a", seed=1, **many)
@@ -133,7 +135,7 @@ def test_runs_of_one_seed_are_never_seeds_of_a_case_and_cases_differ_by_every_se
     assert len(names) == 7 and sum(name.endswith(f" in {tmp_path / 'd'}") for name in names) == 1
 
 
-def test_a_run_that_trains_is_of_the_case_of_a_finished_one_with_the_same_options(tmp_path):
+def test_a_training_run_joins_the_case_of_its_options(tmp_path):
     options = {
         "env": "some:Some-v0",
         "algo": "ppo",
@@ -175,7 +177,8 @@ PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgG
 
 
 @needs_chromium
-def test_in_a_browser_the_page_sorts_filters_shades_prints_and_has_no_error(tmp_path):
+def test_the_page_works_in_a_browser(tmp_path):
+    """It sorts, filters, shades, prints, and has no error."""
     write_run(tmp_path / "a-1", seed=1)
     write_run(tmp_path / "a-2", seed=2, words="<img src=x onerror=alert(1)> $x^2$ \x1b[2J")
     (tmp_path / "a-1" / "interpret").mkdir()
@@ -215,7 +218,7 @@ def test_in_a_browser_the_page_sorts_filters_shades_prints_and_has_no_error(tmp_
 
 
 @needs_chromium
-def test_a_training_is_watched_and_what_the_reader_chose_stays(tmp_path):
+def test_a_watched_training_keeps_the_readers_choice(tmp_path):
     command = [sys.executable, "-m", "algos", "watch", str(tmp_path), "--every", "1"]
     listen = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731  (ignored in what nohup has started)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=listen) as watch, Browser() as browser:

@@ -86,7 +86,8 @@ def test_named_cases_and_environments_without_a_scale(tmp_path):
     assert not list(tmp_path.glob("paper.*"))
 
 
-def test_algorithms_of_different_tasks_are_named_with_them_and_one_alone_has_no_empty_panel(tmp_path):
+def test_algorithms_of_different_tasks_are_named_so(tmp_path):
+    """And one alone has no empty panel."""
     runs = results(5)
     chosen = [run for run in runs if run.algorithm == "ppo" or run.env == runs[0].env]
     paper.write_paper(tmp_path, paper.scores_by_algorithm(chosen))

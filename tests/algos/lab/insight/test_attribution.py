@@ -43,7 +43,7 @@ def rows_of(finding, *keys):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_contributions_add_up_to_the_difference_of_the_models_own_logits(family):
+def test_contributions_add_up_to_the_logit_difference(family):
     model = make_family(family)
     if family == "gemma2":  # the difference is that before the cap
         model.config.final_logit_softcapping = None
@@ -69,7 +69,7 @@ def test_a_capped_logit_is_read_before_its_cap():
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2", "opt", "gpt_neox"])
-def test_attention_is_the_models_own_and_its_implementation_is_restored(family):
+def test_attention_is_the_models_own_and_is_restored(family):
     model = make_family(family)
     before = model.config._attn_implementation
     patterns = Blocks(language_model(model)).patterns(ROWS[0])
@@ -81,7 +81,7 @@ def test_attention_is_the_models_own_and_its_implementation_is_restored(family):
 
 @pytest.mark.parametrize("make", [make_gpt2, make_llama])
 @pytest.mark.filterwarnings("ignore")
-def test_parts_heads_and_attention_are_those_of_transformer_lens(make):
+def test_parts_and_heads_are_those_of_transformer_lens(make):
     lens = pytest.importorskip("transformer_lens.model_bridge")
     model, row = make(), ROWS[2]
     options = dict(tokenizer=make_tokenizer(WORDS), device="cpu", dtype=torch.float32)
@@ -119,7 +119,7 @@ def planted(seed, layer=1, head=1):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_planted_head_is_found_first_and_patching_it_removes_the_behaviour(seed):
+def test_a_planted_head_ranks_first_and_patches_away(seed):
     base, tuned = planted(seed)
     prompts = ["a b c", "d a", "b b c .", ". a", "c d d"]
     found = {x.name: x for x in interpret_language({"base": base, "tuned": tuned}, prompts, ("good", "bad"))}
@@ -134,7 +134,7 @@ def test_a_planted_head_is_found_first_and_patching_it_removes_the_behaviour(see
     assert others and np.allclose(others, 0, atol=1e-3), "nothing else changed"
 
 
-def test_patching_the_whole_of_a_changed_part_gives_the_base_back():
+def test_patching_a_changed_part_gives_the_base_back():
     base, tuned = (Blocks(lm) for lm in (language_model(make_gpt2()), language_model(make_gpt2())))
     with torch.no_grad():
         tuned.blocks[1].mlp.c_proj.weight += 0.1
@@ -158,7 +158,7 @@ def test_identical_models_show_no_change_at_all(make):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_an_adapter_counts_as_the_weights_that_it_is_merged_into(name):
+def test_an_adapter_counts_as_its_merged_weights(name):
     pytest.importorskip("peft")
     from tests.helpers.lora import adapted
     from textenv.lm.loading import merged
@@ -177,7 +177,7 @@ def test_an_adapter_counts_as_the_weights_that_it_is_merged_into(name):
     assert (attribute(Blocks(whole), ROWS, PAIR).heads - one.heads).abs().max() > 1e-2, "the adapter counts"
 
 
-def test_groups_of_prompts_give_what_each_prompt_gives_alone():
+def test_groups_of_prompts_give_what_each_gives():
     blocks = Blocks(language_model(make_llama()))
     rows = [[1] * length for length in range(1, 30)] * 4
     assert len(list(blocks.batches(rows))) > 1
@@ -208,7 +208,7 @@ def test_what_cannot_be_taken_apart_is_refused():
         interpret_language({"one": one, "same": one}, ["a"], ("good", "bad|good"))
 
 
-def test_a_token_is_one_token_or_the_error_says_what_it_splits_into():
+def test_a_text_of_several_tokens_is_refused():
     tokenizer = make_tokenizer(WORDS)
     assert token_ids("good", tokenizer) == [5] and token_ids("good|bad", tokenizer) == [5, 6]
     with refused(ValueError, "'good bad' is 2 tokens", "'good', 'bad'"):

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from algos import PPO, CNNPolicy, LSTMPolicy, MLPPolicy, collect, presets
 from algos.lab.insight.control import control_run, integrated_gradients, interpret_control
 from algos.policies.gsde import GSDEPolicy
+from algos.recipe import Recipe
 from tests.helpers.errors import refused
 from tests.helpers.small_agents import cartpole
 from tests.helpers.tolerances import METRIC
@@ -60,7 +61,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_attributions_add_up_to_the_change_of_each_output_for_every_policy(kind, tmp_path):
+def test_attributions_add_up_for_every_policy(kind, tmp_path):
     policy_type, observation, action, labels = KINDS[kind]
     findings = interpret_control(*states_of(policy_type, observation, action))
     assert [each.name for each in findings] == ["sensitivity", "hidden_units", "map"][: 2 if kind == "cnn" else 3]
@@ -112,8 +113,8 @@ def test_the_unexplained_part_is_not_hidden():
     assert found.item() < 0.1
 
 
-def test_a_run_has_its_initial_policy_its_states_and_their_names(tmp_path):
-    recipe = presets.Recipe(env="CartPole-v1", config=presets.PPOConfig(num_steps=16, minibatch_size=32), num_envs=2)
+def test_a_run_has_first_policy_states_and_names(tmp_path):
+    recipe = Recipe(env="CartPole-v1", config=presets.PPOConfig(num_steps=16, minibatch_size=32), num_envs=2)
     agent = recipe.build(3)
     first = {name: x.clone() for name, x in agent.policy.state_dict().items()}
     agent.learn(32, run_dir=tmp_path / "run")

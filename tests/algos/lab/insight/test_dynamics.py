@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from algos import A2C, DQN, PPO, Dynamics, LSTMPolicy, PPOConfig
+from algos import A2C, DQN, PPO, LSTMPolicy, PPOConfig
 from algos.lab.insight.activations import FEATURES, activations
 from algos.lab.insight.dynamics import (
+    Dynamics,
     by_position,
     dead_units,
     effective_rank,
@@ -30,7 +31,7 @@ def test_rank_of_known_features():
     assert effective_rank(torch.diag(torch.tensor([1.0, 1e-4, 1e-4]))) == 1
 
 
-def test_units_that_never_change_are_dead_saturated_ones_too():
+def test_units_that_never_change_are_dead():
     x = torch.linspace(-1, 1, 50)[:, None]
     layers = {"relu": (x * torch.tensor([1.0, -1.0]) + torch.tensor([0.0, -5.0])).relu(), "tanh": (x + 20).tanh()}
     assert dead_units(layers) == pytest.approx(2 / 3) and dead_units({"relu": layers["relu"]}) == 0.5
@@ -69,7 +70,7 @@ def test_numbers_by_quarter_of_the_answer():
     assert [found[f"value_error/quarter_{i}"] for i in (1, 2, 3, 4)] == [1, 4, 9, 16] and len(found) == 8
 
 
-def test_a_dead_trunk_learns_nothing_and_a_living_one_does():
+def test_a_living_trunk_learns_a_dead_one_does_not():
     _, policy, rollout = control_rollout()
     part = rollout[rollout["mask"]]
     living = fit_error(policy, part, rate=1e-2)

@@ -31,7 +31,7 @@ def policy():
     return lm_policy()
 
 
-def test_a_page_has_the_numbers_of_each_token_of_the_policy(policy, tmp_path):
+def test_a_page_has_the_numbers_of_each_token(policy, tmp_path):
     env, path = played(policy), tmp_path / "out.html"
     show_tokens(env, policy, str(path), config={}, num_episodes=4, seed=3)
     found, rollout = read(path.read_text()), env_rollout(env, policy, seed=3)
@@ -70,7 +70,7 @@ def test_quantities_are_what_their_names_say(policy):
     torch.testing.assert_close(at_start, paid, atol=1e-4, rtol=0)  # gamma = lambda = 1: the penalised return
 
 
-def test_markup_in_a_token_or_the_name_of_a_reward_is_text():
+def test_markup_in_tokens_and_reward_names_is_text():
     evil = "<script>alert(1)</script>"
     words = [*WORDS[:5], evil, "bad", "<eos>", "<pad>"]
 
@@ -96,7 +96,8 @@ def rewarded_too(prompts, completions, **columns):
     return [2.0] * len(completions)
 
 
-def test_without_a_reference_there_is_no_kl_and_wrong_names_say_what_there_is(policy, capsys):
+def test_without_a_reference_there_is_no_kl(policy, capsys):
+    """And a wrong name says which ones there are."""
     env = make_env()
     show_tokens(env, policy, "entropy", config={}, num_episodes=2)
     printed = capsys.readouterr().out

@@ -11,7 +11,8 @@ import pytest
 
 from tests.helpers.browser import Browser, needs_chromium
 from tests.helpers.feedback import call, lines
-from textenv import BrowserAnnotator, FeedbackStopped, HumanReward
+from textenv import HumanReward
+from textenv.extras.human import BrowserAnnotator, FeedbackStopped
 from textenv.extras.human.feedback_file import krippendorff_alpha
 
 STATE = "document.querySelector('#state').textContent"
@@ -130,7 +131,8 @@ def test_held_keys_and_second_clicks_answer_nothing(tmp_path):
 
 PROGRAM = """
 import sys
-from textenv import BrowserAnnotator, HumanReward
+from textenv import HumanReward
+from textenv.extras.human import BrowserAnnotator
 person = BrowserAnnotator("ann")
 print(person.url, flush=True)
 human = HumanReward(sys.argv[1], annotator=person)
@@ -165,7 +167,7 @@ def test_wrong_posts_are_refused_and_asked_again():
     import urllib.error
     import urllib.request
 
-    from textenv import Question
+    from textenv.extras.human import Question
 
     person, given = BrowserAnnotator("ann"), []
     asking = threading.Thread(target=lambda: given.append(person.ask(Question("p", ("x", "y"), "pairs"))))

@@ -11,7 +11,8 @@ import pytest
 from filelock import FileLock
 
 from tests.helpers.feedback import Scripted, better, call, lines
-from textenv import FeedbackFile, HumanReward, Question
+from textenv import HumanReward
+from textenv.extras.human import FeedbackFile, Question
 from textenv.extras.human.feedback_file import krippendorff_alpha
 
 ROOT = Path(__file__).parents[4]
@@ -168,7 +169,7 @@ def test_alpha_is_that_of_the_package():
 
 def test_people_who_saw_a_pair_in_either_order_agree(tmp_path):
     file = FeedbackFile(tmp_path / "pairs.jsonl")
-    from textenv import Question
+    from textenv.extras.human import Question
 
     for name, shown, answer in [("ann", ("x", "y"), "first"), ("bob", ("y", "x"), "second")]:
         file.append(Question("p", shown, "pairs"), answer, annotator=name)

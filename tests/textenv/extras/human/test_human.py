@@ -6,7 +6,8 @@ import pytest
 
 from tests.helpers.errors import refused
 from tests.helpers.feedback import Scripted, better, call, lines
-from textenv import FeedbackFile, FeedbackStopped, HumanReward
+from textenv import HumanReward
+from textenv.extras.human import FeedbackFile, FeedbackStopped
 from textenv.extras.human.feedback_file import krippendorff_alpha
 
 

@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from tests.helpers.feedback import Scripted, call
-from textenv import FeedbackStopped, HumanReward, Question, TerminalAnnotator
+from textenv import HumanReward
+from textenv.extras.human import FeedbackStopped, Question, TerminalAnnotator
 
 ROOT = Path(__file__).parents[4]
 
@@ -73,7 +74,8 @@ def test_long_texts_are_shown_whole_and_wrapped():
 
 def test_without_a_terminal_it_says_what_to_do():
     program = (
-        "from textenv import Question, TerminalAnnotator; TerminalAnnotator().ask(Question('p', ('r',), 'thumbs'))"
+        "from textenv.extras.human import Question, TerminalAnnotator\n"
+        "TerminalAnnotator().ask(Question('p', ('r',), 'thumbs'))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], input="u\n", capture_output=True, text=True, timeout=60, cwd=ROOT

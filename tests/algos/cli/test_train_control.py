@@ -1,0 +1,53 @@
+"""``algos train`` for control: environments by name, the policy, what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+import algos
+from algos import LSTMPolicy, MLPPolicy
+from algos.cli import main
+
+
+@pytest.mark.parametrize(
+    "env_id",
+    ["CartPole-v1", "Acrobot-v1", "MountainCar-v0", "Pendulum-v1", "MountainCarContinuous-v0", "LunarLander-v3",
+     "FrozenLake-v1", "Taxi-v4"],
+)  # fmt: skip
+def test_control_and_its_saved_agent_run_by_name(env_id, tmp_path, capsys):
+    if env_id.startswith("LunarLander"):
+        pytest.importorskip("Box2D")
+    main(["train", env_id, "--total-steps", "1024", "--run-dir", str(tmp_path), "--num-episodes", "2", "--json",
+          "--num-envs", "8", "--config.num-steps", "128", "--config.num-epochs", "2"])  # fmt: skip
+    trained = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert trained["steps"] >= 1024 and np.isfinite(trained["mean_return"])
+    main(["evaluate", str(tmp_path), "--num-episodes", "3", "--json"])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["episodes"] == 3
+
+
+def test_an_outdated_version_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "Taxi-v3"])
+    assert "Taxi-v4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--num-envs", "--num-episodes"])
+def test_no_slots_and_no_episodes_are_refused_at_once(option, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "CartPole-v1", option, "0", "--total-steps", "100", "--run-dir", str(tmp_path / "run")])
+    assert "expected at least 1" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("options", [["--policy", "lstm"], ["--policy", "mlp"]])
+def test_the_command_chooses_policy_and_normalisation(options, tmp_path, capsys):
+    normalized = ["--policy-kwargs", '{"normalize_observations": true}', "--config.normalize-rewards"]
+    main(["train", "CartPole-v1", "--total-steps", "300", "--run-dir", str(tmp_path), "--num-episodes", "2", "--json",
+          "--config.num-steps", "16", *normalized, *options])  # fmt: skip
+    policy = algos.load(tmp_path)
+    assert type(policy) is {"lstm": LSTMPolicy, "mlp": MLPPolicy}[options[1]]
+    assert policy.normalizer.count > 200
+    with pytest.raises(SystemExit):
+        main(["train", "textenv/Copy-v0", *options])
+    assert "language model" in capsys.readouterr().err

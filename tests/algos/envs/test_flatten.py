@@ -1,0 +1,89 @@
+"""Observations of every space as one flat row of float32."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array
+
+from algos import PPO, LSTMPolicy, MLPPolicy, PPOConfig, collect, evaluate
+from algos.envs.flatten import flatten, flatten_one
+from algos.make import make_policy
+from tests.helpers.errors import refused
+
+MODES = pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
+PLANE = spaces.Box(-1, 1, (3,), np.float32)
+OBSERVATIONS = {
+    "Discrete": spaces.Discrete(7, start=2),
+    "MultiDiscrete": spaces.MultiDiscrete([3, 4]),
+    "MultiBinary": spaces.MultiBinary(6),
+    "Dict": spaces.Dict({"place": spaces.Box(-1, 1, (2, 2)), "door": spaces.Discrete(3)}),
+    "Tuple": spaces.Tuple([spaces.Discrete(5), spaces.Dict({"flags": spaces.MultiBinary(3)}), PLANE]),
+}
+
+
+@pytest.mark.parametrize("name", OBSERVATIONS)
+def test_a_batch_is_flattened_as_by_gymnasium(name):
+    space = OBSERVATIONS[name]
+    space.seed(0)
+    samples = [space.sample() for _ in range(7)]
+    batch = concatenate(space, samples, create_empty_array(space, 7))
+    expected = np.stack([np.asarray(spaces.flatten(space, sample), dtype=np.float32) for sample in samples])
+    found = flatten(space, batch)
+    if isinstance(space, spaces.Box):
+        assert found is batch
+    else:
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == np.float32 and flatten(space, found) is found
+        np.testing.assert_array_equal(flatten_one(space, samples[0]), expected[0])
+
+
+def test_observations_without_a_fixed_size_are_refused():
+    for space in (spaces.Text(5), spaces.Sequence(PLANE), spaces.Dict({"a": PLANE, "b": spaces.Text(3)})):
+        for policy in (MLPPolicy, LSTMPolicy):
+            with refused(ValueError, "observation_space is", "cannot read", "expected Box", "--wrapper"):
+                policy(space, spaces.Discrete(2))
+
+
+class Counter(gym.Env):
+    """Shows its clock in any space: observation number t of a list; ends at ``length``."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space, shown, length=5):
+        self.observation_space, self.shown, self.length = space, shown, length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.shown[0], {}
+
+    def step(self, action):
+        self.time += 1
+        return self.shown[self.time], 1.0, self.time == self.length, False, {}
+
+
+def counter(space, mode, length=5, num_envs=2):
+    space.seed(0)
+    shown = [space.sample() for _ in range(length + 1)]
+    lengths = [length - n for n in range(num_envs)]
+    env = SyncVectorEnv([lambda n=n: Counter(space, shown, n) for n in lengths], autoreset_mode=mode)
+    return env, np.stack([spaces.flatten(space, x) for x in shown])
+
+
+@MODES
+@pytest.mark.parametrize("name", OBSERVATIONS)
+def test_every_observation_arrives_flat(name, mode):
+    env, flat = counter(OBSERVATIONS[name], mode)
+    policy = make_policy(env)
+    rollout = collect(env, policy, num_steps=23, seed=0)
+    for slot, length in enumerate([5, 4]):
+        row = rollout[slot][rollout["mask"][slot]]
+        time = torch.arange(len(row)) % length
+        assert int(row["terminated"].sum()) >= 3
+        np.testing.assert_array_equal(row["observation"], flat[time])
+        np.testing.assert_array_equal(row["next_observation"], flat[time + 1])
+    PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=16, num_epochs=1)).learn(64)
+    assert len(evaluate(env, policy, num_episodes=3)[0]) == 3

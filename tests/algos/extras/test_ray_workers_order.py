@@ -1,0 +1,107 @@
+"""Which prompts workers get and how old their weights are, by hand, with workers that run in this process in turn."""
+
+import sys
+
+import gymnasium as gym
+import pytest
+import torch
+
+from algos import GRPO, PPO, PPOConfig
+from algos.extras.ray_workers import rollout_workers
+from tests.helpers.one_process_ray import OneProcessRay
+from tests.helpers.resumable_agents import mlp
+from tests.helpers.small_agents import lm_policy
+from tests.helpers.text_envs import text_vector_env
+
+EIGHT = ["a", "b", "c", "d", "a b", "b c", "c d", "d a"]
+
+
+def text(slots):
+    return text_vector_env(num_envs=slots, prompts=EIGHT)
+
+
+def text_agent(**fields):
+    return GRPO(text(4), lm_policy(), num_steps=None, num_episodes=8, minibatch_size=8, group_size=2, **fields)
+
+
+def column(agent, rollout, name):
+    """Prompts or completions of the episodes."""
+    return [sample[name] for sample in agent.env.samples(range(len(rollout)))]
+
+
+@pytest.mark.parametrize("first", [min, max])
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_workers_get_each_prompt_once_in_its_order(first, staleness, monkeypatch):
+    """Eight episodes are four groups of two: two rollouts go once through eight prompts, whoever is faster."""
+    monkeypatch.setitem(sys.modules, "ray", OneProcessRay(first))
+    several = text_agent(max_importance_weight=2.0)
+    one = text_agent(max_importance_weight=2.0)
+    asked, answers, groups = [], [], []
+    with rollout_workers(several, text, 2, staleness=staleness):
+        for _ in range(4):
+            rollout = several.collect()
+            asked.append(column(several, rollout, "prompt"))
+            answers.append(column(several, rollout, "completion"))
+            groups.append(rollout["group"][:, 0].tolist())
+    for number in range(4):
+        alone = one.collect()
+        assert asked[number] == column(one, alone, "prompt")
+        assert answers[number] == column(one, alone, "completion"), "each episode has a seed of its own"
+    for rollout in asked:
+        assert rollout[0::2] == rollout[1::2], "the episodes of a group share a prompt"
+    once = [rollout[0::2] for rollout in asked]
+    assert sorted(once[0] + once[1]) == sorted(once[2] + once[3]) == sorted(EIGHT)
+    assert groups == [[0, 0, 1, 1, 2, 2, 3, 3], [4, 4, 5, 5, 6, 6, 7, 7], [8, 8, 9, 9, 10, 10, 11, 11],
+                      [12, 12, 13, 13, 14, 14, 15, 15]]  # fmt: skip
+
+
+def control(slots):
+    return gym.make_vec("CartPole-v1", num_envs=slots)
+
+
+def set_version(policy, version):
+    """The policy prefers action 0 to action 1 by as many nats as this version of its weights is old."""
+    last = policy.actor[-1]
+    with torch.no_grad():
+        last.weight.zero_()
+        last.bias.copy_(torch.tensor([float(version), 0.0]))
+
+
+def version_of(rollout):
+    """Version of the weights by which each row acted, from the log-probabilities of its actions."""
+    log_prob = rollout["log_prob"].double()
+    preferred = torch.where(rollout["action"] == 0, log_prob, torch.log1p(-log_prob.exp()))
+    odds = preferred - torch.log1p(-preferred.exp())
+    masked = torch.where(rollout["mask"], odds, torch.nan)
+    return masked.nanmean(dim=1).round().long()
+
+
+BY_HAND = {
+    # Both are waited for; nobody goes ahead.
+    0: [[0, 0], [1, 1], [2, 2], [3, 3]],
+    # Worker 0 has played rollouts 0 and 1 before worker 1 has played rollout 0; then it waits. Worker 1 begins its next
+    # rollout when it has finished one, still by the version before.
+    1: [[0, 0], [0, 0], [1, 1], [2, 2]],
+    # Worker 0 has played rollouts 0, 1 and 2 by version 0 before worker 1 has played rollout 0, and stays two ahead.
+    2: [[0, 0], [0, 0], [0, 1], [1, 2]],
+}
+"""By staleness: version of the weights of each of two workers in four rollouts, if worker 0 always finishes first."""
+
+
+@pytest.mark.parametrize("staleness", BY_HAND)
+def test_workers_act_with_weights_of_their_staleness(staleness, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", OneProcessRay(min))
+    env = control(4)
+    agent = PPO(env, mlp(env), PPOConfig(num_steps=8, minibatch_size=32, max_importance_weight=2.0))
+    with rollout_workers(agent, control, 2, staleness=staleness):
+        for number, versions in enumerate(BY_HAND[staleness]):
+            set_version(agent.policy, number)
+            rollout = agent.collect()
+            expected = [version for version in versions for _ in range(2)]  # two slots each
+            assert version_of(rollout).tolist() == expected
+            if staleness:
+                stale = rollout["staleness"]
+                assert (stale == stale[:, :1]).all()
+                assert stale[:, 0].tolist() == [number - version for version in expected]
+            else:
+                assert "staleness" not in rollout.keys()

@@ -1,0 +1,62 @@
+"""`LMPolicy.generate` against `transformers`, and its seeds."""
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from algos import LMPolicy
+from tests.helpers.models import make_gpt2, make_llama
+from tests.helpers.text_envs import EOS
+
+PROMPTS = ["a b", "c", "d a b good", "b"]
+
+
+@pytest.mark.parametrize("make", [make_gpt2, make_llama])
+def test_greedy_completions_are_those_of_transformers(make, tokenizer):
+    policy = LMPolicy(make(), tokenizer)
+    tokenizer.padding_side = "left"
+    batch = tokenizer(PROMPTS, return_tensors="pt", padding=True)
+    batch.pop("token_type_ids", None)
+    model = policy.lm.model
+    found = model.generate(**batch, do_sample=False, max_new_tokens=6, eos_token_id=EOS, pad_token_id=EOS)
+    expected = tokenizer.batch_decode(found[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert policy.generate(PROMPTS, max_new_tokens=6, deterministic=True) == expected
+    assert len(set(expected)) > 1, "equal completions show nothing"
+
+
+def test_samples_follow_the_seed_and_change_nothing(tokenizer):
+    policy = LMPolicy(make_gpt2(), tokenizer, seed=5)
+    before = policy.generator.get_state()
+    first, again, other = (policy.generate(PROMPTS, max_new_tokens=12, seed=seed) for seed in (1, 1, 2))
+    assert first == again != other
+    assert policy.generate(PROMPTS[:2], max_new_tokens=12, seed=1) == first[:2]
+    assert torch.equal(policy.generator.get_state(), before) and policy.decoder is None and not policy.memory
+
+
+def test_a_completion_ends_at_eos_limit_or_context(tokenizer):
+    policy = LMPolicy(make_gpt2(n_positions=8), tokenizer)
+    lengths = [len(text.split()) for text in policy.generate([[0, 1, 2]] * 40, max_new_tokens=100)]
+    assert max(lengths) <= 5 and min(lengths) < 5
+    assert max(len(text.split()) for text in policy.generate(PROMPTS * 10, max_new_tokens=2)) <= 2
+    with pytest.raises(ValueError, match="the model has 8 positions"):
+        policy.generate([[0] * 9])
+
+
+def test_a_chat_is_rendered_by_the_template():
+    policy = LMPolicy.load("embedded")
+    policy.lm.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    chat = [{"role": "user", "content": "the film was"}]
+    assert policy.generate([chat], seed=3) == policy.generate(["the film was"], seed=3)
+    assert isinstance(policy.tokenizer, type(AutoTokenizer.from_pretrained(policy.lm.model.name_or_path)))
+
+
+def test_wrong_arguments_are_answered(tokenizer):
+    policy = LMPolicy(make_gpt2(), tokenizer)
+    assert policy.generate([]) == []
+    for wrong in ("a b", 5):
+        with pytest.raises(TypeError, match="expected a list of texts"):
+            policy.generate(wrong)
+    with pytest.raises(ValueError, match="max_new_tokens is 0, expected at least 1"):
+        policy.generate(PROMPTS, max_new_tokens=0)
+    with pytest.raises(ValueError, match="prompt 1 is empty"):
+        policy.generate(["a", ""])

@@ -1,0 +1,26 @@
+"""Streams of uniform numbers, one for each episode."""
+
+import numpy as np
+import torch
+
+from algos.policies.random_streams import NUMBERS_AT_ONCE, UniformStreams
+
+
+def test_an_episode_is_a_function_of_its_seed_alone():
+    streams = UniformStreams(np.array([5, 6, 7]))
+    first = torch.stack([streams.next() for _ in range(NUMBERS_AT_ONCE + 3)])
+    streams.begin(np.array([True, False, False]), np.array([7, 0, 0]))
+    again = torch.stack([streams.next() for _ in range(NUMBERS_AT_ONCE + 3)])
+    assert torch.equal(again[:, 0], first[:, 2])
+    assert not torch.equal(again[:, 1], first[:, 1]), "the others go on"
+    alone = UniformStreams(np.array([6]))
+    whole = torch.cat([first[:, 1], again[:, 1]])
+    assert torch.equal(torch.cat([alone.next() for _ in range(len(whole))]), whole)
+
+
+def test_neighbouring_seeds_are_independent():
+    streams = UniformStreams(np.arange(4000))
+    numbers = torch.stack([streams.next() for _ in range(2)]).numpy()
+    counts = np.histogram2d(*numbers, bins=5, range=[[0, 1], [0, 1]])[0]
+    assert ((counts - 160) ** 2 / 160).sum() < 52  # chi-square, 24 degrees of freedom: once in a thousand
+    assert numbers.min() >= 0 and numbers.max() < 1

@@ -1,0 +1,57 @@
+"""Means of a minibatch, and episodes that a rollout has finished."""
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from algos.training.metrics import EpisodeMeter, group_metrics, minibatch_means
+from tests.helpers.rollouts import draws, random_rollout
+
+
+def test_logged_means_are_sums_without_gradient():
+    entries = {name: draws(4, 3, seed=seed).requires_grad_() for seed, name in enumerate("abc")}
+    weight = draws(4, 3, seed=6)
+    metrics = minibatch_means(TensorDict({"log_weight": weight}, batch_size=[4, 3]), entries)
+    for name, x in entries.items():
+        torch.testing.assert_close(metrics[name], (x.detach() * weight).sum(), atol=1e-10, rtol=0)
+        assert not metrics[name].requires_grad
+
+
+def episodes_one_by_one(rollouts):
+    """Entry by entry: what begins, counts and ends in each slot."""
+    state, ended = {}, []
+    for rollout in rollouts:
+        found = []
+        for t in range(rollout.shape[1]):
+            for slot in range(len(rollout)):
+                entry = rollout[slot, t]
+                if entry["is_init"]:
+                    state[slot] = [0.0, 0]
+                if slot in state:
+                    state[slot][0] += entry["reward"].item()
+                    state[slot][1] += int(entry["mask"])
+                    if entry["terminated"] or entry["truncated"]:
+                        episode = state.pop(slot)
+                        if not entry["is_init"] or entry["mask"]:  # else its environment failed: nothing was finished
+                            found.append(episode)
+        ended.append(found)
+    return ended
+
+
+def test_the_episode_meter_equals_counting_entries():
+    generator = torch.Generator().manual_seed(0)
+    for rows, steps in [(1, 1), (3, 12), (4, 5), (2, 1)]:
+        rollouts = [random_rollout(generator, rows, steps) for _ in range(5)]
+        meter = EpisodeMeter()
+        for rollout, expected in zip(rollouts, episodes_one_by_one(rollouts), strict=True):
+            returns, lengths = meter.finished(rollout)
+            assert lengths == [length for _, length in expected]
+            np.testing.assert_allclose(returns, [total for total, _ in expected], atol=1e-9)
+
+
+def test_silent_rows_do_not_count_rows_without_a_step():
+    rollout = TensorDict(
+        {"mask": torch.tensor([[True], [True], [False]]), "advantage": torch.zeros(3, 1), "group": torch.zeros(3, 1)},
+        batch_size=[3, 1],
+    )
+    assert group_metrics(rollout) == {"rollout/silent_rows": 2}

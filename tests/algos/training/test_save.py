@@ -1,0 +1,69 @@
+"""Saving and loading of language models."""
+
+import json
+
+import pytest
+import torch
+
+import algos
+from algos import PPO, LMPolicy, PPOConfig
+from algos.cli import main
+from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
+from textenv import TextVectorEnv
+
+
+@pytest.mark.parametrize("make_model", [make_gpt2, make_llama])
+def test_a_saved_lm_is_a_transformers_folder(tmp_path, make_model):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    policy = LMPolicy(make_model(), make_tokenizer(WORDS), temperature=0.7)
+    env = TextVectorEnv(
+        prompts=["a b"], reward=lambda prompts, **_: [1.0] * len(prompts), tokenizer=policy.lm.tokenizer, num_envs=4
+    )
+    agent = PPO(env, policy, PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4, learning_rate=1e-3))
+    agent.learn(10)
+    agent.save(tmp_path)
+    loaded = algos.load(tmp_path)
+    assert loaded.temperature == 0.7
+    rollout = algos.collect(env, policy, num_episodes=4)
+    for one, two in zip(policy.evaluate(rollout), loaded.evaluate(rollout), strict=True):
+        assert torch.equal(one, two)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
+    assert all(torch.equal(x, y) for x, y in zip(plain.parameters(), policy.lm.model.parameters(), strict=True))
+    assert AutoTokenizer.from_pretrained(tmp_path / "policy").get_vocab() == policy.lm.tokenizer.get_vocab()
+
+
+def test_a_bfloat16_checkpoint_is_trained_in_float32(tmp_path):
+    make_gpt2().to(torch.bfloat16).save_pretrained(tmp_path)
+    make_tokenizer(WORDS).save_pretrained(tmp_path)
+    assert LMPolicy.load(tmp_path).lm.model.dtype is torch.float32
+    assert LMPolicy.load(tmp_path, dtype=torch.bfloat16).lm.model.dtype is torch.bfloat16
+
+
+def test_train_on_text_from_a_local_folder(tmp_path, capsys):
+    """An unknown model of the user's own: folder in, folder out, KL and score in the JSON."""
+    model = tmp_path / "model"
+    make_gpt2().save_pretrained(model)
+    make_tokenizer(WORDS).save_pretrained(model)
+    arguments = ["textenv/Periods-v0", "--model", str(model), "--total-steps", "600", "--config.num-episodes", "32"]
+    main(["train", *arguments, "--run-dir", str(tmp_path / "run"), "--json"])
+    trained = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert trained["score"] == trained["mean_return"] and trained["kl"] >= -0.5
+    assert trained["penalised_return"] == pytest.approx(trained["score"] - 0.001 * trained["kl"])
+    main(["evaluate", str(tmp_path / "run"), "--num-episodes", "8", "--json"])
+    evaluated = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {"mean_return", "steps", "seconds", "score", "kl"} <= evaluated.keys()
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("value_head.safetensors", b"cut off"), ("config.json", b"{"), ("tokenizer_config.json", b"[" * 100_000)],
+)
+def test_a_broken_language_model_is_refused_in_words(tmp_path, file, content):
+    env = TextVectorEnv(prompts=[[0]], reward=lambda prompts, completions, **_: [0.0], tokenizer=make_tokenizer(WORDS))
+    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS))
+    PPO(env, policy, PPOConfig(num_steps=None, num_episodes=4, minibatch_size=4)).save(tmp_path)
+    assert (tmp_path / "policy" / file).is_file()
+    (tmp_path / "policy" / file).write_bytes(content)
+    with pytest.raises(ValueError, match=r"does not match the LMPolicy|cannot load"):
+        algos.load(tmp_path)

@@ -1,0 +1,130 @@
+"""Fast paths can be switched off, and a checkpoint resumes with and without them."""
+
+import importlib
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
+
+import pytest
+import torch
+
+from algos.policies import distributions, towers
+from textenv.acceleration import FAST, syntax_digest
+
+ROOT = Path(__file__).parents[2]
+TRAIN = """
+import json, sys
+import gymnasium
+import algos
+agent = algos.PPO(gymnasium.make_vec("CartPole-v1", num_envs=4), seed=1, num_steps=32, num_epochs=1)
+rows = agent.learn(int(sys.argv[2]), run_dir=sys.argv[1], checkpoint_every=1, resume=sys.argv[1])
+print(json.dumps(rows))
+"""
+
+
+def train(run_dir, steps, *, fast):
+    environment = os.environ | {"TEXTENV_FAST": str(int(fast)), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", TRAIN, str(run_dir), str(steps)]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, cwd=run_dir.parent)
+    return json.loads(done.stdout)
+
+
+def test_a_checkpoint_resumes_under_the_other_setting(tmp_path):
+    runs = []
+    for fast in (True, False):
+        begun = train(tmp_path / f"run{fast}", 200, fast=fast)
+        resumed = train(tmp_path / f"run{fast}", 450, fast=not fast)
+        assert bool(begun[0]["update/path"]) is fast and "update/path" not in begun[1]
+        assert len(resumed) == 4 and resumed[:2] == begun
+        runs.append(resumed)
+    for row, other in zip(*runs, strict=True):
+        for name in ("policy/loss", "value/loss", "policy/entropy", "update/grad_norm"):
+            assert row[name] == pytest.approx(other[name], rel=2e-3, abs=1e-4)
+
+
+def tower(outputs):
+    return towers.tower(5, (16, 16), outputs, gain=1.0, generator=torch.Generator().manual_seed(outputs))
+
+
+def clipped_steps(adam):
+    """Weights after three steps with long gradients."""
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = adam([{"params": [weight]}], lr=0.1, eps=1e-5, weight_decay=0.0, fused=True)
+    for scale in (1.0, 10.0, 0.01):
+        weight.grad = scale * torch.arange(4.0)
+        optimizer.clip_grad_norm_(0.5, [0])
+        optimizer.step()
+    return weight.detach()
+
+
+class PlainAdam(torch.optim.AdamW):
+    def clip_grad_norm_(self, max_norm, groups):
+        return torch.nn.utils.clip_grad_norm_(
+            [p for group in groups for p in self.param_groups[group]["params"]], max_norm
+        )
+
+
+OBSERVATION = torch.linspace(-2, 2, 15).reshape(3, 5)
+CASES = {
+    "towers:act": (towers.act, lambda function: function(OBSERVATION.numpy(), tower(2))),
+    "towers:value": (towers.value, lambda function: function(OBSERVATION, tower(1))),
+    "towers:actor_and_critic": (
+        towers.actor_and_critic, lambda function: function(OBSERVATION, tower(2), tower(1))
+    ),
+    "sampling:draw": (
+        distributions.draw, lambda function: function(OBSERVATION, torch.Generator().manual_seed(1), False)
+    ),
+    "adam:Adam": (PlainAdam, clipped_steps),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", CASES)
+def test_every_fast_path_equals_its_plain_form(path):
+    plain, result = CASES[path]
+    fast = resolve_name(f"algos.fast.{path}")
+    if not isinstance(plain, type):
+        plain = inspect.unwrap(plain)
+        fast = partial(fast, plain)
+    torch.testing.assert_close(result(fast), result(plain), atol=1e-5, rtol=1e-5)
+
+
+def test_every_fast_path_is_named_at_its_plain_form():
+    """And nothing else of ours is imported by `algos.fast` or imports it; PPO asks for its `closed_form`."""
+    sources = {path: path.read_text() for room in ("algos", "textenv") for path in (ROOT / room).rglob("*.py")}
+    named = re.findall(r'@accelerated\("algos\.fast\.(\w+):(\w+)", "\w{12}"\)', "".join(sources.values()))
+    assert {":".join(one) for one in named} == set(CASES)
+    for module, name in named:
+        assert re.search(rf"^(def|class) {name}\(", sources[ROOT / "algos" / "fast" / f"{module}.py"], re.MULTILINE)
+    for path, source in sources.items():
+        inside = path.parent == ROOT / "algos" / "fast"
+        ours = r"^\s*(from|import) (algos(?!\.fast\.)|textenv(?!\.acceleration))"
+        forbidden = ours if inside else r"^\s*(from|import) algos\.fast"
+        assert not re.search(forbidden, source, re.MULTILINE), path
+
+
+PLAIN = """
+from textenv.acceleration import accelerated
+
+@accelerated("fast_of_this_test:double", "{digest}")
+def double(x):
+    {body}
+"""
+
+
+@pytest.mark.skipif(not FAST, reason="fast paths are off")
+def test_a_plain_function_that_was_edited_runs_itself(tmp_path, monkeypatch, caplog):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "fast_of_this_test.py").write_text("def double(plain, x):\n    return 'fast'\n")
+    (tmp_path / "undecorated_of_this_test.py").write_text("def double(x):\n    return 2 * x\n")
+    digest = syntax_digest(importlib.import_module("undecorated_of_this_test").double)
+    for number, (body, expected) in enumerate({"return 2 * x  # twice": "fast", "return 2.5 * x": 5.0}.items()):
+        (tmp_path / f"plain_{number}_of_this_test.py").write_text(PLAIN.format(digest=digest, body=body))
+        module = importlib.import_module(f"plain_{number}_of_this_test")
+        assert module.double(2) == expected
+    assert [line.getMessage().partition(" was edited")[0] for line in caplog.records] == ["plain_1_of_this_test:double"]
