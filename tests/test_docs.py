@@ -40,13 +40,13 @@ def test_the_page_of_metrics_has_every_metric():
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md"])
-def test_the_paths_that_a_page_for_readers_of_the_code_names_exist(page):
+def test_paths_that_pages_name_exist(page):
     text = (ROOT / page).read_text()
     paths = re.findall(r"`([\w./-]+/|[\w./-]+\.(?:py|toml|txt))`", text)
     assert len(paths) > 8 and not [path for path in paths if not (ROOT / path).exists()]
 
 
-def test_the_modules_that_the_table_of_rooms_names_exist():
+def test_modules_of_the_table_of_rooms_exist():
     """Each word in quotes, written in small letters, is a module or a folder of its row's room."""
     table = (ROOT / "CONTRIBUTING.md").read_text().partition("| room | contents |")[2].partition("\n\n")[0]
     missing, count = [], 0
@@ -165,7 +165,7 @@ def reference_pages():
     return "\n".join(page.read_text() for page in sorted((ROOT / "docs" / "reference").glob("*.md")))
 
 
-def test_the_page_of_public_names_has_each_of_them_once_with_the_object_that_it_is():
+def test_the_page_of_public_names_has_each_once():
     rows = (ROOT / "docs" / "reference" / "names.md").read_text()
     targets = re.findall(r"\{py:obj\}`(\w+) <([\w.]+)>`", rows)
     public = {name: package for package in (algos, textenv) for name in package.__all__}
@@ -175,7 +175,7 @@ def test_the_page_of_public_names_has_each_of_them_once_with_the_object_that_it_
         assert pkgutil.resolve_name(path) is getattr(public[name], name), path
 
 
-def test_every_public_name_has_an_entry_in_the_reference():
+def test_the_reference_has_every_public_name():
     modules = re.findall(r"automodule:: ([\w.]+)", reference_pages())
     data = re.findall(r"autodata:: ([\w.]+)", reference_pages())
     for _, path in re.findall(r"\{py:obj\}`(\w+) <([\w.]+)>`", reference_pages()):
