@@ -101,7 +101,7 @@ def rooms_of(package):
 
 
 @pytest.mark.parametrize("package", LAYERS)
-def test_rooms_import_from_their_own_layer_or_from_below(package):
+def test_rooms_import_only_from_below(package):
     levels = {room: level for level, line in enumerate(LAYERS[package].split("\n")) for room in line.split()}
     for room, imported in rooms_of(package).items():
         assert not [other for other in imported if levels[other] < levels[room]], room
@@ -123,7 +123,7 @@ def test_the_core_imports_neither_lab_nor_extras():
         assert "extras" not in imported or room in ("tasks", "checks"), room
 
 
-def test_a_folder_has_at_most_twenty_files_and_no_fewer_than_three():
+def test_a_folder_has_three_to_twenty_files():
     folders = Counter(path.parent for path in FILES)
     assert max(folders.values()) <= 20
     assert {folder.name for folder, count in folders.items() if count < 3} <= {"human"}
@@ -365,12 +365,33 @@ def test_a_test_file_is_named_after_a_module(package):
         assert any(path.stem == f"test_{name}" or path.stem.startswith(f"test_{name}_") for name in modules), path
 
 
-def test_tests_take_what_they_share_from_helpers_and_not_from_each_other():
+def patches(path):
+    """Lines that replace something in our own modules, or import a private name of them."""
+    ours = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in LAYERS:
+            ours |= {alias.asname or alias.name for alias in node.names}
+            if any(re.match("_[a-z]", alias.name) for alias in node.names):
+                yield node.lineno
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
+            target = ast.unparse(node.args[0]).strip("'\"").split(".")[0]
+            if target in ours | LAYERS.keys():
+                yield node.lineno
+
+
+@pytest.mark.parametrize("package", MIRRORED)
+def test_tests_use_the_modules_as_they_are(package):
+    """They neither patch them nor import private names; tests of behaviour across modules don't either."""
+    for path in [*ROOT.glob(f"tests/{package}/**/*.py"), *ROOT.glob("tests/integration/*.py")]:
+        assert list(patches(path)) == [], path
+
+
+def test_tests_share_helpers_not_each_other():
     for path in [*ROOT.glob("tests/**/*.py"), *ROOT.glob("examples/**/*.py")]:
         assert not re.findall(r"(?:from|import) tests\.[\w.]*\btest_\w*", path.read_text()), path
 
 
-def test_every_row_of_the_pitfalls_names_its_tests_and_they_exist():
+def test_every_row_of_the_pitfalls_names_its_tests():
     page = (ROOT / "docs" / "pitfalls.md").read_text()
     table, _, lists = page.partition("## The tests")
     rows = re.findall(r"^\| (\d+) \|", table, re.MULTILINE)
@@ -390,7 +411,7 @@ def test_there_is_not_a_word_about_text_in_ppo():
     assert not [name for name in imported_names(ROOT / "algos" / "ppo.py") if ".lm" in name or "vector_env" in name]
 
 
-def test_a_control_run_imports_neither_transformers_nor_what_it_does_not_use():
+def test_a_control_run_imports_nothing_heavy():
     program = """
 import sys, gymnasium
 from algos import PPO, MLPPolicy, PPOConfig
@@ -403,12 +424,12 @@ assert not heavy, heavy
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
-def test_importing_textenv_registers_and_loads_nothing_heavy():
+def test_importing_textenv_loads_nothing_heavy():
     program = "import gymnasium, textenv, sys; gymnasium.spec('textenv/Reviews-v0'); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
-def test_the_packages_are_those_of_the_checkout_and_not_the_folders_of_the_tests():
+def test_the_packages_are_those_of_the_checkout():
     import algos
     import textenv
 
