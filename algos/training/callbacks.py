@@ -38,7 +38,7 @@ class RecordSamples(Callback):
         self.every = every
         self.num_samples = num_samples
 
-        # From `on_rollout` to `on_iteration`
+        # What `on_rollout` keeps for `on_iteration`
         self._rollout: TensorDict | None = None
         self._rows: list[int] = []
         self._entropy = torch.zeros(0)

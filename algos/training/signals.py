@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: a training finishes its iteration first; other work ends at once, in a sentence."""
+"""Ctrl-C, SIGTERM and SIGHUP: a training finishes its iteration first; other work ends at once, with a message."""
 
 import os
 import signal
@@ -70,17 +70,20 @@ def interrupted_by_signals(message: str) -> Iterator[None]:
 
 @contextmanager
 def _handled(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[dict[signal.Signals, Handler]]:
-    """Set a handler for these signals, but for those that are ignored, as under ``nohup``; yield the former ones."""
+    """Set a handler for these signals, and yield their former handlers, which come back at the end.
+
+    A signal that is ignored, as SIGHUP under ``nohup``, stays ignored. Only the main thread can set handlers.
+    """
     former_handlers: dict[signal.Signals, Handler] = {}
     if threading.current_thread() is threading.main_thread():
         for number in numbers:
-            former_handler = signal.getsignal(number)
-            if former_handler is not signal.SIG_IGN:
-                former_handlers[number] = former_handler
+            former = signal.getsignal(number)
+            if former is not signal.SIG_IGN:
+                former_handlers[number] = former
     for number in former_handlers:
         signal.signal(number, handler)
     try:
         yield former_handlers
     finally:
-        for number, former_handler in former_handlers.items():
-            signal.signal(number, former_handler)
+        for number, former in former_handlers.items():
+            signal.signal(number, former)

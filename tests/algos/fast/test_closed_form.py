@@ -355,7 +355,7 @@ def test_a_wrapped_or_recoded_function_is_another(name, monkeypatch, caplog):
         ("algos.minibatches.whiten", lambda *a, **k: whiten(*a, **k)),
         ("algos.ppo.losses", types.SimpleNamespace(**vars(losses))),
         ("algos.ppo.ratio_metrics", lambda *a, **k: ratio_metrics(*a, **k)),
-        ("algos.advantages.ALIKE", 1e-3),
+        ("algos.advantages.ROUNDING_SPREAD", 1e-3),
         ("algos.training.invariants.WHITE_TOLERANCE", 0.5),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
