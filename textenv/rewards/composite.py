@@ -160,6 +160,7 @@ class Rewards:
 
     def __call__(self, /, *, tokenizer: "PreTrainedTokenizerBase | None" = None, **columns: Sequence[object]) -> Scores:
         """Score a batch; ``prompts`` and ``completions`` are required, other columns only if a function needs them."""
+        # Rows have `completion_ids`, which are missing if this is called with texts only
         columns.setdefault("completion_ids", [[0]] * len(columns["completions"]))
         rows = Rows(columns, tokenizer=tokenizer)
         self.seen += len(rows)
@@ -340,7 +341,7 @@ class Rewards:
                 description = f"at least {least_failed} of the {len(rows)} completions of this batch failed"
                 self._check_limit(least_failed, max(len(rows), RECENT_ROWS), description)
 
-            # Rows that fail alone are found; call the function with both halves of each longer part
+            # A part of one row is a row that fails. Call the function with both halves of each longer part
             failed_rows |= {part.first for part, _ in failing if len(part) == 1}
             longer_parts = [part for part, _ in failing if len(part) > 1]
             halves = [half for part in longer_parts for half in part.cut(2)]
@@ -348,8 +349,9 @@ class Rewards:
 
             # If neither half fails, the part failed because of the rows together, or by chance
             failing = []
-            for part, *pair in zip(longer_parts, half_results[::2], half_results[1::2], strict=True):
-                scored_halves, failing_halves = _separate(pair)
+            for number, part in enumerate(longer_parts):
+                results_of_part = half_results[2 * number : 2 * number + 2]
+                scored_halves, failing_halves = _separate(results_of_part)
                 if failing_halves:
                     scored += scored_halves
                     failing += failing_halves
