@@ -57,7 +57,7 @@ def answer_text(completion: object) -> str:
     """
     if isinstance(completion, str):
         return completion
-    texts: list[object] = [None]
+    texts: list[object] = [None]  # None marks what is not a text, here the completion itself
     if isinstance(completion, Sequence):
         texts = [text for message in completion for text in _texts(message)]
     valid_texts = [text for text in texts if isinstance(text, str)]

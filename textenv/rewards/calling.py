@@ -100,8 +100,8 @@ def is_async(function: Any) -> bool:
 def call_reward(function: Callable[..., object], columns: Mapping[str, object], tokenizer: object = None) -> object:
     """Call a reward function with the keyword arguments in its signature, and return its result.
 
-    A parameter ``step``, ``progress``, ``evaluating`` or ``log`` without a column of that name gets that of
-    `textenv.rewards.training`.
+    A parameter ``step``, ``progress``, ``evaluating`` or ``log`` gets its value from `textenv.rewards.training`, unless
+    there is a column of that name.
 
     Args:
         function: takes any of the columns by name, or all by ``**columns``; ``async`` functions are awaited. It

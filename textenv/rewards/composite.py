@@ -160,6 +160,7 @@ class Rewards:
 
     def __call__(self, /, *, tokenizer: "PreTrainedTokenizerBase | None" = None, **columns: Sequence[object]) -> Scores:
         """Score a batch; ``prompts`` and ``completions`` are required, other columns only if a function needs them."""
+        # Rows have `completion_ids`, which are missing if this is called with texts only
         columns.setdefault("completion_ids", [[0]] * len(columns["completions"]))
         rows = Rows(columns, tokenizer=tokenizer)
         self.seen += len(rows)
@@ -340,17 +341,17 @@ class Rewards:
                 description = f"at least {least_failed} of the {len(rows)} completions of this batch failed"
                 self._check_limit(least_failed, max(len(rows), RECENT_ROWS), description)
 
-            # Rows that fail alone are found; call the function with both halves of each longer part
+            # A part of one row is a row that fails. Call the function with both halves of each longer part
             failed_rows |= {part.first for part, _ in failing if len(part) == 1}
             longer_parts = [(part, error) for part, error in failing if len(part) > 1]
             halves = [half for part, _ in longer_parts for half in part.cut(2)]
             half_results = list(zip(halves, self._run_each(name, halves), strict=True))
 
             # If neither half fails, the part failed because of the rows together, or by chance
-            pairs = list(zip(half_results[::2], half_results[1::2], strict=True))
             failing = []
-            for (part, error), pair in zip(longer_parts, pairs, strict=True):
-                scored_halves, failing_halves = _separate(pair)
+            for number, (part, error) in enumerate(longer_parts):
+                results_of_part = half_results[2 * number : 2 * number + 2]
+                scored_halves, failing_halves = _separate(results_of_part)
                 scored += scored_halves
                 failing += failing_halves
                 if not failing_halves:

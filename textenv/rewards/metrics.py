@@ -16,13 +16,19 @@ def reward_metrics(scores: Scores, answers: Sequence[Sequence[int]]) -> dict[str
     """Compute the log metrics of a batch of scores, with the token ids of each completion.
 
     Returns:
-        For each component NAME: ``reward/NAME``, its mean contribution to the scored completions (0 where it
-        does not apply), so that the components add up to the score; ``reward_raw/NAME``, its mean value before the
-        weight, where it applies; ``reward_applied/NAME``, the fraction where it applies; ``reward_share/NAME``, its
-        fraction of all contributions, by absolute value; ``reward_length_correlation/NAME``, Pearson's correlation of
-        its value and the completion's length (0 if one of them is constant). For each NAME that a function logged,
-        ``reward/log/NAME``: its mean over the completions with a number. ``reward/failed`` and
-        ``reward/left_out`` count completions; ``text/distinct_2`` and ``text/repeated_4``: `distinct`, `repeated`.
+        For each component NAME:
+
+        - ``reward/NAME``: its mean contribution to the scored completions, 0 where it does not apply. So the
+          components add up to the score.
+        - ``reward_raw/NAME``: its mean value before the weight, where it applies.
+        - ``reward_applied/NAME``: the fraction of the scored completions to which it applies.
+        - ``reward_share/NAME``: its fraction of all contributions, by absolute value.
+        - ``reward_length_correlation/NAME``: Pearson's correlation of its value and the completion's length; 0 if one
+          of them is constant.
+
+        For each NAME that a function logged, ``reward/log/NAME``: its mean over the completions with a number. For the
+        batch, ``reward/failed`` and ``reward/left_out``: numbers of completions; ``text/distinct_2``: `distinct`;
+        ``text/repeated_4``: `repeated`.
     """
     # Contribution and raw value of each component, NaN where it does not apply
     parts = scores.parts or {"score": [total(earned) for earned in scores.earned]}
@@ -88,7 +94,7 @@ def distinct(answers: Sequence[Sequence[int]], n: int = 2) -> float:
 
 
 def repeated(answers: Sequence[Sequence[object]], n: int = 4) -> float:
-    """Mean fraction of a completion's n-grams that repeat an earlier one, over completions with n-grams (else 0)."""
+    """Mean fraction of a completion's n-grams that repeat an earlier one; 0 if no completion has an n-gram."""
     fractions = []
     for ids in answers:
         ngrams = _ngrams(ids, n)

@@ -1,26 +1,30 @@
 """Exact parsing of numbers in texts, and a reward for the right number."""
 
-import math
 import re
 from fractions import Fraction
 
 from textenv.rewards.answer import ColumnReward, by_reference
 
 MAX_DIGITS = 400
-"""Longer numbers, and larger powers of ten, are not parsed: ``1e999999999`` would exhaust the memory."""
+"""Maximum number of digits, and of the power of ten, of a number; ``1e999999999`` would exhaust the memory."""
 
 MAX_CHARACTERS = 100_000
 """Maximum number of characters parsed, because a policy may write a megabyte of commas."""
 
-# A digit directly after a letter, `_` or `^` belongs to a name, a unit or a power (x2, H2O, m^2).
+# Digits in groups of three (1,234.5), plain ones (1234.5), or none before the point (.5); then a power of ten (e-3)
 _DECIMAL = (
     r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|(?<!\.)\.[0-9]+)(?:[eE][+-]?[0-9]+(?!\w))?"
 )
+# Sign, number, divisor and percent sign. A digit directly after a letter, `_` or `^` belongs to a name, a unit or a
+# power (x2, H2O, m^2)
 _NUMERAL = re.compile(
     rf"(?<![A-Za-z_^0-9])(?<![0-9]\.)((?<![)\]])[-+])?({_DECIMAL})(?: ?/ ?([-+]?{_DECIMAL}))?(?: ?(%))?"
 )
+# Sign, numerator and denominator of \frac{1}{2}
 _TEX_FRACTION = re.compile(rf"((?<![0-9])[-+])?\\[dt]?frac ?\{{ ?([-+]?{_DECIMAL}) ?\}} ?\{{ ?([-+]?{_DECIMAL}) ?\}}")
+# A currency sign, and the sign of the number before or after it
 _CURRENCY = re.compile(r"((?<![0-9])[-+])?\\?[$€£¥₹]([-+]?)")
+# GSM8K's mark of the answer, before a number
 _HASHES = re.compile(r"####[ \t]*(?=[-+.$]{0,3}[0-9])")
 
 
@@ -140,7 +144,7 @@ def _value(numeral: re.Match[str]) -> Fraction | None:
 
 def _decimal(digits: str) -> Fraction | None:
     """Return the value of a match of `_DECIMAL`; None if it is too long, or has too large a power of ten."""
-    power = re.split("[eE]", digits)[1:]
-    if len(digits) > MAX_DIGITS or (power and math.fabs(int(power[0])) > MAX_DIGITS):
+    _, _, power = digits.lower().partition("e")
+    if len(digits) > MAX_DIGITS or abs(int(power or "0")) > MAX_DIGITS:
         return None
     return Fraction(digits.replace(",", ""))

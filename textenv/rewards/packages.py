@@ -180,10 +180,10 @@ def math_answer(column: str = "answer") -> ColumnReward:
     takes too long or ends it gets 0.
     """
     package("math_verify", "math")
-    pairs = by_reference("math_answer", column, lambda text, reference: (text, str(reference)))
+    pair_up = by_reference("math_answer", column, lambda text, reference: (text, str(reference)))
 
     def math_answer(completions: Sequence[object], **columns: Sequence[object]) -> list[float | None]:
-        pairs_or_none = pairs(completions=completions, **columns)
+        pairs_or_none = pair_up(completions=completions, **columns)
         answers = [pair for pair in pairs_or_none if pair is not None]
 
         # A process checks all answers; if one of them ends it, another process goes on with the next
@@ -191,11 +191,11 @@ def math_answer(column: str = "answer") -> ColumnReward:
         while len(scores) < len(answers):
             remaining_answers = json.dumps(answers[len(scores) :])
             command = [sys.executable, "-c", _MATH_PROGRAM]
-            ended = run(command, input=remaining_answers, capture_output=True, text=True)
-            if not ended.stdout:
-                raise RuntimeError(f"Math-Verify does not run in a process: {ended.stderr[-500:]}")
-            verdicts = ended.stdout.split()[1:]  # after "ready"
-            if ended.returncode != 0:
+            process = run(command, input=remaining_answers, capture_output=True, text=True)
+            if not process.stdout:
+                raise RuntimeError(f"Math-Verify does not run in a process: {process.stderr[-500:]}")
+            verdicts = process.stdout.split()[1:]  # after "ready"
+            if process.returncode != 0:
                 verdicts.append("false")
             scores += [{"true": 1.0, "false": 0.0}.get(verdict) for verdict in verdicts]
 

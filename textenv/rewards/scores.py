@@ -256,7 +256,7 @@ class Rows:
 
 
 def count_rows(columns: Mapping[str, Any]) -> int:
-    """Return the number of completions of a batch; without a column of these, that of the first column's entries."""
+    """Return the number of completions of a batch, or without them the number of entries of its first column."""
     if "completions" in columns:
         return len(columns["completions"])
     return len(next(iter(columns.values())))

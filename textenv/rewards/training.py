@@ -40,9 +40,9 @@ class RewardLog:
         # Each is a finite number or None
         num_finite = int(np.isfinite(column).sum())
         num_none = sum(entry is None for entry in entries)
-        are_valid = len(entries) == num_finite + num_none == self.rows
-        in_order = value is not None and not order_problem(value)
-        if not isinstance(name, str) or not in_order or not are_valid:
+        are_valid = len(entries) == self.rows and num_finite + num_none == len(entries)
+        is_single_none = value is None
+        if not isinstance(name, str) or not are_valid or is_single_none or order_problem(value):
             raise ValueError(
                 f"log({name!r:.80}, ...) was given {value!r:.200} for {self.rows} completions, expected a name, and a "
                 "finite number, or a list with a finite number or None for each completion"
@@ -89,7 +89,7 @@ def evaluation() -> Iterator[None]:
 
 
 def log_again(columns: Mapping[str, Sequence[float | None]]) -> None:
-    """Log what an inner reward function logged in the present call of the outer one; nothing without such a call."""
+    """Log what an inner reward function logged in the log of the outer function's call; without one, do nothing."""
     log = NOW.get().log
     if log is None:
         return

@@ -164,7 +164,7 @@ def clip(function: Callable[..., object], low: float, high: float) -> Transform:
 def whiten(function: Callable[..., object], *, shift_mean: bool = True) -> Transform:
     """Scale the function's scores to population variance 1 in each batch; the mean becomes 0 if ``shift_mean``.
 
-    If all agree, the divisor is 1; None stays None. Raises the same error as `Normalize`.
+    If all scores are equal, the divisor is 1. None stays None. Raises the same error as `Normalize`.
 
     Example:
         >>> rate = whiten(lambda completions: [len(text) for text in completions])

@@ -124,7 +124,7 @@ def _deadline(timeout: float | None) -> float | None:
 
 
 def _result(future: Future[T | Exception], timeout: float | None, deadline: float | None) -> T | Exception:
-    """Wait for a call; a `TimeoutError`, with the ``timeout`` in its text, if it is late."""
+    """Wait for a call and return its result; if the call is late, return a `TimeoutError` that says the ``timeout``."""
     remaining_seconds = None
     if deadline is not None:
         remaining_seconds = max(0.0, deadline - time.monotonic())
@@ -140,7 +140,8 @@ class ChildError(Exception):
 
 def _in_child(call: Callable[[], T], timeout: float | None) -> T | Exception:
     """Return the call's result or a `ChildError`; runs in a process."""
-    if timeout is not None:  # ends the process if no thread can run and its parent does not kill it
+    if timeout is not None:
+        # A last resort: it ends the process even if no thread of it can run, and its parent does not kill it
         faulthandler.dump_traceback_later(2 * timeout, exit=True)
     try:
         return call()

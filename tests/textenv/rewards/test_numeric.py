@@ -82,6 +82,7 @@ NUMBERS = {
     "\u00b2\u00bd": None,
     "1e999999999": None,
     "1e-999999999": None,
+    "1e" + "9" * 350: None,
     "9" * 5000: None,
     "inf nan": None,
 }
