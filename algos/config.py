@@ -239,7 +239,8 @@ class ClippedConfig(PolicyGradientConfig):
     rollout again before its update, take ratios to these probabilities π_old, and multiply the policy loss of each
     step by min(π_old / π_sampler, this); 2 or 3 is usual. None: take ratios to the probabilities when sampled."""
     policy_loss: PolicyLossChoice = "clipped_policy_loss"
-    """Loss of `algos.losses`, by name or with arguments: `functools.partial(dual_clipped_policy_loss, limit=3.0)`."""
+    """Name of a loss of `algos.losses`, or a function, also your own (`algos.losses.PolicyLoss`):
+    ``functools.partial(dual_clipped_policy_loss, limit=3.0)``."""
     aggregation: AggregationChoice = "token_mean"
     """Weight of each entry in the loss: the name of a function of `algos.losses`, such as ``"sequence_mean"``, or a
     function, such as ``functools.partial(fixed_length_mean, length=48)``."""

@@ -321,6 +321,7 @@ class Rewards:
         scored, failing = _separate(results)
         failed_rows: set[int] = set()
         was_tested = False
+        was_warned = False
         while failing:
             first_part, first_error = failing[0]
             self._last_error = self._error(name, first_part, first_error)
@@ -361,7 +362,9 @@ class Rewards:
                     )
                     if self.on_error == "stop":
                         raise RewardError(description) from error
-                    logging.getLogger(__name__).warning("%s. The scores of the halves count", description)
+                    if not was_warned:
+                        logging.getLogger(__name__).warning("%s. The scores of the halves count", description)
+                    was_warned = True
         return scored, failed_rows
 
     def _fails_on_rows_alone(self, name: str, rows: Rows) -> bool:
