@@ -236,7 +236,8 @@ def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> No
     if config.whiten_rewards:
         reward = whiten(reward, mask=mask, shift_mean=False)
 
-    # Values of the states and of their successors
+    # Values of the states and of their successors: from the policy's critic, each rank for its part of the rows, or
+    # fitted to the returns of this rollout
     if agent.fitted_value is None:
         value, next_value = collectives.map_rows(agent.policy.values, rollout)
     else:

@@ -88,7 +88,7 @@ class Collector:
         """Seed of the next reset; None once used."""
         self.observation: Any = None
         """Observation to act on next; None before the first reset."""
-        self.ended = np.zeros(0, dtype=bool)
+        self.only_resets = np.zeros(0, dtype=bool)
         """bool ``[N]``: slots whose next step only resets them (NEXT_STEP mode)."""
         self.action_mask: torch.Tensor | None = None
         """bool ``[N, A]`` from the environment's ``info["action_mask"]``; None if it has none."""
@@ -164,7 +164,7 @@ class Collector:
         return {
             "seed": self.seed,
             "observation": self.observation,
-            "ended": self.ended,
+            "ended": self.only_resets,
             "action_mask": self.action_mask,
             "is_init": self.is_init,
             "group_seeds": self.group_seeds,
@@ -174,7 +174,7 @@ class Collector:
         """Restore what `state_dict` returned."""
         self.seed = state["seed"]
         self.observation = state["observation"]
-        self.ended = state["ended"]
+        self.only_resets = state["ended"]
         self.action_mask = state["action_mask"]
         self.is_init = state["is_init"]
         self.group_seeds = state["group_seeds"]
@@ -212,6 +212,7 @@ class Collector:
             running = env.running
         policy.reset()
 
+        # The rollout is as long as the longest episode; `log_prob` was made for the longest that is allowed
         rollout = env.take_episodes()
         rollout["log_prob"] = torch.from_numpy(log_prob[:, : rollout.shape[1]].copy())
         return rollout
@@ -331,7 +332,7 @@ class Collector:
         self.observation = flatten(env.single_observation_space, observation).copy()
         self.action_mask = _action_mask(info, env)
         self.seed = None
-        self.ended = np.zeros(env.num_envs, dtype=bool)
+        self.only_resets = np.zeros(env.num_envs, dtype=bool)
         self.is_init = np.ones(env.num_envs, dtype=bool)
         self.policy.reset()
 
@@ -357,13 +358,13 @@ class Collector:
         truncated = _by_slot("truncated", truncated, env, slots=slots, dtype=bool)
         done = terminated | truncated
         if mode is AutoresetMode.SAME_STEP:
-            ended = None  # a slot that is done shows the next episode already, in which an action must be available
+            no_action_follows = None  # a slot that is done shows the next episode already: an action must be available
         else:
-            ended = done
-        action_mask = _action_mask(info, env, ended=ended)
+            no_action_follows = done
+        action_mask = _action_mask(info, env, no_action_follows=no_action_follows)
 
         # Slots in which this was no step: the environment only reset itself, or it failed
-        no_step = self.ended
+        no_step = self.only_resets
         is_init = self.is_init
         if FAILED in info:
             failed = np.asarray(info[FAILED], dtype=bool)
@@ -376,7 +377,7 @@ class Collector:
         next_action_mask = action_mask
         if mode is AutoresetMode.SAME_STEP and done.any():
             next_observation = self._with_final(observation, info, done)
-            final_action_mask = _action_mask(info.get("final_info", {}), env, ended=np.ones_like(done))
+            final_action_mask = _action_mask(info.get("final_info", {}), env, no_action_follows=np.ones_like(done))
             next_action_mask = _merge(action_mask, final_action_mask, done)
 
         columns["observation"].append(self.observation)
@@ -402,7 +403,7 @@ class Collector:
             # Some environments remove this mask from the options, so each call gets its own dictionary.
             observation, info = env.reset(options={"reset_mask": done.copy()})
             observation = flatten(env.single_observation_space, observation).copy()
-            reset_mask = _action_mask(info, env, ended=~done)
+            reset_mask = _action_mask(info, env, no_action_follows=~done)
             action_mask = _merge(action_mask, reset_mask, done)
         self.observation = observation
         self.action_mask = action_mask
@@ -410,11 +411,11 @@ class Collector:
         # Slots at the first observation of an episode. In NEXT_STEP mode these are the slots that this step has reset;
         # the slots that are done now are reset by the next step.
         if mode is AutoresetMode.NEXT_STEP:
-            self.is_init = self.ended
-            self.ended = done
+            self.is_init = self.only_resets
+            self.only_resets = done
         else:
             self.is_init = done
-            self.ended = np.zeros_like(done)
+            self.only_resets = np.zeros_like(done)
         if self.is_init.any():
             self.policy.reset(self.is_init)
 
@@ -615,14 +616,16 @@ def _by_slot(name: str, values: object, env: VectorEnv, *, slots: int, dtype: ty
     return array.astype(dtype)
 
 
-def _action_mask(info: Mapping[str, Any], env: VectorEnv, *, ended: np.ndarray | None = None) -> torch.Tensor | None:
+def _action_mask(
+    info: Mapping[str, Any], env: VectorEnv, *, no_action_follows: np.ndarray | None = None
+) -> torch.Tensor | None:
     """Read the mask of available actions from an info dictionary; None if it has none.
 
     Args:
         info: of a reset or a step.
         env: the environment.
-        ended: bool ``[N]``, slots in which no action follows. If no action is available there, as is usual at the end
-            of a game, all count as available. None: an action follows in every slot.
+        no_action_follows: bool ``[N]``. If no action is available in such a slot, as is usual at the end of a game, all
+            count as available. None: an action follows in every slot.
 
     Raises:
         ValueError: if it is not a mask of the action space, or allows no action where one follows.
@@ -649,8 +652,8 @@ def _action_mask(info: Mapping[str, Any], env: VectorEnv, *, ended: np.ndarray |
     # Slots in which no action is available
     closed = ~mask.any(axis=1)
     stuck = closed
-    if ended is not None:
-        stuck = closed & ~ended
+    if no_action_follows is not None:
+        stuck = closed & ~no_action_follows
     if stuck.any():
         raise ValueError(
             f"info['action_mask'] allows no action in slot {int(stuck.argmax())}, whose episode goes on: allow at "

@@ -30,8 +30,8 @@ key                            control                                 text
 ``reward_parts``               absent                                  float32 ``[B, T, K, 2]``, only with several
                                                                        rewards: for each its unweighted sum over
                                                                        the episode, and its weight
-``staleness``                  int64, number of updates since those    the same
-                               weights that chose the action; only
+``staleness``                  int64, number of updates by which the   the same
+                               weights that acted were older; only
                                with asynchronous workers
 ``value``, ``next_value``,     added by the code that needs them       the same
 ``advantage``,
@@ -278,7 +278,7 @@ def prompt_lengths(rollout: TensorDict) -> Tensor:
     return rollout["mask"].int().argmax(1) + 1
 
 
-def texts(rollout: TensorDict, *, whole: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def scoring_inputs(rollout: TensorDict, *, whole: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Return what a model reads to score a text rollout.
 
     Args:

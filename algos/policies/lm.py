@@ -40,7 +40,7 @@ from textenv.names import check_names
 from textenv.prompts.prompts import as_prompt, by_position
 from textenv.prompts.tokenize import prompt_ids
 from textenv.rewards.reward_model import RewardModel
-from textenv.rollout import Evaluation, following, texts
+from textenv.rollout import Evaluation, following, scoring_inputs
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -369,7 +369,7 @@ class LMPolicy(nn.Module, Policy):
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; logits are computed only at the True entries."""
-        tokens, prompt_length, length = texts(rollout)
+        tokens, prompt_length, length = scoring_inputs(rollout)
         hidden = self.lm.hidden(tokens, prompt_length, length)
         log_prob, entropy, _ = self.lm.score(hidden, rollout)
         if self.critic is None:
@@ -387,7 +387,7 @@ class LMPolicy(nn.Module, Policy):
     @torch.no_grad()
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
         """See `Policy.values`."""
-        tokens, prompt_length, length = texts(rollout, whole=True)
+        tokens, prompt_length, length = scoring_inputs(rollout, whole=True)
         if self.critic is None:
             hidden = self.lm.hidden(tokens, prompt_length, length)
             value = self._head_values(hidden, tokens, prompt_length)
@@ -407,7 +407,7 @@ class LMPolicy(nn.Module, Policy):
 
     def _value_features(self, rollout: TensorDict) -> list[Tensor]:
         """Features of each kind that the value is linear in, float32 ``[B, T + 1, H]``."""
-        tokens, prompt_length, length = texts(rollout, whole=True)
+        tokens, prompt_length, length = scoring_inputs(rollout, whole=True)
         if self.critic is not None:
             return [self.critic.hidden(tokens, prompt_length, length).float()]
         hidden = self.lm.hidden(tokens, prompt_length, length).float()

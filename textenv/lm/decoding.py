@@ -92,7 +92,8 @@ class Decoder:
                 raise ValueError(
                     f"{model_name} cannot sample texts of up to {self.shape[1]} tokens ({reason}), because sampling "
                     "and scoring must use the same probabilities: switch dropout off (model.eval()), lower "
-                    "max_prompt_tokens, max_new_tokens or max_length, or use another model."
+                    "max_prompt_tokens, max_new_tokens or max_length, or use another model. (After an edit of "
+                    "textenv/lm/decoding.py, compare it with LanguageModel.logits.)"
                 ) from (error or cause)
 
         # Forget the texts of this check

@@ -31,7 +31,7 @@ from textenv.lm.padding import without_padding
 from textenv.lm.sampling import restrict
 from textenv.lm.scoring import TokenScores, normalized, rounding
 from textenv.lm.seq2seq import Seq2Seq
-from textenv.rollout import Allowed, Evaluation, allowed_tokens, texts
+from textenv.rollout import Allowed, Evaluation, allowed_tokens, scoring_inputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -233,7 +233,7 @@ class LanguageModel(nn.Module):
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """Log-probability and entropy of the actions where the rollout's mask is True, 0 elsewhere; no value."""
-        return self.score(self.hidden(*texts(rollout)), rollout)
+        return self.score(self.hidden(*scoring_inputs(rollout)), rollout)
 
     def score(self, hidden: Tensor, rollout: TensorDict) -> Evaluation:
         """Like `evaluate`, from the trunk's output ``[B, T, hidden_size]``, for callers that also use that output."""
@@ -277,7 +277,7 @@ class LanguageModel(nn.Module):
                 "the same tokenizer in both"
             )
         mask = rollout["mask"]
-        inputs = texts(rollout)
+        inputs = scoring_inputs(rollout)
         hidden = self.hidden(*inputs)[mask]
         with torch.no_grad():
             other_hidden = other.hidden(*inputs)[mask]
