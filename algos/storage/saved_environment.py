@@ -122,7 +122,7 @@ OF_TASK: dict[str, dict[str, Kind]] = {
         "chat": SWITCH,
     },
 }
-"""Further arguments, by task. ReasoningGym has any plain data: the settings of its data set."""
+"""Further arguments, by task. ReasoningGym takes any plain data: the settings of its data set."""
 OF_MAKING = (
     "num_envs",
     "seed_each",
