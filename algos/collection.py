@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Columns = dict[str, list[Any]]
-"""For each column of a rollout a list with one entry per step: an array or a tensor ``[N, ...]``, or None."""
+"""For each column of a rollout, a list with one entry per step: an array or a tensor ``[N, ...]``, or None."""
 
 STEPS_WITHOUT_AN_END = 10_000
 """Steps per slot in which no episode has ended, after which a warning is logged."""

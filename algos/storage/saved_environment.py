@@ -157,7 +157,7 @@ def saved_arguments(saved: EnvironmentRecord, *, replaced: Collection[str]) -> d
             f"the environment {saved['id']} has the task {saved['kwargs']['task']!r:.100}, expected {task!r}"
         )
 
-    # A listed argument must be of its kind. Others must be plain data, and only environments that are not ours, and
+    # An argument in the tables above must be of its kind there. Others must be plain data, and only environments that are not ours, and
     # ReasoningGym, may have them
     kinds: dict[str, Kind] = {}
     if is_ours:
