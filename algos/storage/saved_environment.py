@@ -157,8 +157,8 @@ def saved_arguments(saved: EnvironmentRecord, *, replaced: Collection[str]) -> d
             f"the environment {saved['id']} has the task {saved['kwargs']['task']!r:.100}, expected {task!r}"
         )
 
-    # An argument in the tables above must be of its kind there. Others must be plain data, and only environments that are not ours, and
-    # ReasoningGym, may have them
+    # An argument in the tables above must be of its kind there. Others must be plain data, and only environments that
+    # are not ours, and ReasoningGym, may have them
     kinds: dict[str, Kind] = {}
     if is_ours:
         kinds = OF_TEXT | OF_TASK.get(task, {})
