@@ -115,8 +115,8 @@ def leave_one_out(*, score: Tensor, group: Tensor, counts: Tensor) -> Tensor:
         equal scores.
     """
     total, size, has_signal = _group_statistics(score, group=group, counts=counts)
-    others = size - 1
-    return torch.where(has_signal, score - (total - score) / others.clamp(min=1), 0.0)
+    baseline = (total - score) / (size - 1).clamp(min=1)  # mean of the other scores
+    return torch.where(has_signal, score - baseline, 0.0)
 
 
 def standardize_in_group(*, score: Tensor, group: Tensor, counts: Tensor, scale: bool = True) -> Tensor:
@@ -150,7 +150,7 @@ def standardize_each_reward(*, parts: Tensor, charged: Tensor, group: Tensor, co
         group, counts: see `standardize_in_group`.
 
     Returns:
-        float32 ``[B]``, as of `standardize_in_group`.
+        float32 ``[B]``, with zeros where `standardize_in_group` has them.
     """
     total = standardize_in_group(score=charged, group=group, counts=counts, scale=False)
     for part in parts.unbind(1):

@@ -197,7 +197,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
             queries, responses, scores: prompts, completions and scores, as for `TextVectorEnv.given_episodes`.
             log_probs: for each response the log-probability of each token, nats, by the policy that generated it. If
                 that was another policy, set ``max_importance_weight``, or raise ``ratio_tolerance``. None: the
-                log-probabilities are computed with the present policy.
+                log-probabilities are computed with the current policy.
 
         Raises:
             TypeError: if the environment is no `TextVectorEnv`.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Columns = dict[str, list[Any]]
-"""For each column of a rollout a list with one entry per step: an array or a tensor ``[N, ...]``, or None."""
+"""For each column of a rollout, a list with one entry per step: an array or a tensor ``[N, ...]``, or None."""
 
 STEPS_WITHOUT_AN_END = 10_000
 """Steps per slot in which no episode has ended, after which a warning is logged."""
@@ -50,7 +50,7 @@ def collect(
     seed: int | None = None,
     deterministic: bool = False,
 ) -> TensorDict:
-    """Reset the environment, with ``seed``, and collect one rollout; arguments as of `Collector.collect`."""
+    """Reset the environment, with ``seed``, and collect one rollout; arguments as in `Collector.collect`."""
     return Collector(env, policy, seed=seed).collect(
         num_steps=num_steps, num_episodes=num_episodes, group_size=group_size, deterministic=deterministic
     )
@@ -485,7 +485,7 @@ def _log_prob_column(log_probs: Sequence[object], mask: torch.Tensor) -> torch.T
     for row, numbers in enumerate(log_probs):
         count = int(mask[row].sum())
         row_log_probs = torch.empty(0, device="cpu")
-        with suppress(TypeError, ValueError, RuntimeError):  # what is no number is reported below
+        with suppress(TypeError, ValueError, RuntimeError):  # whatever is not a number is reported below
             row_log_probs = torch.as_tensor(numbers, dtype=torch.float32, device="cpu").detach()
         possible = (row_log_probs <= 0) & row_log_probs.isfinite()
         if count and (row_log_probs.shape != (count,) or not possible.all()):

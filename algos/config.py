@@ -396,7 +396,7 @@ class GRPOConfig(GroupsConfig, ClippedConfig):
     """Divide by the group's standard deviation; False only subtracts its mean."""
     normalize_each_reward: bool = False
     """Standardize each of several rewards in its group, add them by weight, and standardize the sum over the rollout
-    (Liu et al. 2026, GDPO). A reward of little spread then counts, too. Needs `Rewards` of several functions."""
+    (Liu et al. 2026, GDPO). A reward of little spread then counts as well. Needs `Rewards` of several functions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -479,7 +479,7 @@ def compares_groups(algorithm: object) -> bool:
 
 
 def _refuse_minibatches(config: ActorCriticConfig) -> None:
-    """Raise a ValueError if advantages would be normalized in minibatches, of which there are none."""
+    """Raise a ValueError if advantages are to be normalized by minibatch: the policy takes one step on all of them."""
     if config.normalize_advantage == "minibatch":
         raise ValueError(
             f"{type(config).__name__}.normalize_advantage is 'minibatch', but the policy takes one step on the whole "

@@ -98,7 +98,7 @@ def evaluate(
         Return of each episode, and the rollout: read ``.mean_return``, or unpack the tuple.
 
     Raises:
-        TypeError: if ``env`` is no environment, or ``policy`` no policy that can play it (perhaps they are swapped).
+        TypeError: if ``env`` is not an environment, or ``policy`` cannot play it; perhaps they are swapped.
         ValueError: if the policy was made for other spaces, or the environment id is unknown.
     """
     if num_episodes < 1:
@@ -145,7 +145,7 @@ def _text_vector_env(env: gymnasium.Env, text_env: TextEnv) -> VectorEnv:
     """Return the vector environment inside a text environment, or raise if a wrapper would have no effect."""
     layer = env
     while isinstance(layer, gymnasium.Wrapper):
-        if not isinstance(layer, (OrderEnforcing, PassiveEnvChecker)):  # those of `gymnasium.make`
+        if not isinstance(layer, (OrderEnforcing, PassiveEnvChecker)):  # `gymnasium.make` adds these two
             raise ValueError(
                 f"{type(layer).__name__} wraps a text environment, which is played in whole episodes, so that the "
                 "wrapper would see none of its steps: pass the unwrapped one"

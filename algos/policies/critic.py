@@ -160,7 +160,7 @@ class Critic(nn.Module):
 
     @torch.no_grad()
     def _check_scores(self, reward_model: RewardModel) -> None:
-        """Raise a ValueError unless the values of a text are the scores of its prefixes (the model is causal)."""
+        """Raise a ValueError unless the value at each token is the reward model's score of the text up to there."""
         # Three tokens, and the score after each of them
         ids = torch.arange(3, device=self.trunk.device).unsqueeze(0) % reward_model.model.config.vocab_size
         attention_mask = torch.ones_like(ids)

@@ -484,7 +484,7 @@ class LMPolicy(nn.Module, Policy):
         }
         metadata = {"options": json.dumps(options)}
 
-        # Value head or critic, in place of those of a policy saved here earlier, which `load` would restore
+        # Value head or critic. Those of a policy that was saved here earlier are removed: `load` would restore them
         (folder / VALUE_HEAD_FILE).unlink(missing_ok=True)
         shutil.rmtree(folder / CRITIC_FOLDER, ignore_errors=True)
         if self.critic is None:

@@ -23,7 +23,7 @@ class Shards:
 
     Args:
         policy: the policy to train, with the same weights on all ranks. Each child of its outermost ``nn.ModuleList``
-            (the layers of a language model, and of its critic) is gathered by itself.
+            (the layers of a language model, and of its critic) is gathered separately.
     """
 
     def __init__(self, policy: Any) -> None:

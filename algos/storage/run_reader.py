@@ -172,7 +172,7 @@ def read_options_file(path: Path) -> dict[str, object]:
         options = _PlainLoader(text).get_single_data()
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
-        raise DamagedRunError(f"{path} is no {path.suffix[1:]} in UTF-8 ({reason:.500})") from error
+        raise DamagedRunError(f"{path} is not {path.suffix[1:]} in UTF-8 ({reason:.500})") from error
     if not isinstance(options, dict):
         raise DamagedRunError(f"{path} holds {options!r:.200}, expected names of options with their values")
     check_plain(options, str(path))

@@ -122,7 +122,7 @@ OF_TASK: dict[str, dict[str, Kind]] = {
         "chat": SWITCH,
     },
 }
-"""Further arguments, by task. ReasoningGym has any plain data: the settings of its data set."""
+"""Further arguments, by task. ReasoningGym takes any plain data: the settings of its data set."""
 OF_MAKING = (
     "num_envs",
     "seed_each",
@@ -157,8 +157,8 @@ def saved_arguments(saved: EnvironmentRecord, *, replaced: Collection[str]) -> d
             f"the environment {saved['id']} has the task {saved['kwargs']['task']!r:.100}, expected {task!r}"
         )
 
-    # A listed argument must be of its kind. Others must be plain data, and only environments that are not ours, and
-    # ReasoningGym, may have them
+    # An argument in the tables above must be of its kind there. Others must be plain data, and only environments that
+    # are not ours, and ReasoningGym, may have them
     kinds: dict[str, Kind] = {}
     if is_ours:
         kinds = OF_TEXT | OF_TASK.get(task, {})

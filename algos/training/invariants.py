@@ -67,16 +67,19 @@ def check_finite(rollout: TensorDict, *names: str) -> None:
         # A sum is finite if all its terms are, unless it overflows; then the terms are checked.
         if column is None or not column.is_floating_point() or math.isfinite(column.sum().item()):
             continue
-        if not_finite(column, rollout).any():
-            cause = name
-            bad = not_finite(column, rollout)
-            first = first_not_finite(rollout)
-            if first is not None:
-                cause, bad = first
-            values = rollout[cause][bad][:3].tolist()
-            raise NonFiniteError(
-                f"found {values}, expected finite numbers. {CAUSES[cause]}", tensor=cause, batch=rollout, bad=bad
-            )
+        bad = not_finite(column, rollout)
+        if not bad.any():
+            continue
+
+        # The cause may be an earlier column
+        cause = name
+        earliest = first_not_finite(rollout)
+        if earliest is not None:
+            cause, bad = earliest
+        values = rollout[cause][bad][:3].tolist()
+        raise NonFiniteError(
+            f"found {values}, expected finite numbers. {CAUSES[cause]}", tensor=cause, batch=rollout, bad=bad
+        )
 
 
 def not_finite(column: Tensor, batch: TensorDict) -> Tensor:

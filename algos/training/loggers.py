@@ -131,7 +131,7 @@ NAMED: dict[str, Callable[[], Logger]] = {
 
 
 def make_loggers(chosen: Sequence[str | Logger]) -> list[Logger]:
-    """Return loggers; names are replaced by loggers of these names.
+    """Return the chosen loggers; a name stands for the logger of this name.
 
     Raises:
         ValueError: on an unknown name, or a logger that is given twice.

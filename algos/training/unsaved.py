@@ -57,7 +57,7 @@ class UnsavedState:
         )
 
     def _fingerprints(self) -> dict[str, Hashable]:
-        """Return the fingerprint of each attribute that is not saved, by the names of its class and itself."""
+        """Return the fingerprint of each attribute that is not saved, by the names of class and attribute."""
         fingerprints: dict[str, Hashable] = {}
 
         # Algorithm and policy, if their classes are the user's
