@@ -251,7 +251,7 @@ def _control_tokens(messages: Sequence[Message], tokenizer: PreTrainedTokenizerB
     special, written = _tokens_of_template(tokenizer)
     check_unicode(messages)
 
-    # No message spells one, as nearly always
+    # Nearly always, no message spells one
     unusual_names = [name for name in field_names(messages) if not name.isidentifier()]
     parts = [_parts_text(message) for message in messages]
     texts = "\n".join([*strings(messages), *unusual_names, *parts])

@@ -29,7 +29,7 @@ def make(cls=TextVectorEnv, **options):
 
 class HandsOutItsOwnArrays(TextVectorEnv):
     def _observe(self):
-        return {"tokens": self._slots.tokens, "length": self._slots.length}
+        return {"tokens": self._step_transcript.tokens, "length": self._step_transcript.length}
 
 
 class Rereads(TextVectorEnv):
@@ -139,13 +139,13 @@ class KeepsTheOldAnswer(TextVectorEnv):
     """A slot that resets itself keeps the first token of the answer before."""
 
     def step(self, actions):
-        old = self._slots.tokens[np.arange(self.num_envs), self._slots.prompt_length].copy()
+        old = self._step_transcript.tokens[np.arange(self.num_envs), self._step_transcript.prompt_length].copy()
         resetting = self._ended.copy()
         result = super().step(actions)
         done = result[2] | result[3]
         begun = done if self.autoreset_mode is AutoresetMode.SAME_STEP else resetting
         for slot in np.flatnonzero(begun):
-            self._slots.tokens[slot, 0] = old[slot] if old[slot] < 7 else 0
+            self._step_transcript.tokens[slot, 0] = old[slot] if old[slot] < 7 else 0
         return self._observe(), *result[1:]
 
 
