@@ -125,19 +125,20 @@ def learnt_chats(
             "another role before it"
         )
     check_template(messages, tokenizer)
-    given_start = None if begun is None else (first, begun)
-    chat = _Chat(messages, tokenizer, dict(options or {}), begun=given_start)
+    start_of_answer = None if begun is None else (first, begun)
+    chat = _Chat(messages, tokenizer, dict(options or {}), start_of_answer=start_of_answer)
     answers = {index: _read_answer(index, chat) for index in pending}
 
     # Begin with the whole chat. While answers are left, go on with the chat that ends with the last of them
     chats = []
     stop = len(messages)
     while pending:
-        rendered = chat.asked(stop) if messages[stop - 1]["role"] != "assistant" else chat.rendered(stop)
-        here = [i for i in pending if i < stop and rendered.startswith(answers[i].before + answers[i].text)]
-        if here:
-            chats.append(_learnt_chat(rendered, [answers[i] for i in here], chat))
-        pending = [i for i in pending if i not in here]
+        ends_with_answer = messages[stop - 1]["role"] == "assistant"
+        rendered = chat.rendered(stop) if ends_with_answer else chat.asked(stop)
+        as_written = [i for i in pending if i < stop and rendered.startswith(answers[i].before + answers[i].text)]
+        if as_written:
+            chats.append(_learnt_chat(rendered, [answers[i] for i in as_written], chat))
+        pending = [i for i in pending if i not in as_written]
         stop = pending[-1] + 1 if pending else 0
     return chats
 
@@ -175,7 +176,14 @@ def written_answer(
 
 
 class _Chat:
-    """Messages, and the renderings of their beginnings, each made once."""
+    """Messages, and the renderings of their beginnings, each made once.
+
+    Args:
+        messages: the chat.
+        tokenizer: tokenizer with a chat template.
+        options: options of the template.
+        start_of_answer: index of a message whose content begins with a text that is given, and this text; or None.
+    """
 
     def __init__(
         self,
@@ -183,22 +191,23 @@ class _Chat:
         tokenizer: PreTrainedTokenizerBase,
         options: dict[str, object],
         *,
-        begun: tuple[int, str] | None,
+        start_of_answer: tuple[int, str] | None,
     ) -> None:
         self.tokenizer = tokenizer
         self._options = options
         self._renderings: dict[tuple[int, bool], str] = {}
 
-        # Marks go into the beginning of an answer together with the answer, so that both have the same
-        begun_message: list[Message] = []
-        if begun is not None:
-            index, text = begun
-            begun_message = [messages[index] | {"content": text}]
-        protected, self.marked = protect([*messages, *begun_message], tokenizer)
-        self.messages = protected[: len(messages)]
-        if begun is not None:
-            chat = [*self.messages[: begun[0]], protected[-1]]
-            self._renderings[begun[0], True] = render(chat, tokenizer, continue_final_message=True, **options)
+        if start_of_answer is None:
+            self.messages, self.marked = protect(messages, tokenizer)
+            return
+
+        # Protect the given start together with the chat: `protect` marks all of them or none
+        index, text = start_of_answer
+        start_message = messages[index] | {"content": text}
+        protected, self.marked = protect([*messages, start_message], tokenizer)
+        self.messages = protected[:-1]
+        asked = [*self.messages[:index], protected[-1]]
+        self._renderings[index, True] = render(asked, tokenizer, continue_final_message=True, **options)
 
     def rendered(self, stop: int) -> str:
         """Text of the messages before this index."""
@@ -209,7 +218,7 @@ class _Chat:
         return self._render(stop, True)
 
     def followed(self, stop: int) -> str:
-        """Text of the messages before this index, the last of which is an answer, and of another speaker's after it."""
+        """Text of the messages before this index, the last of which is an answer, and of a message that follows it."""
         role = "tool" if self.messages[stop - 1].get("tool_calls") else "user"
         try:
             messages: list[Message] = [*self.messages[:stop], {"role": role, "content": "."}]
@@ -251,8 +260,8 @@ def _read_answer(index: int, chat: _Chat) -> _Answer:
     assert tail is not None
     tokens = list(re.finditer(_any_of(controls), body[tail.start() :]))
     if tokens:
-        last = next((token for token in tokens if token[0] in ends.tokens), tokens[-1])
-        return _Answer(before, body[: tail.start() + last.end()], "")
+        end_token = next((token for token in tokens if token[0] in ends.tokens), tokens[-1])
+        return _Answer(before, body[: tail.start() + end_token.end()], "")
     if ends.texts and body.rstrip().endswith(ends.texts):
         return _Answer(before, body.rstrip(), "")
 
@@ -280,7 +289,7 @@ def _check_complete(index: int, message: Message, before: str, body: str) -> Non
     texts = {name: str(fields[name]) for name in ("content", *THOUGHTS) if name in fields}
     texts |= {f"tool_calls ({call.get('name')})": str(call.get("name", "")) for call in calls}
     for name, text in texts.items():
-        # The start of the answer may have written the text's beginning already, such as <think>
+        # The start of the answer may have written the text's beginning already, such as <think>, but never all of it
         dense = _without_space(text)
         start = _without_space(before[-2 * len(text) :])
         start = start[max(0, len(start) + 1 - len(dense)) :]

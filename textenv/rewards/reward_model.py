@@ -64,6 +64,7 @@ class RewardModel:
         self.tokenizer = copy.deepcopy(tokenizer)
         self.tokenizer.truncation_side = "left"
         self.index = _label_index(model, label)
+        """Column of the label in the logits; None if the score is raw."""
         if log_odds and self.index is None:
             raise ValueError("the model has one output, a raw score, which has no log-odds: leave log_odds out")
         self.log_odds = log_odds

@@ -126,7 +126,7 @@ def test_a_pack_has_no_padding(grad, monkeypatch):
 
 
 def test_groups_have_little_padding(monkeypatch):
-    monkeypatch.setattr(padding, "POSITIONS_A_PASS", 1)
+    monkeypatch.setattr(padding, "PASS_COST", 1)
     lm, rollout = LanguageModel(make_gpt2(), make_tokenizer(WORDS), gradient_checkpointing=True), ragged()
     read = positions(lm, monkeypatch)
     lm.evaluate(rollout)
@@ -202,9 +202,7 @@ def test_groups_have_the_fewest_positions_of_all_ways_to_cut():
 
         def cost(sizes, lengths=lengths):
             ends = np.cumsum(sizes)
-            return sum(
-                size * lengths[end - 1] + padding.POSITIONS_A_PASS for size, end in zip(sizes, ends, strict=True)
-            )
+            return sum(size * lengths[end - 1] + padding.PASS_COST for size, end in zip(sizes, ends, strict=True))
 
         ways = [np.diff([0, *(i + 1 for i in range(6) if cuts >> i & 1), 7]).tolist() for cuts in range(2**6)]
         found = padding._group_sizes(lengths)
