@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from textenv.embedded.grammar import sample_review
-from textenv.prompts.messages import Message, asked_and_answered
+from textenv.prompts.messages import Message, prompt_and_answer
 from textenv.prompts.prompts import Prompt, PromptList, by_position
 from textenv.prompts.tokenize import text_ids
 from textenv.rewards.answer import answer_text
@@ -123,7 +123,7 @@ def _prompt_and_completion(row: Row) -> tuple[str, str] | tuple[list[Message], l
     """Return a row's prompt and completion as an environment gives them to a reward: texts, or messages of a chat."""
     if isinstance(row.prompt, str):
         return row.prompt, row.answer
-    return asked_and_answered(copy.deepcopy(row.prompt), row.answer)
+    return prompt_and_answer(copy.deepcopy(row.prompt), row.answer)
 
 
 def make_rows(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from textenv.lm.ends import closing_ids, template_end
-from textenv.prompts.messages import THOUGHTS, Message, beginning
+from textenv.prompts.messages import THOUGHTS, Message, answer_beginning
 from textenv.prompts.prompts import Prompt
 from textenv.prompts.special_tokens import special_tokens
 from textenv.prompts.tokenize import (
@@ -164,7 +164,7 @@ def written_answer(
     text = without_turn_end(text, tokenizer)
 
     # Where the template's start ends with a tag, the text goes on after it
-    if beginning(prompt.messages) is None:
+    if answer_beginning(prompt.messages) is None:
         start = render(prompt.messages, tokenizer, add_generation_prompt=True, **options)
         tag = re.search(r"(<[^<>\s]+>|\[[^\[\]\s]+\])(\s*)\Z", start)
         if tag is not None and text.startswith(tag[1]):

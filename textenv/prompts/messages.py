@@ -102,7 +102,7 @@ def _read_calls(calls: object, message: object, where: str) -> list[dict[str, An
     return [dict(call) for call in calls]
 
 
-def beginning(messages: Sequence[Message]) -> str | None:
+def answer_beginning(messages: Sequence[Message]) -> str | None:
     """Return the beginning of an answer, for a policy to continue, if a chat ends with one; else None.
 
     Raises:
@@ -119,30 +119,30 @@ def beginning(messages: Sequence[Message]) -> str | None:
     return str(last["content"])
 
 
-def answered(prompt: Sequence[Message], answer: Sequence[Message]) -> list[Message]:
+def with_answer(prompt: Sequence[Message], answer: Sequence[Message]) -> list[Message]:
     """Add an answer to a chat. If the chat ends with the beginning of an answer, the first message continues it.
 
     Raises:
-        ValueError: as `beginning`.
+        ValueError: as `answer_beginning`.
 
     Example:
         >>> asked, begun = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It is"}
-        >>> answered([asked, begun], [{"role": "assistant", "content": " 4."}])[1:]
+        >>> with_answer([asked, begun], [{"role": "assistant", "content": " 4."}])[1:]
         [{'role': 'assistant', 'content': 'It is 4.'}]
     """
-    begun = beginning(prompt)
+    begun = answer_beginning(prompt)
     if begun is None or not answer or answer[0]["role"] != "assistant":
         return [*prompt, *answer]
     joined = prompt[-1] | answer[0] | {"content": begun + answer[0].get("content", "")}
     return [*prompt[:-1], joined, *answer[1:]]
 
 
-def asked_and_answered(prompt: Sequence[Message], text: str) -> tuple[list[Message], list[Message]]:
+def prompt_and_answer(prompt: Sequence[Message], text: str) -> tuple[list[Message], list[Message]]:
     """Return the messages before an answer, and the answer as a message, for rewards (the convention of TRL).
 
     The beginning of the answer with which the prompt may end is in the answer.
     """
-    chat = answered(prompt, [{"role": "assistant", "content": text}])
+    chat = with_answer(prompt, [{"role": "assistant", "content": text}])
     return chat[:-1], chat[-1:]
 
 

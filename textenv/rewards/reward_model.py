@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from textenv.lm.ends import ids_after_end, template_end
 from textenv.lm.loading import EMBEDDED, from_pretrained, setting
-from textenv.prompts.messages import answered, read_messages, without_prompt
+from textenv.prompts.messages import read_messages, with_answer, without_prompt
 from textenv.prompts.special_tokens import ordinary_ids
 from textenv.prompts.tokenize import chat_ids
 
@@ -253,7 +253,7 @@ class RewardModel:
         if isinstance(completion, str):
             completion = [{"role": "assistant", "content": completion}]
         answer = without_prompt(read_messages(completion, where="the completion"), asked)
-        return chat_ids(answered(asked, answer), self.tokenizer, add_generation_prompt=False)
+        return chat_ids(with_answer(asked, answer), self.tokenizer, add_generation_prompt=False)
 
     def _cut(self, ids: list[int]) -> list[int]:
         """Return the last ids that fit into the model."""
