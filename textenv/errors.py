@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 PLACE = "place"
 """Column of minibatches, int64: each entry's position in the rollout, as ``row * 2**32 + column``."""
-NAMED = 8
+MAX_LISTED_ENTRIES = 8
 """Maximum number of entries that an error lists."""
 
 
@@ -39,7 +39,7 @@ class InvariantError(RuntimeError):
         self.batch = None if batch is None else batch.detach()
         """The offending batch."""
         self.rows: list[list[int]] = []
-        """Indices of the first `NAMED` offending entries, in the rollout if known, else in the batch."""
+        """Indices of the first `MAX_LISTED_ENTRIES` offending entries, in the rollout if known, else in the batch."""
         location = ""
         if batch is not None and bad is not None and bad.any():
             self.rows = _indices(batch, bad)
@@ -48,11 +48,11 @@ class InvariantError(RuntimeError):
 
 
 def _indices(batch: TensorDict, bad: Tensor) -> list[list[int]]:
-    """Return the indices of the first `NAMED` offending entries, in the rollout if known, else in the batch."""
+    """Return the indices of the first offending entries, in the rollout if known, else in the batch."""
     if PLACE not in batch.keys():
-        return bad.nonzero()[:NAMED].tolist()
+        return bad.nonzero()[:MAX_LISTED_ENTRIES].tolist()
     indices = []
-    for position in batch[PLACE][bad][:NAMED].tolist():
+    for position in batch[PLACE][bad][:MAX_LISTED_ENTRIES].tolist():
         row = position >> 32
         column = position & (2**32 - 1)
         indices.append([row, column])

@@ -94,7 +94,7 @@ _THEIR_NAMES = {
 RENAMED: Mapping[str, tuple[str, ...]] = {
     theirs: tuple(ours.split()) for ours, their_names in _THEIR_NAMES.items() for theirs in their_names.split()
 }
-"""Our name for a foreign or former one. If there are several, the first one counts that is known in that place."""
+"""Our names for a foreign or former one. Of several, the first one counts that is known where the name was written."""
 
 PLACES: Mapping[str, str] = _by_name({
     "total_steps run_dir progress callbacks loggers checkpoint_every resume on_iteration": "an argument of agent.learn",
@@ -117,7 +117,7 @@ PLACES: Mapping[str, str] = _by_name({
 ADVICE: Mapping[str, str] = _by_name({
     # Numbers of something else, and switches where we have a number
     "num_minibatches num_mini_batches":
-        "minibatch_size is the size of one: a rollout (of steps; text: answers) by their number",
+        "minibatch_size is the size of one minibatch: the rollout's number of steps (text: answers) divided by theirs",
     "train_batch_size": "num_episodes is the number of answers of an iteration: prompts times answers for each",
     "ppo_mini_batch_size": "minibatch_size counts answers: prompts times answers for each",
     "target_network_frequency target_update_interval":
@@ -229,7 +229,7 @@ ADVICE: Mapping[str, str] = _by_name({
     "fsdp fsdp_config": "shard=True of the agent, under torchrun",
     "cursor": "use algos.Collector",
 })  # fmt: skip
-"""What to write instead, in Python, where none of our names for it is known."""
+"""What to write instead of a name, in Python, where it has no name of ours or that name is not known."""
 
 FLAGS: Mapping[str, str] = _by_name({
     "steps": "--total-steps is the length of the training, --config.num-steps the steps of a slot in a rollout",
@@ -277,7 +277,7 @@ FLAGS: Mapping[str, str] = _by_name({
     "fsdp": "--shard, under torchrun",
     "log_completions": "--sample-every writes samples.jsonl; algos show RUN prints some",
 })  # fmt: skip
-"""The same on the command line, where it differs."""
+"""What to write instead on the command line, where it differs from `ADVICE`."""
 
 METHODS: Mapping[str, str] = _by_name({
     "predict": "the policy acts: agent.policy.predict(observation)",
@@ -397,7 +397,7 @@ MOVED: Mapping[str, str] = {
     "textenv.k3": "textenv.kl.estimators.k3",
     "textenv.make_task": "textenv.tasks.builtin.make_task",
 }
-"""Where a name is that the packages themselves no longer have."""
+"""Present module and name of what the packages ``algos`` and ``textenv`` once had themselves."""
 
 
 def our_names(name: str) -> tuple[str, ...]:

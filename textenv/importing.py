@@ -4,8 +4,8 @@ A file gets a module name of its own, ``textenv.importing.FOLDER.STEM`` with the
 no module of the standard library, of a package or of another folder. What it defines can be pickled: a process that
 unpickles it imports this module first, which finds the file by the path in the name.
 
-A file's imports look beside the file first, at any time, but never for the name of a module of the standard library.
-Two folders may have neighbours of one name.
+An import in a file, also one inside a function that is called later, looks beside the file first. Only names of modules
+of the standard library are never looked for there. Two folders may have files of the same name.
 
 Three classes do this: `_OwnNames` finds files by their own names, `_Loader` runs them with imports that look beside the
 file, and `_PlainNames` finds them by their plain names where only a string names them.

@@ -22,4 +22,4 @@ def end_if_forked(process: int, culprit: str) -> None:
     try:
         os.write(2, message.encode("utf-8", "replace"))  # not by logging, whose lock another thread may have held
     finally:
-        os._exit(FORKED_STATUS)  # without the parent's handlers of its own end
+        os._exit(FORKED_STATUS)  # at once: the handlers that this process has from its parent are for the parent's end

@@ -18,8 +18,8 @@ NAMES = (
     "Periods", "Reviews", "Copy", "Sort", "GuessNumber", "Calculator", "TwentyQuestions", "ReasoningGym", "TextWorld",
     "OpenEnv", "Prompts"
 )  # fmt: skip
-BEST = {"TwentyQuestions": 33 / 40, "OpenEnv": None, "Prompts": None}
-"""Mean return of optimal play of those environments where it is not 1; None if unknown."""
+OPTIMAL_RETURNS = {"TwentyQuestions": 33 / 40, "OpenEnv": None, "Prompts": None}
+"""Mean return of optimal play, for the environments where it is not 1; None if it is unknown."""
 
 
 def register_envs() -> None:
@@ -35,7 +35,7 @@ def register_envs() -> None:
             entry_point="textenv.registration:make_env",
             vector_entry_point="textenv.registration:make_vector_env",
             kwargs={"task": name},
-            reward_threshold=BEST.get(name, 1.0),
+            reward_threshold=OPTIMAL_RETURNS.get(name, 1.0),
         )
 
 

@@ -1,8 +1,9 @@
 """The rollout: one schema for control and for text.
 
-A rollout is a `TensorDict` with batch size ``[B, T]``; every key has those two dimensions first and no
-trailing 1. In control a row is one environment slot, T steps long. In text a row is one whole episode: it
-starts at position 0 and is padded on the right, so causal attention needs no attention mask.
+A rollout is a `TensorDict` with batch size ``[B, T]``. These are the first two dimensions of every column, and a column
+of single numbers has no others (``[B, T]``, never ``[B, T, 1]``). In control a row is one environment slot, T steps
+long. In text a row is one whole episode: it starts at position 0 and is padded on the right, so causal attention needs
+no attention mask.
 
 =============================  ======================================  ===========================================
 key                            control                                 text
@@ -16,8 +17,8 @@ key                            control                                 text
 ``terminated``, ``truncated``  bool; only ``terminated`` stops         ``terminated`` by EOS, a stop or the task;
                                bootstrapping, both cut the trace       ``truncated`` by a limit or the task
 ``mask``                       False on autoreset steps and where an   True on the tokens that the policy chose;
-                               environment fails                       False in a row whose scores are all None,
-                                                                       as are ``terminated`` and ``truncated``
+                               environment fails                       all False in a row whose scores are all None,
+                                                                       and so are ``terminated``, ``truncated``
 ``is_init``                    True on an episode's first observation  True at position 0
 ``log_prob``                   under the behaviour policy, nats        the same
 ``state``                      ``[B, T, *]``, state of a recurrent     absent
@@ -30,9 +31,10 @@ key                            control                                 text
 ``reward_parts``               absent                                  float32 ``[B, T, K, 2]``, only with several
                                                                        rewards: for each its unweighted sum over
                                                                        the episode, and its weight
-``staleness``                  int64, number of updates by which the   the same
-                               weights that acted were older; only
-                               with asynchronous workers
+``staleness``                  int64, number of updates between the    the same
+                               weights that chose the action and the
+                               present ones; only with asynchronous
+                               workers
 ``value``, ``next_value``,     added by the code that needs them       the same
 ``advantage``,
 ``value_target``,
@@ -92,11 +94,11 @@ class Sample(TypedDict):
     score: float | None
     """Sum of the turns' scores; None if no turn has one."""
     parts: dict[str, float | None]
-    """The same for each of several rewards, by name."""
+    """With several rewards, the sum of each one's scores over the turns, by name; None if no turn has one."""
     chat: NotRequired[list[dict[str, str]]]
     """Messages of a prompt that is a chat."""
     logged: NotRequired[dict[str, float | None]]
-    """Numbers that rewards have logged, of the last turn."""
+    """Numbers that rewards logged for the last turn, by name."""
     turns: NotRequired[list[dict[str, str]]]
     """Messages after the prompt, if there are several turns."""
 
@@ -136,7 +138,7 @@ class EpisodeEnv:
     def fork(self) -> AbstractContextManager[None]:
         """Context of an evaluation: prompts come from a separate order.
 
-        On exit, the original order continues, and the states of `user_objects` are those from before.
+        On exit, the original order continues, and the states of `user_objects` are restored.
         """
 
     @abstractmethod
@@ -168,7 +170,7 @@ def is_episode_env(env: object) -> TypeGuard[EpisodeEnv]:
 def rounding_tolerance(dtype: torch.dtype) -> float:
     """Return the largest gap of log-probabilities that rounding explains, nats: 1e-3, or 0.1 below 32 bits.
 
-    It tells whether two ways to compute the same numbers agree, such as with padding and without.
+    Two ways to compute the same numbers, such as with padding and without, agree if their gap is not larger.
     """
     return 1e-3 if torch.finfo(dtype).bits >= 32 else 0.1
 
@@ -182,7 +184,7 @@ def ratio_tolerance(dtype: torch.dtype) -> float:
 
 
 def start_tolerance(dtype: torch.dtype, choices: Sequence[str] = ()) -> float:
-    """Return the largest `ratio_gap` of two computations that are equal but for rounding, nats.
+    """Return the largest `ratio_gap`, nats, of two policies that have just begun and are equal but for rounding.
 
     It is `ratio_tolerance`, but at least 0.1 for a model whose choices (see `ratio_gap`) may flip by rounding. After a
     flipped choice the rest of the row differs too, so in a minibatch of one row even the median moves.
@@ -278,21 +280,21 @@ def prompt_lengths(rollout: TensorDict) -> Tensor:
     return rollout["mask"].int().argmax(1) + 1
 
 
-def scoring_inputs(rollout: TensorDict, *, whole: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def scoring_inputs(rollout: TensorDict, *, with_end_states: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Return what a model reads to score a text rollout.
 
     Args:
         rollout: a text rollout ``[B, T]``.
-        whole: also read the states after the ends of episodes, with the last action.
+        with_end_states: also read the state after the last action of each episode, whose value bootstrapping needs.
 
     Returns:
-        Tokens int64 ``[B, T]``, with ``whole`` those of `sequences`, ``[B, T+1]``; lengths of the prompts ``[B]``; and
-        how many tokens of each row are needed ``[B]``, at least 1.
+        Tokens int64 ``[B, T]``, or with end states those of `sequences`, ``[B, T+1]``; lengths of the prompts ``[B]``;
+        and how many tokens of each row are needed ``[B]``, at least 1.
     """
     tokens = rollout["observation"]
     needed = rollout["mask"]
     first_length = 1  # the state of column t has t + 1 tokens
-    if whole:
+    if with_end_states:
         tokens = sequences(rollout)
         needed = needed | rollout["terminated"] | rollout["truncated"]
         first_length = 2  # the state after the action of column t has t + 2
@@ -338,7 +340,7 @@ class Allowed(NamedTuple):
     """bool ``[S, n]``: True for allowed tokens."""
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return the tokens allowed at these entries, bool ``[stop - start, n]``; all at once take much memory."""
+        """Return the tokens allowed at these entries, bool ``[stop - start, n]``: a part, as all take much memory."""
         return self.sets[self.chosen[start:stop]]
 
 

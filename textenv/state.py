@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from textenv.importing import USER_FILES
 
-DEPTH = 10
+MAX_PATH_LENGTH = 10
 """Maximum number of steps from an object to one that it uses."""
 MOST_ENTRIES = 100
 """Lists and mappings with more entries are data, and are not searched."""
@@ -44,8 +44,8 @@ class Stateful(Protocol):
 def stateful_objects(owner: object) -> dict[str, Stateful]:
     """Find the objects with a state that an object uses, itself included.
 
-    A torch module is a model, whose weights are loaded by whoever makes it; it counts if its class defines
-    ``state_dict`` itself.
+    A torch module counts only if its own class defines ``state_dict``: other modules are models, and whoever makes a
+    model loads its weights.
 
     Returns:
         Each object once, by its path: the names of attributes, keys and variables that lead to it.
@@ -60,8 +60,8 @@ def stateful_objects(owner: object) -> dict[str, Stateful]:
 
 def states_of(owner: object) -> dict[str, dict[str, object]]:
     """Return the ``class`` and ``state`` of each object with a state that an object uses, by path."""
-    present = stateful_objects(owner)
-    return {path: {"class": type(used).__qualname__, "state": used.state_dict()} for path, used in present.items()}
+    objects = stateful_objects(owner)
+    return {path: {"class": type(used).__qualname__, "state": used.state_dict()} for path, used in objects.items()}
 
 
 def set_states(owner: object, saved: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -70,14 +70,14 @@ def set_states(owner: object, saved: Mapping[str, Mapping[str, Any]]) -> list[st
     Returns:
         Paths of the states that fit no object, and of the objects that got none.
     """
-    present = stateful_objects(owner)
+    objects = stateful_objects(owner)
     fitting = set()
-    for path, used in present.items():
-        # Without its module, whose name changes with the place of a file, and with the program that imports it
+    for path, used in objects.items():
+        # Compare classes without their modules, because a module's name depends on its file's place and on the program
         if path in saved and str(saved[path]["class"]).endswith(type(used).__qualname__):
             used.load_state_dict(copy.deepcopy(saved[path]["state"]))  # the object may go on writing into it
             fitting.add(path)
-    return sorted((saved.keys() | present.keys()) - fitting)
+    return sorted((saved.keys() | objects.keys()) - fitting)
 
 
 def copy_states(source: object, target: object) -> None:
@@ -122,7 +122,7 @@ def class_name(used: object) -> str:
 
 
 def used_objects(owner: object) -> Iterator[tuple[str, object]]:
-    """Yield the objects that an object uses, itself included, each once with its path; values have no parts."""
+    """Yield the objects that an object uses, itself included, each once with its path; without those of libraries."""
     waiting: list[tuple[tuple[str, ...], object]] = [((), owner)]
     seen: set[int] = set()
     while waiting and len(seen) < MOST_OBJECTS:
@@ -131,7 +131,7 @@ def used_objects(owner: object) -> Iterator[tuple[str, object]]:
             continue
         seen.add(id(used))
         yield ".".join(path), used
-        if len(path) < DEPTH:
+        if len(path) < MAX_PATH_LENGTH:
             waiting += [((*path, name), part) for name, part in _parts(used)]
 
 
@@ -222,7 +222,7 @@ def _has_state(used: object) -> TypeGuard[Stateful]:
 
 
 def _is_foreign(used: object) -> bool:
-    """True for values without parts, modules, and objects of `LIBRARIES`, such as models and environments."""
+    """Return True for what cannot hold a user's state: numbers, texts, modules, and objects of `LIBRARIES`."""
     if isinstance(used, (str, bytes, int, float, complex, ModuleType, type(None))):
         return True
     if isinstance(used, type):

@@ -144,7 +144,7 @@ class _GenerationRequest:
     def finish(self, turn: "Turn") -> str | None:
         """Return why an answer ends with its last token, ``"stop"`` or ``"length"``; None if it goes on."""
         last_token = turn.completion_ids[-1]
-        if self.ends.is_end[last_token] or turn.completed(self.ends.texts) is not None:
+        if self.ends.is_end[last_token] or turn.find_completed(self.ends.texts) is not None:
             return "stop"
         if len(self.prompt_ids) + len(turn.completion_ids) >= self.length:
             return "length"

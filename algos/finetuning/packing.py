@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from textenv.json_files import parse_json
 from textenv.lm.answers import eos_ids, learnt_chats, without_turn_end, written_answer
 from textenv.lm.model import LanguageModel
-from textenv.prompts.messages import Message, answered, beginning, is_messages, read_messages, without_prompt
+from textenv.prompts.messages import Message, answer_beginning, is_messages, read_messages, with_answer, without_prompt
 from textenv.prompts.prompts import Prompt, as_prompt
 from textenv.prompts.tokenize import prompt_ids, text_ids, warn_of_spelling, without_end
 
@@ -247,11 +247,11 @@ def _answered(
         return [Example(ids, learnt)]
     if messages:
         answer = without_prompt(read_messages(completion, where=f"example {index}"), messages)
-        begun = beginning(messages)
+        begun = answer_beginning(messages)
         first_target = len(messages)
         if begun is not None:
             first_target -= 1
-        return _chat(index, answered(messages, answer), tokenizer, row, first=first_target, begun=begun)
+        return _chat(index, with_answer(messages, answer), tokenizer, row, first=first_target, begun=begun)
 
     # A text, or token ids
     text = completion

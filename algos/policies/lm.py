@@ -363,7 +363,7 @@ class LMPolicy(nn.Module, Policy):
             if ends.texts:
                 candidates = running & ~ended & ends.may_complete[next_token]
                 for row in np.flatnonzero(candidates).tolist():
-                    ended[row] = turn_of(row).completed(ends.texts) is not None
+                    ended[row] = turn_of(row).find_completed(ends.texts) is not None
             running &= ~ended & (length < length_limit)
         return [turn_of(row).completion for row in range(num_rows)]
 
@@ -387,7 +387,7 @@ class LMPolicy(nn.Module, Policy):
     @torch.no_grad()
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
         """See `Policy.values`."""
-        tokens, prompt_length, length = scoring_inputs(rollout, whole=True)
+        tokens, prompt_length, length = scoring_inputs(rollout, with_end_states=True)
         if self.critic is None:
             hidden = self.lm.hidden(tokens, prompt_length, length)
             value = self._head_values(hidden, tokens, prompt_length)
@@ -407,7 +407,7 @@ class LMPolicy(nn.Module, Policy):
 
     def _value_features(self, rollout: TensorDict) -> list[Tensor]:
         """Features of each kind that the value is linear in, float32 ``[B, T + 1, H]``."""
-        tokens, prompt_length, length = scoring_inputs(rollout, whole=True)
+        tokens, prompt_length, length = scoring_inputs(rollout, with_end_states=True)
         if self.critic is not None:
             return [self.critic.hidden(tokens, prompt_length, length).float()]
         hidden = self.lm.hidden(tokens, prompt_length, length).float()

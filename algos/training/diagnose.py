@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from algos.policies.policy import Policy
 from algos.storage.run_files import VIOLATION_BATCH, VIOLATION_REPORT
 from algos.training.invariants import CAUSES, NonFiniteError, first_not_finite, not_finite
-from textenv.errors import NAMED, PLACE, InvariantError
+from textenv.errors import MAX_LISTED_ENTRIES, PLACE, InvariantError
 
 TERM_ADVICE = (
     "The inputs of this term are finite. Are rewards too large to be squared in float32, or does a loss of your own "
@@ -39,8 +39,8 @@ def explain_step(
 ) -> NonFiniteError:
     """Return the error for a loss or gradient that is not finite: it names the first such tensor, and its rows.
 
-    Bisection finds the first `NAMED` units (rows or single steps) whose own loss or gradient is not finite. Then
-    their columns, the policy's evaluation and their loss terms are checked, in the order of computation.
+    Bisection finds the first `MAX_LISTED_ENTRIES` units (rows or single steps) whose own loss or gradient is not
+    finite. Then their columns, the policy's evaluation and their loss terms are checked, in the order of computation.
 
     Args:
         loss_of: the loss that failed.
@@ -58,7 +58,7 @@ def explain_step(
     units: list[int] = []
     start = 0
     for part in parts:
-        units_of_part = _nonfinite_units(loss_of, part, parameters, most=NAMED - len(units))
+        units_of_part = _nonfinite_units(loss_of, part, parameters, most=MAX_LISTED_ENTRIES - len(units))
         units += [start + unit for unit in units_of_part]
         start += len(part)
 

@@ -24,7 +24,7 @@ from algos.training.metrics import EpisodeMeter, Metrics
 from algos.training.reward_hacking import RewardHackingMonitor
 from algos.training.signals import Interrupted, Request
 from algos.training.unsaved import UnsavedState
-from textenv.acceleration import TAKEN
+from textenv.acceleration import FAST_PATHS_IN_USE
 from textenv.state import global_random_states, set_global_random_states, set_states, states_of
 
 logger = logging.getLogger(__name__)
@@ -380,7 +380,7 @@ class Run:
         self.collected = 0
         self.seconds = seconds
         # What took the steps: 0 is plain code, 1 also fast paths, and 2, if the update says so, PPO's closed form
-        any_fast_path = int(bool(TAKEN))
+        any_fast_path = int(bool(FAST_PATHS_IN_USE))
         update_path = metrics.pop("update/path", any_fast_path)
         metrics = {"steps": self.steps, "iteration": len(self.history) + 1} | metrics
         if not self.history:  # logged once, in the first iteration

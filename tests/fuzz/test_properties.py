@@ -489,7 +489,7 @@ def test_prompts_come_once_a_pass_in_any_portions(n, seed, cuts):
     order.state = {"seed": seed, "position": 0}
     dealt = []
     for size in cuts:
-        with order.apart():
+        with order.fork():
             order.start(np.random.default_rng(0), anew=True)
             order.next(5)
         other = PromptOrder()

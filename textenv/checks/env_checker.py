@@ -218,13 +218,13 @@ def _check_flags(driver: EnvDriver) -> str:
 
     # EOS as the first token, and as the last one that the limit allows
     for words in sorted({0, limit - 1}):
-        answered = driver.answer(words)
-        if answered is None:
+        eos_result = driver.answer(words)
+        if eos_result is None:
             return NO_EOS_HERE
         _demand(
-            answered.terminated and not answered.truncated,
-            f"EOS as token {words + 1} of at most {limit} gives terminated={answered.terminated}, "
-            f"truncated={answered.truncated}: a completion with EOS is terminated, even at the limit",
+            eos_result.terminated and not eos_result.truncated,
+            f"EOS as token {words + 1} of at most {limit} gives terminated={eos_result.terminated}, "
+            f"truncated={eos_result.truncated}: a completion with EOS is terminated, even at the limit",
         )
     return ""
 
@@ -329,7 +329,7 @@ def _advance_to_end(driver: EnvDriver, env: EpisodeEnv, num_episodes: int, *, se
     while env.running.any():
         running = env.running
         actions = np.zeros(len(running), dtype=np.int64)
-        rows = env.cursor[0]
+        rows, _ = env.cursor
         action_mask = env.action_mask
         for slot, row in zip(np.flatnonzero(running), rows, strict=True):
             slot_mask = None

@@ -89,9 +89,9 @@ class RewardCheckReport(JupyterMixin):
         parts: list[Table | Text] = [checks]
         if self.probes:
             parts.append(_probe_table(self))
-        noted = [probe.name for probe in self.probes if probe.note]
-        if noted:
-            parts.append(Text(f"Read these, for a policy will find them: {', '.join(noted)}."))
+        names_with_note = [probe.name for probe in self.probes if probe.note]
+        if names_with_note:
+            parts.append(Text(f"Read these, for a policy will find them: {', '.join(names_with_note)}."))
         parts.append(Text(f"{self.seconds_per_row * 1e3:.3g} ms per row"))
         return Group(*parts)
 
@@ -236,7 +236,9 @@ def _problem_of(check: Callable[[Trial], str], trial: Trial) -> str:
 
 
 TYPE = "count and type"
+"""Name of the first check, without which no other one runs."""
 DETERMINISTIC = "deterministic"
+"""Name of the check without which `COMPARISONS` do not run."""
 
 
 def _type_problem(returned: Any, rows: int) -> str:

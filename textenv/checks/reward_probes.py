@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from textenv.embedded.grammar import sample_review
-from textenv.prompts.messages import Message, asked_and_answered
+from textenv.prompts.messages import Message, prompt_and_answer
 from textenv.prompts.prompts import Prompt, PromptList, by_position
 from textenv.prompts.tokenize import text_ids
 from textenv.rewards.answer import answer_text
@@ -27,7 +27,7 @@ DEFAULT_ROWS = 16
 """Number of rows if no prompts, completions or columns are given."""
 MIN_ROWS = 4
 MAX_ROWS = 32
-"""Maximum number of prompts used, if no completions and columns come with them."""
+"""Maximum number of prompts used, if they come without completions and columns."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _prompt_and_completion(row: Row) -> tuple[str, str] | tuple[list[Message], l
     """Return a row's prompt and completion as an environment gives them to a reward: texts, or messages of a chat."""
     if isinstance(row.prompt, str):
         return row.prompt, row.answer
-    return asked_and_answered(copy.deepcopy(row.prompt), row.answer)
+    return prompt_and_answer(copy.deepcopy(row.prompt), row.answer)
 
 
 def make_rows(
@@ -250,9 +250,9 @@ MAX_TOKENS = 256
 VERY_LONG = 2_000
 """Number of words in a completion far longer than `MAX_TOKENS`."""
 MAX_LISTED_CHARACTERS = 200
-"""The completion that lists all possible answers leaves out longer entries of columns."""
+"""Maximum length of a column's entry in the completion that lists all possible answers; longer ones are left out."""
 MAX_LISTED_WORDS = 3
-"""Without columns it lists the ordinary completions if none has more words."""
+"""Maximum number of words of an ordinary completion in that list, which has them if there are no columns."""
 PUNCTUATION = ". , ! ? ; : ... !!! --"
 
 
@@ -277,8 +277,8 @@ def run_probes(trial: Trial, ordinary: Sequence[float], *, margin: float) -> lis
         ordinary: finite scores of the unchanged rows.
         margin: tolerance for rounding.
     """
-    probes = {name: make(trial) for name, make in PROBES.items()}
-    return [_probe(trial, name, rows, ordinary, margin) for name, rows in probes.items() if rows]
+    rows_by_probe = {name: make_rows_of_probe(trial) for name, make_rows_of_probe in PROBES.items()}
+    return [_probe(trial, name, rows, ordinary, margin) for name, rows in rows_by_probe.items() if rows]
 
 
 def _probe(trial: Trial, name: str, rows: list[Row], ordinary: Sequence[float], margin: float) -> Probe:
@@ -295,7 +295,7 @@ def _probe(trial: Trial, name: str, rows: list[Row], ordinary: Sequence[float], 
             note = "scores above the best ordinary completion"
         elif fmean(scores) > fmean(ordinary) + margin:
             note = "scores above ordinary completions on average"
-        elif is_varied and name not in ORDINARY and fmean(scores) >= fmean(ordinary) - margin:
+        elif is_varied and name not in MAY_EQUAL_ORDINARY and fmean(scores) >= fmean(ordinary) - margin:
             note = "scores as much as ordinary completions on average"
     return Probe(name, answer, mean_of(scores), max(scores, default=None), note)
 
@@ -383,8 +383,8 @@ def _far_beyond_the_limit(trial: Trial) -> list[Row]:
     return [row.saying(long_answer(trial, VERY_LONG), ended=False) for row in trial.rows]
 
 
-ORDINARY = ("another row's answer",)
-"""Probes that may earn as much as ordinary completions: where no reward depends on the prompt, they are these."""
+MAY_EQUAL_ORDINARY = ("another row's answer",)
+"""Probes that may score as much as ordinary completions: to a reward that ignores the prompt they are ordinary."""
 PROBES: dict[str, Callable[[Trial], list[Row]]] = {
     "empty": _empty,
     "only punctuation": _only_punctuation,

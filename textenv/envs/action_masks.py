@@ -128,7 +128,7 @@ class ActionMasks:
             mask_index: int64, the row of `sets` that applies in each slot.
 
         Raises:
-            TypeError: if the actions are no array.
+            TypeError: if the actions cannot be read as an array.
             ValueError: unless they are integers, one per slot, allowed by the masks.
         """
         num_tokens = self._sets.shape[1]
@@ -138,7 +138,7 @@ class ActionMasks:
                 f"actions are {actions.dtype} of shape {actions.shape}, expected integers of shape {mask_index.shape}"
             )
 
-        # Ids of the vocabulary
+        # Every id must be in the vocabulary
         chosen = actions[slots]
         outside = (chosen < 0) | (chosen >= num_tokens)
         if np.count_nonzero(outside):  # faster than outside.any()
@@ -147,7 +147,7 @@ class ActionMasks:
                 f"action {actions[slot]} in slot {slot} is outside the vocabulary, expected 0 to {num_tokens - 1}"
             )
 
-        # Ids that the masks allow
+        # Every id must be allowed by the mask of its slot
         if not self.active:
             return actions
         forbidden = ~self._sets[mask_index[slots], chosen]
@@ -234,17 +234,17 @@ def as_rule(
     if not entries:
         raise ValueError(f"allowed is empty, which leaves no token: {expected}")
     if all(isinstance(entry, str) for entry in entries):
-        return _one_of(entries, tokenizer, ends=ends, longest=longest)
+        return _rule_of_texts(entries, tokenizer, ends=ends, longest=longest)
     if not all(isinstance(entry, numbers.Integral) and not isinstance(entry, bool) for entry in entries):
         raise TypeError(f"allowed is {allowed!r:.200}, {expected}")
     ids = [int(entry) for entry in entries]
     if min(ids) < 0 or max(ids) >= num_tokens:
         raise ValueError(f"allowed is {allowed!r:.200}, expected ids from 0 to {num_tokens - 1}")
-    return _only(ids, ends=ends)
+    return _rule_of_ids(ids, ends=ends)
 
 
-def _only(ids: list[int], *, ends: Sequence[int]) -> Rule:
-    """Return the rule that a turn consists of these ids, at least one, and then may end."""
+def _rule_of_ids(ids: list[int], *, ends: Sequence[int]) -> Rule:
+    """Return a rule for turns of these ids only: at least one of them, then more or an end."""
     ids_or_ends = sorted({*ids, *ends})
 
     def rule(turn: Turn) -> list[int]:
@@ -253,8 +253,10 @@ def _only(ids: list[int], *, ends: Sequence[int]) -> Rule:
     return rule
 
 
-def _one_of(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, ends: Sequence[int], longest: int) -> Rule:
-    """Return the rule that a turn is one of these texts, and then ends."""
+def _rule_of_texts(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, ends: Sequence[int], longest: int
+) -> Rule:
+    """Return a rule for turns that are one of these texts and then end."""
     next_of: dict[tuple[int, ...], set[int]] = {}  # ids that may follow, by the ids so far
     for text in texts:
         ids = text_ids(text, tokenizer)

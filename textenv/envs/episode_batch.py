@@ -76,7 +76,7 @@ class EpisodeBatch:
             max_new_tokens = 1
             min_new_tokens = 0
             if masks.rule is None:
-                # The mask of all further tokens: that ends are forbidden at first is in `min_new_tokens`
+                # One mask for all further tokens. It allows ends; `min_new_tokens` says how long they are forbidden
                 mask_index = min(mask_index, NOT_FORBIDDEN)
                 max_new_tokens = int(transcript.turn_limit[row]) - length
                 written = length - int(transcript.turn_start[row])

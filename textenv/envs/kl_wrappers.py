@@ -57,7 +57,7 @@ class _ReferenceWrapper(gymnasium.Wrapper):
         return observation, info
 
     def _score_and_step(self, token: np.int64) -> tuple[TextObservation, float, bool, bool, Info, float]:
-        """Step; return what `step` returns, and the reference's log-probability of the token after its prefix."""
+        """Step; return what `step` returns, and log π_ref(token | prefix) of the reference."""
         prefix = self._observation
         allowed = self._text_env.vector.action_mask
         observation, reward, terminated, truncated, info = self.env.step(token)
@@ -95,8 +95,8 @@ class KLReward(_ReferenceWrapper):
         if function is None:
             raise ValueError(f"estimator is {estimator!r}, but a step has the log-probability of one action: use 'k1'")
         self._estimator = function
-        token = env.action_space
-        self.action_space = spaces.Dict(token=token, log_prob=spaces.Box(-np.inf, 0.0, (), np.float32))
+        log_prob_space = spaces.Box(-np.inf, 0.0, (), np.float32)
+        self.action_space = spaces.Dict(token=env.action_space, log_prob=log_prob_space)
 
     def step(self, action: TokenAndLogProb) -> tuple[TextObservation, SupportsFloat, bool, bool, Info]:
         """Append ``action["token"]``, chosen with ``action["log_prob"]`` (nats).

@@ -80,7 +80,7 @@ class StopConditions:
     Args:
         tokenizer: the policy's tokenizer.
         stop: texts and token ids in addition to the model's own ends.
-        model_ends: the model's own ends; None: those of the tokenizer's model, as far as that is known.
+        model_ends: the model's own ends. None: what `textenv.lm.ends.turn_ends` finds for the tokenizer.
 
     Raises:
         TypeError: if the tokenizer is not of `transformers`.
@@ -96,7 +96,7 @@ class StopConditions:
         self.stop = tuple(end if isinstance(end, str) else int(end) for end in stop)
         """Texts and token ids in addition to the model's own ends."""
         self.model_ends = TurnEnds(())
-        """The model's own ends; of all models that were added."""
+        """Own ends of all models that were added."""
         self.ids: list[int] = []
         """Token ids that end a turn by themselves."""
         self.is_end = np.zeros(self.num_tokens, dtype=bool)
@@ -104,8 +104,8 @@ class StopConditions:
         self.texts: tuple[str, ...] = ()
         """Texts that end a turn."""
         self.text_of_end: dict[int, str] = {}
-        """By token id, the text of an end: of the special tokens in ``stop``, and of the model's own ends that are no
-        special tokens."""
+        """Texts of two kinds of token ids that end a turn: special tokens in ``stop``, and own ends of the model that
+        are no special tokens."""
         if model_ends is None:
             model_ends = turn_ends(tokenizer)
         self.add(model_ends)
@@ -137,7 +137,7 @@ class StopConditions:
                 text_of_end[id_of_special_token[end]] = end
             else:
                 stop_texts.append(end)
-        stop_ids += text_of_end
+        stop_ids += text_of_end.keys()
         if any(not 0 <= token < self.num_tokens for token in stop_ids):
             raise ValueError(f"stop is {self.stop!r}, expected texts or ids from 0 to {self.num_tokens - 1}")
 
@@ -150,7 +150,7 @@ class StopConditions:
         # to cut it off from answers
         shown_ids = {*self.model_ends.ids} - {*id_of_special_token.values()}
         self.text_of_end = text_of_end | {token: str(self.tokenizer.decode([token])) for token in shown_ids}
-        self.__dict__.pop("may_complete", None)  # of the texts before
+        self.__dict__.pop("may_complete", None)  # a cached property, computed from the former texts
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
@@ -176,7 +176,7 @@ class StopConditions:
         return may_complete
 
     def __str__(self) -> str:
-        """Describe them for a log: each token with its id, and texts."""
+        """Describe the conditions for a log: each token with its id, then the texts."""
         tokens = [f"{self.tokenizer.convert_ids_to_tokens(token)!r} ({token})" for token in self.ids]
         texts = [f"the text {text!r}" for text in self.texts]
         return ", ".join([*tokens, *texts]) or "nothing but limits"

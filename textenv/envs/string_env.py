@@ -23,7 +23,7 @@ from textenv.rewards.scores import Scores, read_scores
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FAILED = "worker_failed"
+FAILED_KEY = "worker_failed"
 """Key of ``info`` in a step that failed, as in `algos.envs.subprocess_env`."""
 MAX_TURNS = 20
 """Default maximum number of turns in an episode."""
@@ -67,10 +67,10 @@ class StringGames:
     ) -> None:
         if pay_at not in ("turn", "end"):
             raise ValueError(f"pay_at is {pay_at!r}, expected 'turn' or 'end'")
-        self.only: StringEnv | None = None
+        self.single_env: StringEnv | None = None
         """The single environment of all episodes; None if each episode has a new one."""
         if isinstance(make_env, gymnasium.Env):
-            self.only = make_env
+            self.single_env = make_env
         elif callable(make_env):
             self._make_env = make_env
         else:
@@ -123,19 +123,19 @@ class StringGames:
         """Close the environments of episodes that are over, each once."""
         for turn in turns:
             game: _Game = turn.prompt.state
-            if turn.last and self.only is None and not game.closed:
+            if turn.last and self.single_env is None and not game.closed:
                 game.closed = True
                 game.env.close()
 
     def _begin(self, number: int, seed: int) -> Prompt:
         """Begin an episode; the seed of its environment depends on seed and number only."""
-        if self.only is None:
+        if self.single_env is None:
             env = self._make_env()
         else:
-            env = self.only
+            env = self.single_env
         if not isinstance(env, gymnasium.Env):
             raise TypeError(f"make_env returned {env!r}, expected a Gymnasium environment")
-        if self.only is None and env in self._made:
+        if self.single_env is None and env in self._made:
             raise ValueError(f"make_env returned {env!r} a second time: make a new environment for each episode")
         self._made.add(env)
 
@@ -147,7 +147,7 @@ class StringGames:
         """Step a game with the text of a turn; return the reply."""
         game: _Game = turn.prompt.state
         observation, reward, terminated, truncated, info = game.env.step(turn.completion)
-        game.failed = bool(info.get(FAILED))
+        game.failed = bool(info.get(FAILED_KEY))
         try:
             game.rewards[turn.index] = float(reward)
         except (TypeError, ValueError) as error:
@@ -171,7 +171,7 @@ class TokenEnv(TextEnv):
         env: a `gymnasium.Env` whose observations and actions are strings, or a function that makes one.
         tokenizer: the policy's tokenizer.
         pay_at: see `StringGames`.
-        limits: other arguments of `TextVectorEnv`: ``max_turns`` (20 here), ``max_new_tokens`` per turn,
+        arguments: other arguments of `TextVectorEnv`: ``max_turns`` (20 here), ``max_new_tokens`` per turn,
             ``max_length`` per episode, ``tools``, ``stop``, ``forbidden``, ``allowed``, ``render_mode``, ….
 
     Raises:
@@ -189,10 +189,10 @@ class TokenEnv(TextEnv):
         tokenizer: PreTrainedTokenizerBase,
         pay_at: Literal["turn", "end"] = "turn",
         max_turns: int = MAX_TURNS,
-        **limits: Any,
+        **arguments: Any,
     ) -> None:
         task = StringGames(env, tokenizer=tokenizer, pay_at=pay_at)
-        super().__init__(task, tokenizer=tokenizer, max_turns=max_turns, **limits)
+        super().__init__(task, tokenizer=tokenizer, max_turns=max_turns, **arguments)
 
 
 class TokenVectorEnv(TextVectorEnv):
@@ -211,15 +211,15 @@ class TokenVectorEnv(TextVectorEnv):
         num_envs: int | None = None,
         pay_at: Literal["turn", "end"] = "turn",
         max_turns: int = MAX_TURNS,
-        **limits: Any,
+        **arguments: Any,
     ) -> None:
         task = StringGames(make_env, tokenizer=tokenizer, pay_at=pay_at)
-        if task.only is not None:
+        if task.single_env is not None:
             raise TypeError(
                 f"make_env is the environment {make_env!r}, which cannot run several episodes at once: "
                 "give a function that makes one, such as the class itself"
             )
-        super().__init__(task, tokenizer=tokenizer, num_envs=num_envs, max_turns=max_turns, **limits)
+        super().__init__(task, tokenizer=tokenizer, num_envs=num_envs, max_turns=max_turns, **arguments)
 
 
 def _checked_observation(env: StringEnv, observation: object) -> str:

@@ -8,7 +8,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 
 from textenv.envs.turn import Cut, Turn
-from textenv.prompts.messages import asked_and_answered
+from textenv.prompts.messages import prompt_and_answer
 from textenv.prompts.prompts import RESERVED, Prompt, PromptList
 from textenv.prompts.tokenize import is_chat
 from textenv.rewards.composite import RewardFunction, Rewards
@@ -151,7 +151,7 @@ def _prompt_and_completion(turn: Turn) -> tuple[object, object]:
     """Return a turn's prompt and completion for rewards: two texts, or for a chat two lists of messages."""
     if not is_chat(turn.prompt):
         return turn.prompt_text, turn.completion
-    return asked_and_answered(turn.prompt.messages, turn.completion)
+    return prompt_and_answer(turn.prompt.messages, turn.completion)
 
 
 def score_turns(task: Task, turns: Sequence[Turn], score: Callable[[Sequence[Turn]], object] | None = None) -> Scores:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _CALL = re.compile(r"<tool_call>(.*?)(?=</tool_call>|<tool_call>|\Z)", re.DOTALL)
-"""Text of a call; an end that is missing is excused."""
+"""A call: the text after its opening tag. The closing tag may be missing."""
 _HOW_TO_CALL = (
     'To call one, write\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 )
@@ -34,8 +34,8 @@ class Tools:
 
     A chat template that takes ``tools`` shows the schemas; otherwise they are in the system message, or before a prompt
     that is text. Calls are read by the tokenizer's ``response_template``, else as JSON in ``<tool_call>`` tags. The
-    calls of a message run in order. Those of several episodes run at once in threads, abandoned after ``timeout``
-    seconds.
+    calls of a message run in order. Messages of several episodes run in parallel, each in a thread that is abandoned
+    after ``timeout`` seconds.
 
     Args:
         functions: functions with type hints and docstrings, from which the schemas are made.
@@ -71,8 +71,7 @@ class Tools:
         lines = ["You may call:", "<tools>", *map(json.dumps, self.schemas), "</tools>", _HOW_TO_CALL]
         self.text = "\n".join(lines)
         """Description of the functions, for prompts in which no chat template shows the schemas."""
-        self.rendered = bool(tokenizer.chat_template) and self._check_template()
-        """True if the chat template shows the schemas."""
+        self.template_shows_schemas = bool(tokenizer.chat_template) and self._check_template()
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt with the schemas; see `textenv.prompts.tokenize.prompt_ids`.
@@ -85,9 +84,9 @@ class Tools:
             content = f"{self.text}\n\n{content}"
         elif not is_chat(prompt):
             raise ValueError(f"prompt {content!r:.200} is token ids, expected a chat or a text, to show the tools in")
-        elif not self.rendered:
+        elif not self.template_shows_schemas:
             content = self._with_system_message(prompt.messages)
-        schemas = self.schemas if self.rendered else ()
+        schemas = self.schemas if self.template_shows_schemas else ()
         return prompt_ids(replace(prompt, content=content), self.tokenizer, tools=schemas)
 
     def reply(self, turns: Mapping[int, Turn]) -> dict[int, list[Message]]:
@@ -144,8 +143,8 @@ class Tools:
             context_ids: token ids before it.
 
         Returns:
-            Mappings with ``name`` and ``arguments``, or any other JSON that the model wrote in place of one (unpaired
-            surrogates, too); or the exception of a call that is no JSON.
+            For each call a mapping with ``name`` and ``arguments``, or whatever other JSON the model wrote (its texts
+            may have unpaired surrogates), or the exception if it is no JSON.
         """
         if self.tokenizer.response_template:
             response = self.tokenizer.parse_response(ids, prefix=context_ids, tools=self.schemas)
@@ -176,7 +175,9 @@ class Tools:
     def _run(self, call: object) -> str:
         """Run a call; return the result as a text."""
         if not isinstance(call, Mapping) or str(call.get("name")) not in self.functions:
-            raise ValueError(f'expected {{"name": ..., "arguments": {{...}}}}, with a name of {[*self.functions]}')
+            raise ValueError(
+                f'expected {{"name": ..., "arguments": {{...}}}}, where the name is one of {[*self.functions]}'
+            )
         function = self.functions[call["name"]]
         arguments = call.get("arguments") or {}
         result = function(**arguments)

@@ -70,7 +70,7 @@ class Transcript:
         self.turn_start = np.zeros(rows, dtype=np.int64)
         self.turn_limit = np.zeros(rows, dtype=np.int64)
         """Length of the text at which the current turn is cut."""
-        self.turn = np.zeros(rows, dtype=np.int64)
+        self.turn_index = np.zeros(rows, dtype=np.int64)
         """Index of the current turn, from 0."""
         self.next_mask = np.zeros(rows, dtype=np.int64)
         """Row of ``masks.sets`` for the next token."""
@@ -90,7 +90,7 @@ class Transcript:
         """Begin an episode in this row; raise as `ids` does."""
         ids = self.ids(prompt)
 
-        # Remove the episode before, which may have been abandoned
+        # Clear what the row's former episode left, which may have been abandoned
         self.tokens[row] = self.pad
         self.chosen[row] = False
         self.reward[row] = 0
@@ -110,11 +110,11 @@ class Transcript:
 
         # Begin the first turn
         self._begin_turn(row, len(ids))
-        self.turn[row] = 0
+        self.turn_index[row] = 0
         self._look_ahead(np.array([row]))
 
     def ids(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt.
+        """Return the token ids of a prompt.
 
         Raises:
             OverlongPromptError: if the prompt has more tokens than the limit.
@@ -127,11 +127,11 @@ class Transcript:
 
         num_tokens = self.ends.num_tokens
         if min(ids) < 0 or max(ids) >= num_tokens:
-            raise ValueError(f"{_named(prompt)} has ids outside the vocabulary, expected 0 to {num_tokens - 1}")
+            raise ValueError(f"{_description(prompt)} has ids outside the vocabulary, expected 0 to {num_tokens - 1}")
         max_length = self.limits.max_prompt_tokens
         if len(ids) > max_length:
             raise OverlongPromptError(
-                f"{_named(prompt)} has {len(ids)} tokens, the limit is {max_length}: shorten it, "
+                f"{_description(prompt)} has {len(ids)} tokens, the limit is {max_length}: shorten it, "
                 "raise max_prompt_tokens, or leave out such prompts by overlong='skip' (--overlong skip)"
             )
         return ids
@@ -162,8 +162,8 @@ class Transcript:
             candidates = self.ends.may_complete[actions] & ~ended & enough
             for i in np.flatnonzero(candidates):
                 turn = self._turn(indices[i], terminated=True)
-                ended[i] = turn.completed(self.ends.texts) is not None
-        # For now this says that the turn ended; `finish` or `continue_or_end` overwrites it for the episode
+                ended[i] = turn.find_completed(self.ends.texts) is not None
+        # Here it says that the turn ended. `finish` or `continue_or_end` will write whether the episode did
         self.terminated[rows] = ended
 
         # A limit ends a turn, too; the other turns go on
@@ -299,7 +299,7 @@ class Transcript:
             self._unscored = [entry for entry in self._unscored if entry.turn is not turn]
         self.tokens[row, start:stop] = ids
         self._begin_turn(row, stop)
-        self.turn[row] += 1
+        self.turn_index[row] += 1
         self.terminated[row] = False
         self._look_ahead(np.array([row]))
 
@@ -375,7 +375,7 @@ class Transcript:
             "group": np.broadcast_to(self.group[:, None], (rows, steps)),
         }
 
-        # Number anew only the masks of allowed tokens that this rollout uses
+        # Keep only the masks of allowed tokens that this rollout uses, and number them from 0
         if self.masks.active:
             mask_index = np.where(columns["mask"], self.allowed[:, actions], 0)
             used_masks, new_index = np.unique(mask_index, return_inverse=True)
@@ -416,7 +416,7 @@ class Transcript:
             terminated=terminated,
             tokenizer=self.tokenizer,
             stop=stop_texts,
-            index=int(self.turn[row]),
+            index=int(self.turn_index[row]),
             tool_calls=self.tool_calls[row],
         )
 
@@ -446,11 +446,11 @@ def _padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def _row_and_last_token(entry: _UnscoredTurn) -> tuple[int, int]:
-    """Return the order of unscored turns: by row, and in a row from the first to the last."""
+    """Return the key by which unscored turns are sorted: by row, and in a row from the first turn to the last."""
     return entry.row, entry.last_token
 
 
-def _named(prompt: Prompt) -> str:
-    """Return a prompt for an error, with its row in the data."""
+def _description(prompt: Prompt) -> str:
+    """Describe a prompt for an error: its row in the data, and its content."""
     row = "" if prompt.row is None else f" {prompt.row}"
     return f"prompt{row} ({prompt.content!r:.200})"

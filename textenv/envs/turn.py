@@ -68,9 +68,9 @@ class Turn:
         """Text of this turn without context, special tokens (but with tags, see `plain_text`) and stop text."""
         if not self.stop:
             return self.text
-        return self.text[: self.completed(self.stop)]
+        return self.text[: self.find_completed(self.stop)]
 
-    def completed(self, texts: Sequence[str]) -> int | None:
+    def find_completed(self, texts: Sequence[str]) -> int | None:
         """Return the position in `text` of the first of these texts that the last token completed; None if none.
 
         A stop text that an earlier token completed is ignored: the turn was still too short to end. A special token
@@ -87,14 +87,14 @@ class Turn:
                 head, tail = text.split(token, 1)
                 position = self._completed_around(token, head, tail)
             else:
-                search_from = max(0, num_complete + 1 - len(text))  # what begins earlier was complete before
+                search_from = max(0, num_complete + 1 - len(text))  # earlier, it was complete without the last token
                 position = self.text.find(text, search_from)
             if position >= 0:
                 positions.append(position)
         return min(positions, default=None)
 
     def _completed_around(self, token: str, head: str, tail: str) -> int:
-        """Return where in `text` a stop text begins that has a special token inside; -1 unless it is complete now.
+        """Return where in `text` a stop text with a special token begins; -1 unless the last token completed it.
 
         Args:
             token: the special token.
@@ -109,8 +109,9 @@ class Turn:
             text_before = str(self.tokenizer.decode(self.completion_ids[:index]))
             text_after = str(self.tokenizer.decode(self.completion_ids[index + 1 :]))
             earlier_text_after = str(self.tokenizer.decode(self.completion_ids[index + 1 : last]))
-            is_new = index == last or not earlier_text_after.startswith(tail)
-            if text_before.endswith(head) and text_after.startswith(tail) and is_new:
+            is_complete = text_before.endswith(head) and text_after.startswith(tail)
+            was_complete = index < last and earlier_text_after.startswith(tail)  # without the last token
+            if is_complete and not was_complete:
                 return len(self._text_of_first(index)) - len(head)
         return -1
 
@@ -152,21 +153,21 @@ def messages(turns: Sequence[Turn]) -> list[dict[str, str]]:
     return conversation
 
 
-def samples(rows: Sequence[int], turns: Sequence[Turn], of_row: Sequence[int], scores: Scores) -> list[Sample]:
+def samples(rows: Sequence[int], turns: Sequence[Turn], row_of_turn: Sequence[int], scores: Scores) -> list[Sample]:
     """Return the texts of episodes for `EpisodeEnv.samples`, one `Sample` for each episode in ``rows``.
 
     Args:
         rows: rows of episodes.
         turns: turns of all episodes.
-        of_row: the row of each turn.
+        row_of_turn: the row of each turn.
         scores: the score of each turn.
     """
-    return [_sample(row, turns, of_row, scores) for row in rows]
+    return [_sample(row, turns, row_of_turn, scores) for row in rows]
 
 
-def _sample(row: int, turns: Sequence[Turn], of_row: Sequence[int], scores: Scores) -> Sample:
+def _sample(row: int, turns: Sequence[Turn], row_of_turn: Sequence[int], scores: Scores) -> Sample:
     """Return the texts of one episode, with the sums of its turns' scores."""
-    indices = [i for i, turn_row in enumerate(of_row) if turn_row == row]
+    indices = [i for i, turn_row in enumerate(row_of_turn) if turn_row == row]
     first = turns[indices[0]]
     last = turns[indices[-1]]
     parts = {}

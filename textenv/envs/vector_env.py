@@ -110,8 +110,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             until it ends; or a function from the turn so far (`Turn`) to the ids allowed next (None: all).
         autoreset_mode: Gymnasium's autoreset mode.
         score_while_generating: score finished turns in another thread while `advance` generates others; for slow
-            rewards. A call gets at least a quarter as many turns as there are episodes; the last one gets the rest. The
-            scores are the same.
+            rewards. A call of the reward gets at least a quarter as many turns as there are episodes, the last call the
+            remaining ones. The scores are the same.
         penalty: KL penalty that agents apply after each rollout.
         render_mode: ``"ansi"``, ``"human"`` (printed at each step), ``"rgb_array"`` (images) or None.
 
@@ -166,7 +166,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self.render_mode = render_mode
         self.num_envs = 1 if num_envs is None else num_envs
         """Number of slots of `step`."""
-        self._several_by_default = num_envs is None and not isinstance(self.task, Conversation)
+        self._many_slots_by_default = num_envs is None and not isinstance(self.task, Conversation)
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {"render_modes": RENDER_MODES, "render_fps": 10, "autoreset_mode": self.autoreset_mode}
 
@@ -204,8 +204,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             rule=rule,
         )
 
-        # Slots of `step`
-        self._slots = self._transcript(self.num_envs)
+        # Episodes of `step`: row i of their transcript is slot i
+        self._step_transcript = self._transcript(self.num_envs)
         self._ended = np.zeros(self.num_envs, dtype=bool)  # slots whose episode is over and not reset yet
         self._started = False
         self.max_length = self._limits.width
@@ -257,7 +257,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
                 continue
 
             try:
-                num_tokens = len(self._slots.ids(prompt))
+                num_tokens = len(self._step_transcript.ids(prompt))
             except OverlongPromptError:
                 if self._overlong == "error":
                     raise
@@ -269,7 +269,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         if not overlong:
             return prompt_list
         if not fitting:
-            self._slots.ids(overlong[0])  # raises the error that says what to do
+            self._step_transcript.ids(overlong[0])  # raises the error that says what to do
         self.skipped_prompts = len(overlong)
         logger.warning(
             "%d of %d prompts have more than max_prompt_tokens=%d tokens and are left out, the first in row %s",
@@ -295,10 +295,10 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Bool ``[num_envs, n]``: tokens allowed in each slot; None if no token is ever forbidden."""
         if not self._masks.active:
             return None
-        playing: Transcript | EpisodeBatch = self._slots
+        mask_index = self._step_transcript.next_mask
         if self._batch is not None:
-            playing = self._batch
-        return self._masks.sets[playing.next_mask]
+            mask_index = self._batch.next_mask
+        return self._masks.sets[mask_index]
 
     @property
     def prompt_order(self) -> dict[str, int] | None:
@@ -330,10 +330,10 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Restore the state that `state_dict` returned; log which objects and saved states do not fit each other."""
         self.prompt_order = state["prompt_order"]
         self.np_random = state["np_random"]
-        different = set_states(self.user_objects, state.get("objects", {}))
-        if different:
+        mismatches = set_states(self.user_objects, state.get("objects", {}))
+        if mismatches:
             logger.warning(
-                "objects and saved states that do not match (such an object starts afresh): %s", ", ".join(different)
+                "objects and saved states that do not match (such an object starts afresh): %s", ", ".join(mismatches)
             )
 
     def to(self, device: torch.device) -> None:
@@ -346,8 +346,10 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         Raises:
             ValueError: if ``forbidden`` and ``min_new_tokens`` then leave no token at the beginning of a turn.
         """
-        present = self.ends.model_ends
-        if {*model_ends.ids} <= {*present.ids} and {*model_ends.texts} <= {*present.texts}:
+        current_ends = self.ends.model_ends
+        has_ids = {*model_ends.ids} <= {*current_ends.ids}
+        has_texts = {*model_ends.texts} <= {*current_ends.texts}
+        if has_ids and has_texts:
             return
         self.ends.add(model_ends)
         self._masks.forbid_before_minimum(self.ends.ids)
@@ -355,7 +357,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
     @contextmanager
     def fork(self) -> Iterator[None]:
         """Context of an evaluation; see `EpisodeEnv.fork`."""
-        with self._order.apart(), frozen_states(self.user_objects), evaluation():
+        with self._order.fork(), frozen_states(self.user_objects), evaluation():
             yield
 
     # --- plain Gymnasium -------------------------------------------------------------------------------------
@@ -400,31 +402,31 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             ValueError: on an invalid action, an episode that is over, or a closed environment.
         """
         # Append the tokens
-        slots = self._slots
+        transcript = self._step_transcript
         resetting = self._ended.nonzero()[0]
         actions = self._check_actions(actions, resetting)
         rows: np.ndarray | slice = slice(None)  # in most steps all slots; a slice is faster than indices
         if len(resetting):
             rows = np.flatnonzero(~self._ended)
-        ended_turns = slots.append(rows, actions[rows])
+        ended_turns = transcript.append(rows, actions[rows])
 
         # Reply to the turns that ended, and score them
-        last_turns = self._end_turns(slots, ended_turns)
-        turns = slots.unscored
+        last_turns = self._end_turns(transcript, ended_turns)
+        turns = transcript.unscored
         if turns:
             scores = score_turns(self.task, turns)
         else:
             scores = Scores(earned=[])
-        reward = slots.assign_reward(scores)
+        reward = transcript.assign_reward(scores)
 
         # End episodes, and begin others as the autoreset mode says
         done = np.zeros(self.num_envs, dtype=bool)
         if last_turns:
             done[list(last_turns)] = True
-        terminated = slots.terminated & done
-        truncated = slots.truncated & done
+        terminated = transcript.terminated & done
+        truncated = transcript.truncated & done
         self._ended = done
-        info: Info = end_info(self.num_envs, last_turns, slots.end_reason)
+        info: Info = end_info(self.num_envs, last_turns, transcript.end_reason)
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
             self._begin(resetting)
         self._show()
@@ -442,8 +444,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         if self.render_mode is None:
             return None
         if self.render_mode == "rgb_array":
-            return tuple(self._slots.draw(row) for row in range(self.num_envs))
-        frames = tuple(self._slots.render(row) for row in range(self.num_envs))
+            return tuple(self._step_transcript.draw(row) for row in range(self.num_envs))
+        frames = tuple(self._step_transcript.render(row) for row in range(self.num_envs))
         if self.render_mode == "ansi":
             return frames
         lines = list(frames)
@@ -488,7 +490,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
 
     def _default_slots(self, episodes: int) -> int:
         """Return the number of slots for a batch of whole episodes; log a warning once if a single slot is slow."""
-        if self._several_by_default:
+        if self._many_slots_by_default:
             return min(episodes, DEFAULT_SLOTS)
         if self.num_envs == 1 and episodes >= MIN_EPISODES_OF_WARNING:
             advice = "%d episodes are generated one after another, in one slot: num_envs=%d is many times faster"
@@ -637,7 +639,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         pad = self.tokenizer.pad_token_id
         if pad in (self.tokenizer.eos_token_id, self.tokenizer.bos_token_id):
             return
-        if pad in (prompt.content[0], prompt.content[-1]):  # of a text these are characters, which equal no id
+        if pad in (prompt.content[0], prompt.content[-1]):  # in a text these are characters, never equal to an id
             raise ValueError(f"prompt {row} starts or ends with the padding token {pad}: cut off padding")
 
     def _transcript(self, rows: int) -> Transcript:
@@ -664,7 +666,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Begin new episodes in these slots, for `step`."""
         if len(slots):
             numbers = self._order.next(len(slots))
-            self._begin_rows(self._slots, slots, numbers)
+            self._begin_rows(self._step_transcript, slots, numbers)
             self._ended[slots] = False
 
     def _refill(self) -> np.ndarray:
@@ -722,7 +724,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
 
     def _observe(self) -> TextObservation:
         """Return a copy of the prefixes in the slots of `step`."""
-        return {"tokens": self._slots.tokens.copy(), "length": self._slots.length[:, None].copy()}
+        return {"tokens": self._step_transcript.tokens.copy(), "length": self._step_transcript.length[:, None].copy()}
 
     def _current_batch(self) -> EpisodeBatch:
         if self._batch is None:
@@ -750,11 +752,11 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self._check_open()
         if not self._started:
             raise ValueError("no episode is running: call reset before step")
-        if self._slots.unscored:
+        if self._step_transcript.unscored:
             raise ValueError("the reward of a finished turn failed: call reset before step")
 
         # In slots that are only reset, actions are ignored: row 0 of the masks allows all tokens
-        mask_index = self._slots.next_mask
+        mask_index = self._step_transcript.next_mask
         if len(ended):
             mask_index = np.where(self._ended, 0, mask_index)
         actions = self._masks.check(actions, slice(None), mask_index)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import gymnasium
 
-from textenv.envs.string_env import FAILED, StringGames
+from textenv.envs.string_env import FAILED_KEY, StringGames
 from textenv.games.dialogue import text_space
 from textenv.optional import package
 
@@ -149,7 +149,7 @@ class _Session(gymnasium.Env[str, str]):
                 message = error.args[1]
                 return message, 0.0, False, False, {}
             _log.warning("%s failed, the episode is broken off: %r", self._address, error)
-            return "", 0.0, False, True, {FAILED: True}
+            return "", 0.0, False, True, {FAILED_KEY: True}
 
     def state(self) -> Data:
         return self._ask("state")

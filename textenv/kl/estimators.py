@@ -35,7 +35,7 @@ EXACT = "exact"
 PLACES = ("reward", "loss")
 """Where a KL penalty is charged."""
 
-_WRONG = {
+_WRONG_GRADIENTS = {
     ("k2", "reward"): (
         "its expected gradient is not that of the KL: it weighs actions by half the squared log-ratio, which has no "
         "sign and is of second order near the reference (the KL's weight is of first order). "
@@ -92,8 +92,8 @@ def choose_estimator(estimator: str | Estimator, *, place: str) -> tuple[str, Es
             "k1 in the loss has the expected gradient 0 (as E[∇ log π] = 0), so it would "
             "only add noise: use estimator 'k2' or 'exact' in the loss, or place='reward'"
         )
-    if (name, place) in _WRONG:
-        warnings.warn(f"KL estimator {name!r} in the {place}: {_WRONG[name, place]}.", stacklevel=4)
+    if (name, place) in _WRONG_GRADIENTS:
+        warnings.warn(f"KL estimator {name!r} in the {place}: {_WRONG_GRADIENTS[name, place]}.", stacklevel=4)
     return name, function
 
 

@@ -14,8 +14,8 @@ from textenv.json_files import read_json
 
 ADAPTER_CONFIG = "adapter_config.json"
 """File that only a folder with an adapter has."""
-MOST_BYTES_OF_CONFIG = 2**22
-"""Largest size of the file, in bytes."""
+MAX_CONFIG_BYTES = 2**22
+"""Maximum size of the file, in bytes."""
 TYPES = (
     "LORA", "ADALORA", "IA3", "LOHA", "LOKR", "OFT", "BOFT", "VERA", "FOURIERFT", "HRA", "LN_TUNING", "RANDLORA",
     "MISS", "BONE", "SHIRA", "C3A", "ROAD", "DELORA", "WAVEFT", "VBLORA", "GRALORA", "TRAINABLE_TOKENS",
@@ -40,9 +40,9 @@ FIELDS = {
     "gralora_dropout", "gralora_k",
 }  # fmt: skip
 """Fields that hold plain data: numbers, switches, and names of layers and methods."""
-EMPTY: tuple[object, ...] = (None, False, {}, [], "megatron.core")
-"""Values with which other fields do nothing; ``megatron.core`` is the default of ``megatron_core``."""
-MOST_LEVELS = 4
+UNUSED: tuple[object, ...] = (None, False, {}, [], "megatron.core")
+"""Values by which a field that is not in `FIELDS` is unused; ``megatron.core`` is the default of ``megatron_core``."""
+MAX_NESTED_LEVELS = 4
 """How deep lists and objects in the file may be nested."""
 
 
@@ -63,14 +63,14 @@ def read_adapter_config(folder: str | Path, *, trusted: bool = False) -> Adapter
     """Read the configuration of a saved adapter.
 
     Args:
-        folder: of the adapter.
-        trusted: accept fields that are more than plain data, by which code may run.
+        folder: the adapter's folder.
+        trusted: also accept fields that are more than plain data. Such a field can make `peft` run code.
 
     Raises:
         ValueError: if it is damaged, of a kind that is not supported, or has a field that is more than plain data.
     """
     path = Path(folder) / ADAPTER_CONFIG
-    config: AdapterConfig = read_json(path, what="an adapter's configuration", kind=dict, most=MOST_BYTES_OF_CONFIG)
+    config: AdapterConfig = read_json(path, what="an adapter's configuration", kind=dict, most=MAX_CONFIG_BYTES)
 
     # Its kind and fields
     if config.get("peft_type") not in TYPES:
@@ -96,8 +96,8 @@ def read_adapter_config(folder: str | Path, *, trusted: bool = False) -> Adapter
 
 def _check_field(name: str, value: object, path: Path) -> None:
     """Raise a ValueError if a field of the configuration at ``path`` is more than plain data."""
-    is_empty = any(value is empty or value == empty for empty in EMPTY)
-    if name not in FIELDS and not is_empty:
+    is_unused = any(value is unused or value == unused for unused in UNUSED)
+    if name not in FIELDS and not is_unused:
         raise ValueError(
             f"{path} sets {name} to {json.dumps(value):.100}, by which peft could import or load something else: "
             "remove it, or pass --trust-remote-code if you trust the adapter (in Python: load it inside "
@@ -107,7 +107,7 @@ def _check_field(name: str, value: object, path: Path) -> None:
         raise ValueError(f"{path} sets {name} to {json.dumps(value):.100}, expected plain data")
 
 
-def _is_plain(value: object, levels: int = MOST_LEVELS) -> bool:
+def _is_plain(value: object, levels: int = MAX_NESTED_LEVELS) -> bool:
     """Return True for numbers, texts and switches, and for lists and objects of these, a few levels deep."""
     if isinstance(value, dict):
         return levels > 0 and all(_is_plain(item, levels - 1) for item in value.values())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from textenv.lm.ends import closing_ids, template_end
-from textenv.prompts.messages import THOUGHTS, Message, beginning
+from textenv.prompts.messages import THOUGHTS, Message, answer_beginning
 from textenv.prompts.prompts import Prompt
 from textenv.prompts.special_tokens import special_tokens
 from textenv.prompts.tokenize import (
@@ -125,8 +125,8 @@ def learnt_chats(
             "another role before it"
         )
     check_template(messages, tokenizer)
-    given_start = None if begun is None else (first, begun)
-    chat = _Chat(messages, tokenizer, dict(options or {}), begun=given_start)
+    start_of_answer = None if begun is None else (first, begun)
+    chat = _Chat(messages, tokenizer, dict(options or {}), start_of_answer=start_of_answer)
     answers = {index: _read_answer(index, chat) for index in pending}
 
     # Begin with the whole chat. While answers are left, go on with the chat that ends with the last of them
@@ -173,7 +173,7 @@ def written_answer(
     text = without_turn_end(text, tokenizer)
 
     # Where the template's start ends with a tag, the text goes on after it
-    if beginning(prompt.messages) is None:
+    if answer_beginning(prompt.messages) is None:
         start = render(prompt.messages, tokenizer, add_generation_prompt=True, **options)
         tag = re.search(r"(<[^<>\s]+>|\[[^\[\]\s]+\])(\s*)\Z", start)
         if tag is not None and text.startswith(tag[1]):
@@ -185,7 +185,14 @@ def written_answer(
 
 
 class _Chat:
-    """Messages, and the renderings of their beginnings, each made once."""
+    """Messages, and the renderings of their beginnings, each made once.
+
+    Args:
+        messages: the chat.
+        tokenizer: tokenizer with a chat template.
+        options: options of the template.
+        start_of_answer: index of a message whose content begins with a text that is given, and this text; or None.
+    """
 
     def __init__(
         self,
@@ -193,22 +200,23 @@ class _Chat:
         tokenizer: PreTrainedTokenizerBase,
         options: dict[str, object],
         *,
-        begun: tuple[int, str] | None,
+        start_of_answer: tuple[int, str] | None,
     ) -> None:
         self.tokenizer = tokenizer
         self._options = options
         self._renderings: dict[tuple[int, bool], str] = {}
 
-        # Marks go into the beginning of an answer together with the answer, so that both have the same
-        begun_message: list[Message] = []
-        if begun is not None:
-            index, text = begun
-            begun_message = [messages[index] | {"content": text}]
-        protected, self.marked = protect([*messages, *begun_message], tokenizer)
-        self.messages = protected[: len(messages)]
-        if begun is not None:
-            chat = [*self.messages[: begun[0]], protected[-1]]
-            self._renderings[begun[0], True] = render(chat, tokenizer, continue_final_message=True, **options)
+        if start_of_answer is None:
+            self.messages, self.marked = protect(messages, tokenizer)
+            return
+
+        # Protect the given start together with the chat: `protect` marks all of them or none
+        index, text = start_of_answer
+        start_message = messages[index] | {"content": text}
+        protected, self.marked = protect([*messages, start_message], tokenizer)
+        self.messages = protected[:-1]
+        asked = [*self.messages[:index], protected[-1]]
+        self._renderings[index, True] = render(asked, tokenizer, continue_final_message=True, **options)
 
     def rendered(self, stop: int) -> str:
         """Text of the messages before this index."""
@@ -219,7 +227,7 @@ class _Chat:
         return self._render(stop, True)
 
     def followed(self, stop: int) -> str:
-        """Text of the messages before this index, the last of which is an answer, and of another speaker's after it."""
+        """Text of the messages before this index, the last of which is an answer, and of a message that follows it."""
         role = "tool" if self.messages[stop - 1].get("tool_calls") else "user"
         try:
             messages: list[Message] = [*self.messages[:stop], {"role": role, "content": "."}]
@@ -261,8 +269,8 @@ def _read_answer(index: int, chat: _Chat) -> _Answer:
     assert tail is not None
     tokens = list(re.finditer(_any_of(controls), body[tail.start() :]))
     if tokens:
-        last = next((token for token in tokens if token[0] in ends.tokens), tokens[-1])
-        return _Answer(chat_start, body[: tail.start() + last.end()], "")
+        end_token = next((token for token in tokens if token[0] in ends.tokens), tokens[-1])
+        return _Answer(chat_start, body[: tail.start() + end_token.end()], "")
     if ends.texts and body.rstrip().endswith(ends.texts):
         return _Answer(chat_start, body.rstrip(), "")
 
@@ -290,7 +298,7 @@ def _check_complete(index: int, message: Message, chat_start: str, body: str) ->
     texts = {name: str(fields[name]) for name in ("content", *THOUGHTS) if name in fields}
     texts |= {f"tool_calls ({call.get('name')})": str(call.get("name", "")) for call in calls}
     for name, text in texts.items():
-        # The start of the answer may have written the text's beginning already, such as <think>
+        # The start of the answer may have written the text's beginning already, such as <think>, but never all of it
         dense = _without_space(text)
         start = _without_space(chat_start[-2 * len(text) :])
         start = start[max(0, len(start) + 1 - len(dense)) :]

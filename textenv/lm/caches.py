@@ -72,7 +72,8 @@ class _SlotLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Write the new keys and values at their positions and return those of the active rows."""
         if not self.is_initialized:
-            _SlotLayer.lazy_initialization(self, key_states, value_states)  # layers with states have another one
+            # That of this class, because `_BothLayer` inherits another one first
+            _SlotLayer.lazy_initialization(self, key_states, value_states)
         assert self.keys is not None and self.values is not None
 
         # Write: [n, heads, q, head size] to [n, q, heads, head size]
@@ -121,7 +122,8 @@ class _StateLayer(LinearAttentionLayer):
     def begin(self, rows: Tensor | None, positions: Tensor, width: int | torch.SymInt) -> None:
         """Give the model the states of these slots, or none at the beginning of texts."""
         self.active_rows = rows
-        if positions.shape[1] > 1 or width == 1:
+        is_beginning = positions.shape[1] > 1 or width == 1
+        if is_beginning:
             LinearAttentionLayer.__init__(self, self.number_of_states)
             return
         for (attribute, index), states in self.stored.items():
@@ -237,7 +239,8 @@ class SlotCache:
         """True if slots have states, which each token must change once and padding must not change."""
         self.pads = self.recurrent and self.argument != "state"
         """True if texts of unequal length are read with padding on the left, which the model masks."""
-        self.alibi = bool(getattr(trunk, "use_alibi", hasattr(trunk, "build_alibi_tensor")))
+        builds_alibi = hasattr(trunk, "build_alibi_tensor")
+        self.alibi = bool(getattr(trunk, "use_alibi", builds_alibi))
         """True if the model itself computes biases by distance, from a mask of keys (BLOOM, Falcon)."""
         self.restarts = self.recurrent or self.alibi
         """True if several new tokens are read from the beginning of a text only."""
@@ -246,11 +249,11 @@ class SlotCache:
         attention_layers = [layer for layer in model_layers if isinstance(layer, DynamicLayer)]
         windows = [layer.sliding_window for layer in attention_layers if isinstance(layer, DynamicSlidingWindowLayer)]
         self.window = min([*windows, max_length])
-        """Number of keys that a query of a layer with a window, or with chunks, attends to at most."""
+        """Maximum number of keys that a query attends to in a layer with a window or with chunks."""
         self.chunked = setting(config, "sliding_window") is None
-        """True if such layers have chunks: their queries attend to keys of their own chunk."""
+        """True if these layers have chunks instead of windows: a query attends to the keys of its own chunk."""
         self.mixed = len(windows) < len(attention_layers)
-        """True if other layers attend to all keys."""
+        """True if the model also has layers that attend to all keys."""
         self._columns = torch.arange(max_length, device=lm.device)
         dtype = lm.model.dtype
         mask_values = torch.tensor([torch.finfo(dtype).min, 0.0], dtype=dtype, device=lm.device)
@@ -351,7 +354,10 @@ def _cache_argument(trunk: PreTrainedModel) -> str:
 
 
 def _limits_time_steps(trunk: PreTrainedModel) -> bool:
-    """Return True if a recurrent layer limits its time steps (Zamba 2): steps of one token ignore the limits."""
+    """Return True if a recurrent layer limits its time steps (Zamba 2).
+
+    Such a model is not read by a cache, because the code of `transformers` for a single token ignores these limits.
+    """
     for module in trunk.modules():
         limits = getattr(module, "time_step_limit", NO_TIME_STEP_LIMIT)
         if tuple(limits) != NO_TIME_STEP_LIMIT:

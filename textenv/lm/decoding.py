@@ -133,9 +133,9 @@ class Decoder:
         # same call
         if not self.cached:
             first_lengths = {3, longest // 2, longest - 1}
-        elif self.cache.restarts:
+        elif self.cache.restarts:  # long pieces are read from the beginning, the last two tokens one by one
             first_lengths = {3, longest - 2, longest - 1, longest}
-        else:
+        else:  # pieces of the length that a pass may have at most, and the last token alone
             first_lengths = {3, *range(POSITIONS_AT_ONCE, longest, POSITIONS_AT_ONCE), longest - 1, longest}
         second_lengths = {3: 2, longest: 3}
 
@@ -287,7 +287,7 @@ class Decoder:
         columns = np.minimum(read[:, None] + np.arange(width), tokens.shape[1] - 1)
         if self.cached and self.cache.pads and width > 1:
             columns = columns - (width - new)[:, None]
-            columns = np.where(columns < 0, new[:, None], columns)
+            columns = np.where(columns < 0, new[:, None], columns)  # padding: positions after the text are masked
             new = np.full_like(new, width)
 
         # Read them

@@ -37,9 +37,9 @@ class _EndSettings(NamedTuple):
     """What a ``generation_config`` says about the end of a text."""
 
     eos: object = None
-    """The ``eos_token_id``: an id, a list of ids, or None; anything if it was read from a file."""
+    """The ``eos_token_id``: an id, a list of ids, or None; from a file it is unchecked, so it may be anything."""
     stop_strings: object = None
-    """A text, a list of texts, or None; anything if it was read from a file."""
+    """A text, a list of texts, or None; from a file it is unchecked, too."""
     by_default: bool = False
     """True if ``eos`` is the default of a configuration's class, and nobody's choice."""
 
@@ -96,7 +96,7 @@ def turn_ends(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None 
 
 
 def closing_ids(tokenizer: PreTrainedTokenizerBase, *, chat: bool) -> list[int]:
-    """Token ids that close an answer: in a chat as its template does, else EOS; empty if there is no such thing."""
+    """Return the token ids that close an answer: in a chat those of its template, else EOS; none without either."""
     if chat:
         from_template = template_end(tokenizer)
         if from_template.ids:

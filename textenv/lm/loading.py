@@ -25,7 +25,7 @@ from textenv.lm.origin import (
     ORIGIN_FILE,
     Origin,
     has_other_weights,
-    is_what_its_name_gives,
+    loads_unchanged,
     remember_origin,
     write_origin,
 )
@@ -50,12 +50,13 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 SETTINGS_SUFFIXES = (".json", ".jinja", ".txt", ".model")
 """Endings of the files of a model's folder that are read as a whole."""
 MOST_BYTES_OF_SETTINGS = 2**28
-"""Largest size of such a file, in bytes; a tokenizer of 250,000 words has 35 million."""
+"""Maximum size of such a file, in bytes; that of a tokenizer with 250,000 words has 35 million bytes."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 BASE = "base"
 """Subfolder, in an adapter's folder, for a base model that no name gives: built here, or changed since loading."""
 _SOURCES: dict[str, str] = {}
-"""By folder of the cache that this process loads from: the name or GGUF file, which adapters give as their base."""
+"""Name or GGUF file from which a folder of the cache was made, by folder; only folders that this process loads from.
+Adapters are saved with this name of their base."""
 _CODE_TRUSTED: ContextVar[bool] = ContextVar("trust_remote_code", default=False)
 """True inside `trust_remote_code`."""
 
@@ -66,7 +67,7 @@ def model_folder(name: str | Path, part: str = "lm") -> str:
     ``"embedded"``, ``"smollm2"`` and ``"path/to/model.gguf"`` become folders in the cache, built at first use.
 
     Raises:
-        ValueError: if the name is a built-in model's, misspelt.
+        ValueError: if the name is a misspelt name of a built-in model.
     """
     source = str(name)
     if source == EMBEDDED:
@@ -122,7 +123,7 @@ def from_pretrained(loader: Any, name: str | Path, part: str = "lm", **options: 
     """
     import torch
 
-    # Refuse what could harm
+    # Refuse huge files, a model's own code, and an adapter on an unsafe base
     folder = model_folder(name, part)
     is_trusted = _CODE_TRUSTED.get()
     _refuse_large_files(Path(folder))
@@ -489,7 +490,7 @@ def save_model(model: Model, folder: Path) -> None:
     base = _base_of(model)
     base_name = str(base.name_or_path or "")
     origin = Origin.of(base)
-    is_unchanged = is_what_its_name_gives(base, origin, partial(load_causal_lm, dtype=base.dtype))
+    is_unchanged = loads_unchanged(base, origin, partial(load_causal_lm, dtype=base.dtype))
     is_beside_adapter = bool(base_name) and Path(base_name).name == BASE and is_adapter(Path(base_name).parent)
     config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     if is_unchanged and not is_beside_adapter:
@@ -522,7 +523,7 @@ def _sharing_copy(model: ModuleT) -> ModuleT:
 
 
 def _without_layers_of_peft(unload: Callable[[], PreTrainedModel]) -> PreTrainedModel:
-    """Unload an adapter; again where a layer was adapted in two ways, one inside the other."""
+    """Unload an adapter. Repeat it while a layer is left that was adapted in two ways, one inside the other."""
     plain = unload()
     while any(hasattr(module, "unload_and_optionally_merge_module") for module in plain.modules()):
         plain = unload()
@@ -581,8 +582,9 @@ def add_lora(model: PreTrainedModel, lora: str | PeftConfig, *, seed: int) -> Pr
 
     Args:
         model: a `transformers` model without an adapter.
-        lora: a `peft.LoraConfig`, or settings such as ``"r=16,alpha=32,targets=q_proj+v_proj"``. Without them r is 16,
-            alpha 32, and the targets all linear layers but the output ("LoRA Without Regret", Schulman et al. 2025).
+        lora: a `peft.LoraConfig`, or settings such as ``"r=16,alpha=32,targets=q_proj+v_proj"``. By default r is 16,
+            alpha is 32, and the targets are all linear layers but the output ("LoRA Without Regret", Schulman et al.
+            2025).
         seed: seed of the initial weights.
 
     Raises:
@@ -598,7 +600,7 @@ def add_lora(model: PreTrainedModel, lora: str | PeftConfig, *, seed: int) -> Pr
         config = lora
         if isinstance(lora, str):
             config = _lora_config(lora, model)
-        # peft asks transformers by an old name.
+        # peft still uses an old name in transformers, which warns of it
         with torch.random.fork_rng(), warnings.catch_warnings(action="ignore", category=FutureWarning):
             torch.manual_seed(seed)
             return peft.get_peft_model(model, config)

@@ -54,7 +54,7 @@ def _divide(divisor: float, logits: Tensor) -> Tensor:
     return logits / divisor
 
 
-FINISHES: dict[str, Callable[[float, Tensor], Tensor]] = {
+LOGIT_FINISHES: dict[str, Callable[[float, Tensor], Tensor]] = {
     "final_logit_softcapping": _soft_cap,
     "logits_soft_cap": _soft_cap,
     "output_logit_soft_cap": _soft_cap,
@@ -63,14 +63,14 @@ FINISHES: dict[str, Callable[[float, Tensor], Tensor]] = {
     "logits_scaling": _divide,
     "logits_mup_width_multiplier": _divide,
 }
-"""What models do with logits after the output layer (Gemma, Cohere, Granite, MiniCPM3).
+"""What models do with logits after the output layer, by the setting that asks for it (Gemma, Cohere, Granite, …).
 
-By the name of the setting in the configuration; the function gets the value of the setting, and the logits.
+A function gets the value of that setting in the configuration, and the logits.
 """
-FINISHES_OF_TYPE: dict[tuple[str, str], Callable[[float, Tensor], Tensor]] = {
+LOGIT_FINISHES_OF_TYPE: dict[tuple[str, str], Callable[[float, Tensor], Tensor]] = {
     ("hyperclovax", "logits_scaling"): _multiply,
 }
-"""The same, by model type and setting, for types that read a setting in another way than the others."""
+"""Exceptions, by model type and setting: types that use a setting in another way."""
 
 
 class LanguageModel(nn.Module):
@@ -133,7 +133,7 @@ class LanguageModel(nn.Module):
         """Maximum text length, in tokens; None without a limit. With LongRoPE it is the original length, because longer
         texts change all logits."""
         self.cached: dict[int, bool] = {}
-        """By maximum text length of a decoder: True if its cache agreed with a plain forward pass."""
+        """Whether a cached decoder agreed with a plain forward pass, by the maximum text length of the decoder."""
 
         # Whether it is suitable
         self._check_forward()
@@ -192,8 +192,8 @@ class LanguageModel(nn.Module):
         if self.seq2seq is not None:
             return self.seq2seq.hidden(self.trunk, tokens, prompt_length)
         if length is not None:
-            packable = None if self.gradient_checkpointing else trunk_of(self.model)
-            return without_padding(self.trunk, tokens, length, packable)
+            packable_model = None if self.gradient_checkpointing else trunk_of(self.model)
+            return without_padding(self.trunk, tokens, length, packable_model)
         if "attention_mask" not in inputs:  # padding is on the right, so causal attention does not read it
             inputs["attention_mask"] = torch.ones_like(tokens)
         return self.trunk(input_ids=tokens, use_cache=False, **inputs)
@@ -374,7 +374,7 @@ class LanguageModel(nn.Module):
             raise ValueError(
                 f"the logits of {model_name} are not its output layer applied to its trunk (they differ by up to "
                 f"{gap:.3g}): it has a step that is not supported here; use another model. Supported are "
-                f"{', '.join(FINISHES)}."
+                f"{', '.join(LOGIT_FINISHES)}."
             )
         if prefix_gap > rounding(logits):
             raise ValueError(
@@ -499,12 +499,12 @@ def _logit_finish(config: PreTrainedConfig) -> Callable[[Tensor], Tensor] | None
     """Return the function that the model applies to logits after the output layer; None if there is none."""
     decoder_config = vars(config).get("decoder", config)
     settings = vars(decoder_config)  # faster than getattr, and called at every step
-    for name, usual_finish in FINISHES.items():
+    for name, usual_finish in LOGIT_FINISHES.items():
         setting_value = settings.get(name)
         if isinstance(getattr(type(decoder_config), name, None), property):
             setting_value = getattr(decoder_config, name)  # computed from other settings: MiniCPM3
         if setting_value:
-            finish = FINISHES_OF_TYPE.get((decoder_config.model_type, name), usual_finish)
+            finish = LOGIT_FINISHES_OF_TYPE.get((decoder_config.model_type, name), usual_finish)
             return partial(finish, setting_value)
     return None
 

@@ -52,10 +52,10 @@ def remember_origin(model: PreTrainedModel) -> None:
     vars(model)["origin"] = Origin.of(model)
 
 
-def is_what_its_name_gives(model: PreTrainedModel, present: Origin, load: Callable[[str], PreTrainedModel]) -> bool:
-    """Return True if loading the model's name would give the same weights and settings.
+def loads_unchanged(model: PreTrainedModel, present: Origin, load: Callable[[str], PreTrainedModel]) -> bool:
+    """Return True if loading the model by its name would give these same weights and settings.
 
-    The name is loaded again only where nothing is remembered, or where the files have changed since.
+    It is loaded again only if it has no stored origin, or if the files under its name have changed since.
 
     Args:
         model: a model without an adapter.

@@ -1,8 +1,8 @@
 """Read rows of unequal length without their padding: packed into one row, or in groups of about one length.
 
-In a pack, tokens stand one after another, and attention takes the rows apart. Packs are for models whose every layer
-has causal attention by the interface of `transformers`. For each model it is checked once that the rows of a pack do
-not see each other.
+In a pack, the tokens of all rows stand one after another, and attention keeps the rows apart. Packs are for models
+whose every layer has causal attention by the interface of `transformers`. For each model it is checked once that the
+rows of a pack do not see each other.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from textenv.rollout import rounding_tolerance
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-POSITIONS_A_PASS = 24
-"""Fixed cost of a pass, in positions: measured on a CPU for GPT-2s of 2 and 6 layers (20 to 26)."""
+PASS_COST = 24
+"""Fixed cost of a forward pass, as a number of positions that cost as much: on a CPU 20 to 26 for small GPT-2s."""
 PACKED = "textenv_packed"
 """Name of the attention of packs, for `transformers`."""
 Trunk = Callable[..., Tensor]
@@ -34,7 +34,7 @@ _packable: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
 def without_padding(run: Trunk, tokens: Tensor, length: Tensor, model: PreTrainedModel | None = None) -> Tensor:
-    """Return a trunk's output ``[B, L, size]`` for rows of these lengths (int64 ``[B]``); ignore it on padding.
+    """Return a trunk's output ``[B, L, size]`` for rows of these lengths (int64 ``[B]``); on padding it is not valid.
 
     In one process on a CPU, padding is not read. Elsewhere it is read, too.
 
@@ -88,12 +88,12 @@ def _plain(run: Trunk, tokens: Tensor) -> Tensor:
 def _group_sizes(lengths: list[int]) -> list[int]:
     """Divide rows into consecutive groups with the least cost (dynamic programming); return the sizes of the groups.
 
-    A group costs its number of positions, padding included, and `POSITIONS_A_PASS`.
+    A group costs its number of positions, padding included, and `PASS_COST`.
 
     Args:
         lengths: number of tokens of each row, increasing.
     """
-    # A group may end where the next row has another length, rounded up to 1/32 of the longest
+    # A group may end only where the next row is longer, in units of 1/32 of the longest: so few ends are compared
     step = max(1, lengths[-1] // 32)
     rounded = [math.ceil(length / step) for length in lengths]
     ends = [end for end in range(1, len(lengths)) if rounded[end - 1] != rounded[end]]
@@ -105,7 +105,7 @@ def _group_sizes(lengths: list[int]) -> list[int]:
         width = lengths[end - 1]
         candidates = []
         for start, (earlier_cost, _) in best.items():
-            cost = earlier_cost + POSITIONS_A_PASS + (end - start) * width
+            cost = earlier_cost + PASS_COST + (end - start) * width
             candidates.append((cost, start))
         best[end] = min(candidates)
 
@@ -126,7 +126,7 @@ def _packed(model: PreTrainedModel, run: Trunk, tokens: Tensor, length: Tensor) 
     mask = column < length[:, None]
     rows = _Rows(mask.flatten().nonzero().squeeze(1), tokens.shape)
 
-    # Another attention; with a padding token, GPT-2 would ask for a mask
+    # Switch to the attention of packs. Hide the padding token, because GPT-2 with one would ask for a mask
     config = model.config
     attention = config._attn_implementation
     pad_token_id = config.pad_token_id

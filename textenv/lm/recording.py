@@ -24,10 +24,10 @@ RECORDED_AFTER = 512
 class RecordedStep:
     """Function that is recorded after some calls, and called directly where the recording is not valid.
 
-    A recording is compared with the function when it is made; at a second value of each size, because the recording may
-    hold the first value as a constant; and at each new power of two, because a model may compute longer texts
-    differently. If a size is 1 or two sizes are equal, the function is called, because recordings do not generalize
-    there.
+    A recording is compared with the function in three cases: when it is made; at a second value of each size, because
+    the recording may hold the first value as a constant; at each new power of two, because a model may compute longer
+    texts differently. If a size is 1 or two sizes are equal, the function is always called, because a recording at such
+    sizes does not hold for others.
 
     Args:
         function: see `record`.

@@ -43,9 +43,9 @@ def truncate(logits: Tensor, *, top_k: int | None = None, top_p: float | None = 
         logits = logits.masked_fill(logits < smallest_kept, lowest)
     if top_p is not None:
         probability, order = logits.softmax(-1).sort(descending=True)
-        more_probable = probability.cumsum(-1) - probability  # total probability of the actions before each
+        preceding_probability = probability.cumsum(-1) - probability  # total of all more probable actions
         is_dropped = torch.zeros_like(logits, dtype=torch.bool)
-        is_dropped.scatter_(-1, order, more_probable >= top_p)
+        is_dropped.scatter_(-1, order, preceding_probability >= top_p)
         logits = logits.masked_fill(is_dropped, lowest)
     return logits
 
@@ -94,6 +94,7 @@ def sample(
         weights.masked_fill_(actions > last, 0.0)
         block_cumulative = weights.cumsum(-1)
         block_total = block_cumulative[:, -1:]
+        # Inside the block the level is less by the total of the blocks before it
         block_level = level - cumulative.gather(-1, block) + block_total
         action = block * BLOCK + _invert(block_cumulative, block_level.clamp_(min=0.0), block_total)
 

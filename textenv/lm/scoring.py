@@ -72,8 +72,10 @@ class TokenScores(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, to_log_prob: Tensor | None, to_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Compute the gradients for hidden states and weight, chunk by chunk."""
+    def backward(
+        ctx: _Context, log_prob_gradient: Tensor | None, entropy_gradient: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """Compute the gradients of hidden states and weight, chunk by chunk, from those of the two outputs."""
         hidden, weight, action, entropy = ctx.saved_tensors
         hidden_gradient = torch.empty_like(hidden)
         weight_gradient = None
@@ -85,19 +87,19 @@ class TokenScores(torch.autograd.Function):
 
             # Logits, overwritten by the gradient with respect to them
             if ctx.kept_logits is not None:
-                slope = ctx.kept_logits.clone()
+                logit_gradient = ctx.kept_logits.clone()
             else:
                 with torch.no_grad():
-                    slope = ctx.logits(hidden[rows], start)
-            _to_slope(slope, start, action, entropy, to_log_prob, to_entropy)
-            slope = slope.div_(ctx.temperature).to(weight.dtype)
+                    logit_gradient = ctx.logits(hidden[rows], start)
+            _replace_by_gradient(logit_gradient, start, action, entropy, log_prob_gradient, entropy_gradient)
+            logit_gradient = logit_gradient.div_(ctx.temperature).to(weight.dtype)
 
             # Through the output layer; the vocabulary of the model may be larger
-            num_tokens = slope.shape[-1]
-            torch.mm(slope, weight[:num_tokens], out=hidden_gradient[rows])
+            num_tokens = logit_gradient.shape[-1]
+            torch.mm(logit_gradient, weight[:num_tokens], out=hidden_gradient[rows])
             if weight_gradient is not None:
-                weight_gradient[:num_tokens].addmm_(slope.T, hidden[rows])
-            del slope  # free it before the next one is made
+                weight_gradient[:num_tokens].addmm_(logit_gradient.T, hidden[rows])
+            del logit_gradient  # free it before the next one is made
         return hidden_gradient, weight_gradient, None, None, None, None
 
 
@@ -135,19 +137,24 @@ def _score(logits: Tensor, start: int, action: Tensor, log_prob: Tensor, entropy
         entropy[rows] = -torch.linalg.vecdot(probability, log_probs)
 
 
-def _to_slope(
-    logits: Tensor, start: int, action: Tensor, entropy: Tensor, to_log_prob: Tensor | None, to_entropy: Tensor | None
+def _replace_by_gradient(
+    logits: Tensor,
+    start: int,
+    action: Tensor,
+    entropy: Tensor,
+    log_prob_gradient: Tensor | None,
+    entropy_gradient: Tensor | None,
 ) -> None:
-    """Replace a chunk of logits by the gradient with respect to them."""
+    """Replace a chunk of logits by their gradient, from those of log-probability and entropy; see the class."""
     for rows, log_probs, probability in _pieces(logits, start):
-        if to_entropy is None:
+        if entropy_gradient is None:
             log_probs.zero_()
         else:
             # Multiply by the probability first: another factor could make the lowest finite logit (forbidden) infinite.
-            log_probs.add_(entropy[rows, None]).mul_(probability).mul_(-to_entropy[rows, None])
-        if to_log_prob is not None:
-            log_probs.addcmul_(probability, to_log_prob[rows, None], value=-1)
-            log_probs.scatter_add_(-1, action[rows, None], to_log_prob[rows, None])
+            log_probs.add_(entropy[rows, None]).mul_(probability).mul_(-entropy_gradient[rows, None])
+        if log_prob_gradient is not None:
+            log_probs.addcmul_(probability, log_prob_gradient[rows, None], value=-1)
+            log_probs.scatter_add_(-1, action[rows, None], log_prob_gradient[rows, None])
 
 
 def rounding(logits: Tensor) -> float:

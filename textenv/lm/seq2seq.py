@@ -41,7 +41,9 @@ class Seq2Seq(NamedTuple):
             return None
         generation = plain_model(model).generation_config
         if generation is None or generation.decoder_start_token_id is None:
-            raise ValueError("set model.generation_config.decoder_start_token_id (T5: the pad token's, BART: EOS's)")
+            raise ValueError(
+                "set model.generation_config.decoder_start_token_id (T5: the id of the pad token, BART: that of EOS)"
+            )
         decoder_start = [generation.decoder_start_token_id]
         if generation.forced_bos_token_id is not None:
             decoder_start.append(generation.forced_bos_token_id)
@@ -62,7 +64,8 @@ class Seq2Seq(NamedTuple):
         if self.prompt_end is not None:
             ids = pad(ids, (0, 1)).scatter(1, length, self.prompt_end)
             last_ids = ids.gather(1, length - 1)
-            length = length + (last_ids != self.prompt_end)  # no second EOS
+            has_no_end = last_ids != self.prompt_end
+            length = length + has_no_end  # one more token, unless the prompt ends with EOS already
         mask = torch.arange(ids.shape[1], device=ids.device) < length
         return ids, mask.long()
 
@@ -212,7 +215,7 @@ class Seq2SeqDecoder:
         for size in np.unique(new[begins]):
             cohorts.append(self._encode(tokens, np.flatnonzero(begins & (new == size))))
 
-        # Decode; after an interrupt, all is read again
+        # Decode. Until this is done no slot counts as read, so after an interrupt all is read again
         self._cohorts = []
         self.read = np.zeros_like(length)
         logits = torch.zeros(self.shape[0], self.lm.num_tokens, device=self.device)

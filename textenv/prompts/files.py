@@ -57,9 +57,9 @@ class _Records(Sequence[dict[str, object]]):
     def __init__(self, path: Path, prompt_column: str) -> None:
         self.path = path
         self._prompt_column = prompt_column
-        self._starts = self._find()
+        self._starts = self._find_starts()
 
-    def _find(self) -> Sequence[int]:
+    def _find_starts(self) -> Sequence[int]:
         """Return where each record starts: a byte offset or a row number."""
         raise NotImplementedError
 
@@ -82,7 +82,7 @@ class _Records(Sequence[dict[str, object]]):
         index = index % len(self)  # a negative index counts from the end
         record = self._read(self._starts[index], index)
 
-        # The prompt's column gets its name
+        # Rename the prompt's column
         column = self._prompt_column
         if column not in record:
             reason = f"it has the columns {list(record)} but not {column!r}: name one by --prompt-column"
@@ -101,7 +101,7 @@ class _Records(Sequence[dict[str, object]]):
 class JSONLines(_Records):
     """Records of a file with one JSON object per line; empty lines are skipped."""
 
-    def _find(self) -> Sequence[int]:
+    def _find_starts(self) -> Sequence[int]:
         starts = array("q")
         start = 0
         with self.path.open("rb") as file:
@@ -129,11 +129,11 @@ class JSONLines(_Records):
 class CSVRecords(_Records):
     """Records of comma-separated (``.tsv``: tab-separated) values with a header; quoted newlines are kept."""
 
-    def _find(self) -> Sequence[int]:
+    def _find_starts(self) -> Sequence[int]:
         starts = array("q")
         with self.path.open("rb") as file:
             rows = self._rows(file)
-            self._columns = self._next(rows, -1) or []
+            self._columns = self._next(rows, -1) or []  # for errors, the header is record 0
             if len(set(self._columns)) < len(self._columns):
                 raise ValueError(f"{self.path} has repeated names in the columns {self._columns}: rename them")
 
@@ -163,7 +163,7 @@ class CSVRecords(_Records):
         return csv.reader(_decoded_lines(file, self.path), delimiter=delimiter, strict=True)
 
     def _next(self, rows: Iterator[list[str]], index: int) -> list[str] | None:
-        """Return the next row, which is that of record ``index``; None at the end of the file."""
+        """Return the next row; None at the end of the file. An error names it as record ``index``."""
         try:
             return next(rows, None)
         except (csv.Error, UnicodeDecodeError) as error:
@@ -195,7 +195,7 @@ def _decoded_lines(file: IO[bytes], path: Path) -> Iterator[str]:
 class DatasetRecords(_Records):
     """Rows of a parquet file or saved dataset, memory-mapped by `datasets`."""
 
-    def _find(self) -> Sequence[int]:
+    def _find_starts(self) -> Sequence[int]:
         datasets = package("datasets", "data")
         load = datasets.Dataset.from_parquet
         if self.path.is_dir():

@@ -8,14 +8,14 @@ from textenv.prompts.special_tokens import strings
 Form = tuple[tuple[str, ...], ...]
 """Roles and fields of a chat's messages; empty for a text."""
 TOKENIZED_PROMPTS = 10_000
-"""Number of prompts that are always tokenized. Of later ones only those that may be longer, or of a new form."""
+"""Number of prompts that are always tokenized; a later one only if it may be too long, or has a new form."""
 
 
 class LengthBounds:
     """Upper bounds of prompts' lengths, in tokens.
 
-    A text has at most as many tokens as bytes. Tokenizer and chat template add others, and add the same number to all
-    prompts of a `Form`: at most as many as the shortest prompt of this form has in all.
+    A text has at most as many tokens as bytes. Tokenizer and chat template add further tokens, the same number to all
+    prompts of a `Form`. This number is not larger than the length of the shortest prompt of that form.
     """
 
     def __init__(self) -> None:
@@ -39,12 +39,12 @@ class LengthBounds:
         return self._shortest[form] + num_bytes
 
 
-def longest_prompt(deck: PromptList, count_tokens: Callable[[Prompt], int]) -> int:
+def longest_prompt(prompt_list: PromptList, count_tokens: Callable[[Prompt], int]) -> int:
     """Return the length of the longest of all prompts, in tokens; raise as ``count_tokens`` does."""
     bounds = LengthBounds()
     longest = 0
-    for index in range(len(deck.prompts)):
-        prompt = deck.prompt(index)
+    for index in range(len(prompt_list.prompts)):
+        prompt = prompt_list.prompt(index)
         if index >= TOKENIZED_PROMPTS:
             bound = bounds.bound(prompt)
             if bound is not None and bound <= longest:

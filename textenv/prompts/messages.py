@@ -20,7 +20,7 @@ class Message(TypedDict, total=False):
     """Calls of tools by an assistant: ``{"type": "function", "function": {"name": ..., "arguments": {...}}}``."""
     tool_call_id: str
     name: str
-    """Name of the tool of which a message of role ``tool`` has the result."""
+    """Name of the tool whose result a message of role ``tool`` holds."""
     reasoning_content: str
     """An assistant's thoughts; also under the names in `THOUGHTS`."""
     reasoning: str
@@ -28,7 +28,7 @@ class Message(TypedDict, total=False):
 
 
 def is_messages(value: object) -> TypeGuard[Sequence[object]]:
-    """Return True for a sequence (also an array) whose first item is a mapping: a chat, if its messages are right."""
+    """Return True for a sequence or array whose first item is a mapping. It is meant as a chat; it may have errors."""
     if isinstance(value, (str, bytes, bytearray)) or not isinstance(value, (Sequence, np.ndarray)):
         return False
     return len(value) > 0 and isinstance(value[0], Mapping)
@@ -53,20 +53,21 @@ def _read_message(message: object, where: str) -> Message:
         raise ValueError(f"{where} has the message {message!r:.200}, expected {{'role': ..., 'content': ...}}")
 
     # Tables fill the fields that a message lacks with None
-    read = {str(name): value for name, value in message.items() if value is not None}
+    fields = {str(name): value for name, value in message.items() if value is not None}
     for name in ("content", *THOUGHTS):
-        if name in read:
-            read[name] = _read_text(read[name], name, message, where)
-    if "tool_calls" in read:
-        read["tool_calls"] = _read_calls(read["tool_calls"], message, where)
+        if name in fields:
+            fields[name] = _read_text(fields[name], name, message, where)
+    if "tool_calls" in fields:
+        fields["tool_calls"] = _read_calls(fields["tool_calls"], message, where)
 
-    speaks_otherwise = read["role"] == "assistant" and any(read.get(name) for name in ("tool_calls", *THOUGHTS))
-    if "content" not in read and not speaks_otherwise:
+    has_calls_or_thoughts = any(fields.get(name) for name in ("tool_calls", *THOUGHTS))
+    may_lack_content = fields["role"] == "assistant" and has_calls_or_thoughts
+    if "content" not in fields and not may_lack_content:
         raise ValueError(
             f"{where} has the message {message!r:.200}, expected {{'role': ..., 'content': ...}}: only an assistant's "
             "message of 'tool_calls' or 'reasoning_content' may leave the content out"
         )
-    return cast("Message", read)  # its fields are those of a message, as checked above
+    return cast("Message", fields)  # its fields are those of a message, as checked above
 
 
 def _read_text(content: object, name: str, message: object, where: str) -> str:
@@ -101,7 +102,7 @@ def _read_calls(calls: object, message: object, where: str) -> list[dict[str, An
     return [dict(call) for call in calls]
 
 
-def beginning(messages: Sequence[Message]) -> str | None:
+def answer_beginning(messages: Sequence[Message]) -> str | None:
     """Return the beginning of an answer, for a policy to continue, if a chat ends with one; else None.
 
     Raises:
@@ -118,30 +119,30 @@ def beginning(messages: Sequence[Message]) -> str | None:
     return str(last["content"])
 
 
-def answered(prompt: Sequence[Message], answer: Sequence[Message]) -> list[Message]:
+def with_answer(prompt: Sequence[Message], answer: Sequence[Message]) -> list[Message]:
     """Add an answer to a chat. If the chat ends with the beginning of an answer, the first message continues it.
 
     Raises:
-        ValueError: as `beginning`.
+        ValueError: as `answer_beginning`.
 
     Example:
         >>> asked, begun = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It is"}
-        >>> answered([asked, begun], [{"role": "assistant", "content": " 4."}])[1:]
+        >>> with_answer([asked, begun], [{"role": "assistant", "content": " 4."}])[1:]
         [{'role': 'assistant', 'content': 'It is 4.'}]
     """
-    begun = beginning(prompt)
+    begun = answer_beginning(prompt)
     if begun is None or not answer or answer[0]["role"] != "assistant":
         return [*prompt, *answer]
     joined = prompt[-1] | answer[0] | {"content": begun + answer[0].get("content", "")}
     return [*prompt[:-1], joined, *answer[1:]]
 
 
-def asked_and_answered(prompt: Sequence[Message], text: str) -> tuple[list[Message], list[Message]]:
+def prompt_and_answer(prompt: Sequence[Message], text: str) -> tuple[list[Message], list[Message]]:
     """Return the messages before an answer, and the answer as a message, for rewards (the convention of TRL).
 
     The beginning of the answer with which the prompt may end is in the answer.
     """
-    chat = answered(prompt, [{"role": "assistant", "content": text}])
+    chat = with_answer(prompt, [{"role": "assistant", "content": text}])
     return chat[:-1], chat[-1:]
 
 

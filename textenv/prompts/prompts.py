@@ -26,7 +26,7 @@ Messages = tuple[Message, ...]
 
 @runtime_checkable
 class _Indexable(Protocol):
-    """object sequence, including `datasets.Dataset`, which is not a `collections.abc.Sequence`."""
+    """Anything with a length and items: also `datasets.Dataset`, which is not a `collections.abc.Sequence`."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> object: ...
@@ -175,7 +175,7 @@ class PromptOrder:
 
         Args:
             rng: generator that gives the seed.
-            anew: whether this generator was seeded just before.
+            anew: True if the user has just given a seed, so that the order begins again.
         """
         if self._seed_and_position is None or (anew and not self._was_restored):
             seed = int(rng.integers(2**62))
@@ -191,7 +191,7 @@ class PromptOrder:
         return range(position, end)
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
+    def fork(self) -> Iterator[None]:
         """Context with a new, separate order; on exit, this order continues unchanged."""
         seed_and_position = self._seed_and_position
         was_restored = self._was_restored

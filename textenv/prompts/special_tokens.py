@@ -61,7 +61,7 @@ def ordinary_ids(text: str, tokenizer: PreTrainedTokenizerBase, **options: objec
     if control.isdisjoint(ids):
         return ids
 
-    # More control tokens than the tokenizer adds around an empty text are spelled by the text
+    # The tokenizer adds some control tokens even to an empty text. If there are more, the text spells them
     num_added = _count(control, tokenizer("", **options)["input_ids"])
     if _count(control, ids) > num_added:
         ids = list(tokenizer(broken_up(text, tokenizer), **options)["input_ids"])

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from textenv.prompts.messages import Message, beginning, read_messages
+from textenv.prompts.messages import Message, answer_beginning, read_messages
 from textenv.prompts.prompts import Prompt
 from textenv.prompts.special_tokens import (
     broken_up,
@@ -196,7 +196,7 @@ def unmarked(text: str) -> str:
 
 def _start_options(messages: Sequence[Message]) -> dict[str, bool]:
     """Return the options of the chat template with which a rendered chat ends where the policy begins to write."""
-    if beginning(messages) is None:
+    if answer_beginning(messages) is None:
         return {"add_generation_prompt": True}
     return {"add_generation_prompt": False, "continue_final_message": True}
 
@@ -251,7 +251,7 @@ def _control_tokens(messages: Sequence[Message], tokenizer: PreTrainedTokenizerB
     special, written = _tokens_of_template(tokenizer)
     check_unicode(messages)
 
-    # No message spells one, as nearly always
+    # Nearly always, no message spells one
     unusual_names = [name for name in field_names(messages) if not name.isidentifier()]
     parts = [_parts_text(message) for message in messages]
     texts = "\n".join([*strings(messages), *unusual_names, *parts])

@@ -113,6 +113,7 @@ class Rewards:
             functions = _by_own_names(functions)
         if isinstance(functions, Mapping):
             self.several = True
+            """True if components and logged numbers are named ``function/component``, else ``component``."""
             self.functions = {name: _with_weight(name, entry) for name, entry in functions.items()}
         else:
             self.several = False

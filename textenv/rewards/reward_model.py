@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from textenv.lm.ends import ids_after_end, template_end
 from textenv.lm.loading import EMBEDDED, from_pretrained, setting
-from textenv.prompts.messages import answered, read_messages, without_prompt
+from textenv.prompts.messages import read_messages, with_answer, without_prompt
 from textenv.prompts.special_tokens import ordinary_ids
 from textenv.prompts.tokenize import chat_ids
 
@@ -64,6 +64,7 @@ class RewardModel:
         self.tokenizer = copy.deepcopy(tokenizer)
         self.tokenizer.truncation_side = "left"
         self.index = _label_index(model, label)
+        """Column of the label in the logits; None if the score is raw."""
         if log_odds and self.index is None:
             raise ValueError("the model has one output, a raw score, which has no log-odds: leave log_odds out")
         self.log_odds = log_odds
@@ -252,7 +253,7 @@ class RewardModel:
         if isinstance(completion, str):
             completion = [{"role": "assistant", "content": completion}]
         answer = without_prompt(read_messages(completion, where="the completion"), asked)
-        return chat_ids(answered(asked, answer), self.tokenizer, add_generation_prompt=False)
+        return chat_ids(with_answer(asked, answer), self.tokenizer, add_generation_prompt=False)
 
     def _cut(self, ids: list[int]) -> list[int]:
         """Return the last ids that fit into the model."""

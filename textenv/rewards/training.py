@@ -68,6 +68,7 @@ class Training(NamedTuple):
 
 
 NOW: ContextVar[Training] = ContextVar("training", default=Training())  # noqa: B039  (immutable)
+"""Point in the training that a reward function sees when it is called now."""
 
 
 @contextmanager

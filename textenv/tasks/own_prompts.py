@@ -26,7 +26,7 @@ PromptSource = str | Path | Sequence[object]
 """A file as in `textenv.load_prompts`, or a sequence as in `PromptList`."""
 RewardSource = str | RewardFunction | Rewards | Mapping[str, WeightedFunction] | Sequence[str | RewardFunction]
 """A function, or ``"rewards.py:function"``; or several, as in `Prompts`."""
-FEW = 10
+FEW_HELD_OUT = 10
 """Number of held-out prompts below which an evaluation says little."""
 logger = logging.getLogger(__name__)
 _warn_once = functools.cache(logger.warning)
@@ -137,7 +137,7 @@ def read_rewards(reward: RewardSource) -> Rewards:
     if weights == [1.0]:
         return Rewards(functions[0])
 
-    # A name of its own for each
+    # Give each function a different name
     names = distinct_names(functions)
     for name, function in zip(names, functions, strict=True):
         if name != reward_name(function):
@@ -169,7 +169,7 @@ def _prompts_of_split(
     # Hold some out
     if eval_prompts is None:
         part = split_prompts(all_prompts, split, all_if_few=True)
-        if split == "test" and len(part) < min(FEW, len(all_prompts)):
+        if split == "test" and len(part) < min(FEW_HELD_OUT, len(all_prompts)):
             logger.warning(
                 "only %d of %d prompts are held out for evaluation, which says little: give more, or others with "
                 "--eval-prompts (eval_prompts=)",

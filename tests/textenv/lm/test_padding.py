@@ -203,14 +203,12 @@ def test_groups_have_the_fewest_positions():
 
         def cost(sizes, lengths=lengths):
             ends = np.cumsum(sizes)
-            return sum(
-                size * lengths[end - 1] + padding.POSITIONS_A_PASS for size, end in zip(sizes, ends, strict=True)
-            )
+            return sum(size * lengths[end - 1] + padding.PASS_COST for size, end in zip(sizes, ends, strict=True))
 
         without_padding(run, torch.zeros(7, 30, dtype=torch.int64), torch.tensor(lengths))
         ways = [np.diff([0, *(i + 1 for i in range(6) if cuts >> i & 1), 7]).tolist() for cuts in range(2**6)]
         assert sum(rows for rows, _ in read) == 7
-        assert sum(rows * length + padding.POSITIONS_A_PASS for rows, length in read) == min(map(cost, ways))
+        assert sum(rows * length + padding.PASS_COST for rows, length in read) == min(map(cost, ways))
 
 
 def test_ranks_take_equal_numbers_of_passes(monkeypatch):
