@@ -1,6 +1,7 @@
 """Advantages and their normalization: pure functions over True entries (``mask`` is True).
 
-`add_advantages`, at the end, writes the advantages of an actor-critic into a rollout.
+An update begins with the two functions at the end: `add_advantages` writes the advantages of an actor-critic into a
+rollout, and `with_importance_weights` the weights of steps that another engine sampled.
 """
 
 import numpy as np
@@ -8,7 +9,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from algos import losses
 from algos.config import ActorCriticConfig
+from algos.policies.policy import Policy
 from algos.ranks import collectives
 from algos.training.learner import Learner
 from textenv.rollout import masked, masked_mean
@@ -262,3 +265,35 @@ def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> No
         gamma=config.gamma,
         gae_lambda=config.gae_lambda,
     )
+
+
+@torch.no_grad()
+def with_importance_weights(
+    rollout: TensorDict, *, policy: Policy, limit: float
+) -> tuple[TensorDict, dict[str, float]]:
+    """Score a rollout again by the policy, and weight steps that another engine sampled.
+
+    This is truncated importance sampling (Yao et al. 2025).
+
+    Args:
+        rollout: with ``log_prob`` of the engine that sampled.
+        policy: the policy before its update, π_old.
+        limit: largest weight.
+
+    Returns:
+        A copy with ``log_prob`` of π_old and ``importance_weight`` min(π_old / π_sampler, limit); metrics.
+    """
+
+    def score(rows: TensorDict) -> list[Tensor]:
+        return [policy.evaluate(rows).log_prob]
+
+    mask = rollout["mask"]
+    (log_prob,) = collectives.map_rows(score, rollout)
+    log_ratio = losses.log_ratio(log_prob=log_prob, old_log_prob=rollout["log_prob"], mask=mask)
+    weight = torch.where(mask, log_ratio.exp().clamp(max=limit), 0.0)
+    metrics = {
+        "policy/sampler_gap": masked_mean(log_ratio.abs(), mask=mask).item(),
+        "policy/importance_weight": masked_mean(weight, mask=mask).item(),
+    }
+    columns = {"log_prob": torch.where(mask, log_prob, 0.0), "importance_weight": weight}
+    return rollout.copy().update(columns), metrics

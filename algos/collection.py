@@ -14,18 +14,16 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from tensordict import TensorDict, pad
 
-from algos import losses
 from algos.envs.flatten import flatten, flatten_one
 from algos.envs.spaces import fit_actions
 from algos.envs.subprocess_env import FAILED
 from algos.policies.generator import Generator, collect_turns
 from algos.policies.policy import Policy, check_policy, check_step, refuse_strings
 from algos.policies.random_streams import episode_seeds
-from algos.ranks import collectives
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.lm.model import language_model_of
 from textenv.names import check_names
-from textenv.rollout import EpisodeEnv, is_episode_env, masked_mean
+from textenv.rollout import EpisodeEnv, is_episode_env
 
 if TYPE_CHECKING:
     from algos.policies.lm import LMPolicy
@@ -496,38 +494,6 @@ def _log_prob_column(log_probs: Sequence[object], mask: torch.Tensor) -> torch.T
             )
         column[row, mask[row]] = row_log_probs.flatten()[:count]
     return column
-
-
-@torch.no_grad()
-def with_importance_weights(
-    rollout: TensorDict, *, policy: Policy, limit: float
-) -> tuple[TensorDict, dict[str, float]]:
-    """Score a rollout again by the policy, and weight steps that another engine sampled.
-
-    This is truncated importance sampling (Yao et al. 2025).
-
-    Args:
-        rollout: with ``log_prob`` of the engine that sampled.
-        policy: the policy before its update, π_old.
-        limit: largest weight.
-
-    Returns:
-        A copy with ``log_prob`` of π_old and ``importance_weight`` min(π_old / π_sampler, limit); metrics.
-    """
-
-    def score(rows: TensorDict) -> list[torch.Tensor]:
-        return [policy.evaluate(rows).log_prob]
-
-    mask = rollout["mask"]
-    (log_prob,) = collectives.map_rows(score, rollout)
-    log_ratio = losses.log_ratio(log_prob=log_prob, old_log_prob=rollout["log_prob"], mask=mask)
-    weight = torch.where(mask, log_ratio.exp().clamp(max=limit), 0.0)
-    metrics = {
-        "policy/sampler_gap": masked_mean(log_ratio.abs(), mask=mask).item(),
-        "policy/importance_weight": masked_mean(weight, mask=mask).item(),
-    }
-    columns = {"log_prob": torch.where(mask, log_prob, 0.0), "importance_weight": weight}
-    return rollout.copy().update(columns), metrics
 
 
 def _seeds_by_slot(seeds: np.ndarray | None, env: EpisodeEnv) -> np.ndarray | None:

@@ -294,6 +294,7 @@ def _check_start(rollout: TensorDict, log_ratio: Tensor, kl: Tensor, policy: _Po
     Both are checked, because a user's estimator may violate KL(π‖π) = 0. The tolerance, in nats, bounds
     `textenv.rollout.ratio_gap`; None: by the dtype.
     """
+    # Tolerance
     module = _scoring_module(policy)
     assert module is not None
     choices: tuple[str, ...] = ()
@@ -303,6 +304,8 @@ def _check_start(rollout: TensorDict, log_ratio: Tensor, kl: Tensor, policy: _Po
         computed_in = module.autocast or computed_in
     if tolerance is None:
         tolerance = start_tolerance(computed_in, choices)
+
+    # Largest gap
     gap = torch.maximum(log_ratio.abs(), kl.abs())
     if not ratio_gap(gap, mask=rollout["mask"], choices=choices) <= tolerance:
         raise InvariantError(

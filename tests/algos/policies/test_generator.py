@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from algos import A2C, GRPO, PPO
-from algos.collection import Collector, with_importance_weights
+from algos.advantages import with_importance_weights
+from algos.collection import Collector
 from algos.extras.vllm import VLLMServer
 from tests.helpers.conversations import Parrot
 from tests.helpers.engines import FakeEngine
