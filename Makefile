@@ -29,8 +29,8 @@ rounding: .venv/ready
 # The import, and what touches transformers most, with the oldest transformers that pyproject.toml allows: a minute.
 oldest: .venv-oldest/ready
 	.venv-oldest/bin/python -c 'import algos, textenv, transformers as t; print("transformers", t.__version__)'
-	.venv-oldest/bin/pytest -q -rs tests/textenv/lm/test_decoding.py tests/algos/training/test_save.py tests/textenv/rewards/test_reward_model.py \
-		tests/integration/test_conversation.py tests/integration/test_security.py -k 'decoding or folder or bfloat16 or template or leaves'
+	.venv-oldest/bin/pytest -q -rs tests/textenv/lm/test_decoding.py tests/textenv/lm/test_scoring.py tests/algos/training/test_save.py \
+		tests/textenv/rewards/test_reward_model.py tests/integration/test_conversation.py tests/integration/test_security.py -k 'decoding or scoring or folder or bfloat16 or template or leaves'
 
 lint: .venv/ready
 	$(BIN)/ruff check .

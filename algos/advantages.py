@@ -13,7 +13,7 @@ from algos.ranks import collectives
 from algos.training.learner import Learner
 from textenv.rollout import masked, masked_mean
 
-ALIKE = 1e-6
+ROUNDING_SPREAD = 1e-6
 """Maximum standard deviation, relative to the largest magnitude, that counts as rounding error."""
 
 
@@ -144,8 +144,9 @@ def standardize_each_reward(*, parts: Tensor, charged: Tensor, group: Tensor, co
     """Standardize each reward in its group, add them by weight, standardize the sum over the batch (Liu et al. 2026).
 
     Args:
-        parts: float32 ``[B, K, 2]``: each reward before its weight, and its weight, 0 where it does not apply.
-        charged: float32 ``[B]``: further reward (a KL penalty), centred in its group and added as it is.
+        parts: float32 ``[B, K, 2]``: for each of K rewards, the unweighted reward and its weight. A weight of 0 means
+            that the reward does not apply to the row.
+        charged: float32 ``[B]``: further reward (a KL penalty). Its group's mean is subtracted; it is not scaled.
         group, counts: see `standardize_in_group`.
 
     Returns:
@@ -183,8 +184,8 @@ def whiten(x: Tensor, *, mask: Tensor, shift_mean: bool = True) -> Tensor:
         shift_mean: False keeps the mean.
 
     Returns:
-        ``[B, T]``. Entries that are equal up to rounding (relative spread `ALIKE`), or a single entry, are not
-        scaled: that would amplify rounding errors to size 1.
+        ``[B, T]``. A single entry, or entries that are equal up to rounding (`ROUNDING_SPREAD`), are not scaled: that
+        would amplify rounding errors to size 1.
     """
     all_true = bool(mask.all())
     values = x if all_true else x[mask]
@@ -192,7 +193,7 @@ def whiten(x: Tensor, *, mask: Tensor, shift_mean: bool = True) -> Tensor:
         return torch.zeros_like(x)
     variance, mean = torch.var_mean(values, correction=0)
     std = variance.sqrt()
-    varied = std > ALIKE * values.abs().amax()
+    varied = std > ROUNDING_SPREAD * values.abs().amax()
     scale = torch.where(varied, std + 1e-8, 1.0)
     white = (values - mean) / scale
     if not shift_mean:

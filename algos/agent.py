@@ -95,7 +95,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         if collectives.world_size() > 1 and not self.several_processes:
             raise ValueError(f"{type(self).__name__} trains in one process, not in {collectives.world_size()}: use PPO")
 
-        # Config, with replaced fields; policy; checks that all fit
+        # Config and policy, and the checks that they fit the environment
         config = self._checked_config(config)
         if fields:
             config = dataclasses.replace(config, **fields)
@@ -127,7 +127,8 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         self.steps = 0
         """Steps of the training so far, counted by `learn`."""
 
-        # Two streams of random numbers: minibatch order, the same on all ranks, and actions
+        # Two streams of random numbers: one for minibatch order, the same on all ranks, and one for actions, which
+        # differs between ranks
         self.generator = torch.Generator().manual_seed(config.seed)
         """Generator for minibatch order."""
         self.policy.generator.manual_seed(collectives.local_seed(config.seed) + 2**32)
@@ -135,7 +136,8 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            if hasattr(type(self), name):  # a property that failed: raise its own error again
+            # Python also calls this if a property raises an AttributeError: let the property raise it again.
+            if hasattr(type(self), name):
                 return object.__getattribute__(self, name)
             raise no_attribute(self, name)
 
@@ -187,7 +189,9 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         *,
         log_probs: Sequence[object] | None = None,
     ) -> Metrics:
-        """Run one iteration of `learn` on texts generated and scored elsewhere (TRL 0.7); return its metrics.
+        """Run one iteration of `learn` on texts generated and scored elsewhere, and return its metrics.
+
+        This is what ``PPOTrainer.step`` of TRL 0.7 does.
 
         Args:
             queries, responses, scores: prompts, completions and scores, as for `TextVectorEnv.given_episodes`.
@@ -211,7 +215,8 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
             )
         rollout = rollout.to(self.policy.device)
         add_log_probs(rollout, policy=self.policy, log_probs=log_probs)
-        return iterate(self, (EpisodeMeter(), EpisodeMeter()), rollout=collectives.gather_rows(rollout))
+        meters = (EpisodeMeter(), EpisodeMeter())  # new ones, because no episode is carried over between calls
+        return iterate(self, meters, rollout=collectives.gather_rows(rollout))
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Improve the policy on a rollout; return metrics."""
@@ -260,8 +265,8 @@ def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
 
     Args:
         config: an algorithm's config; fields with a value keep it.
-        env: text (limits are part of the task, whole episodes are collected) or control.
-        policy: the policy to train.
+        env: its kind, text or control, decides most defaults: in text a length limit is part of the task.
+        policy: the policy to train; it has a default learning rate.
 
     Raises:
         ValueError: if minibatches of a single advantage would be normalized.
@@ -295,13 +300,13 @@ def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
         if config.bootstrap_truncated is None:
             resolved["bootstrap_truncated"] = not text
         if config.normalize_advantage in (None, True):
-            by_steps = isinstance(config, PPOConfig) and config.num_episodes is None
-            resolved["normalize_advantage"] = "minibatch" if by_steps else "rollout"
+            ppo_collects_steps = isinstance(config, PPOConfig) and config.num_episodes is None
+            resolved["normalize_advantage"] = "minibatch" if ppo_collects_steps else "rollout"
         normalize_advantage = resolved.get("normalize_advantage", config.normalize_advantage)
         # A row of a sequential policy has several steps, whose advantages vary.
         rows_of_steps = policy.sequential and config.num_episodes is None
-        single = isinstance(config, PPOConfig) and config.minibatch_size == 1 and not rows_of_steps
-        if single and normalize_advantage == "minibatch":
+        single_advantages = isinstance(config, PPOConfig) and config.minibatch_size == 1 and not rows_of_steps
+        if single_advantages and normalize_advantage == "minibatch":
             raise ValueError(
                 "minibatch_size is 1 and normalize_advantage is 'minibatch': normalizing a single advantage gives 0. "
                 "Set normalize_advantage=False, or use larger minibatches"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Columns = dict[str, list[Any]]
-"""One entry for each step, by the column's name: an array or a tensor ``[N, ...]``, or None."""
+"""For each column of a rollout a list with one entry per step: an array or a tensor ``[N, ...]``, or None."""
 
 STEPS_WITHOUT_AN_END = 10_000
 """Steps per slot in which no episode has ended, after which a warning is logged."""
@@ -118,8 +118,9 @@ class Collector:
             deterministic: take the most probable action instead of a sample.
 
         Returns:
-            The rollout, with ``log_prob`` of the policy as it acted. With ``num_steps``, a failed step is
-            False in the mask and True in ``is_init`` and ``truncated``, so the step before it counts as truncated.
+            The rollout, with ``log_prob`` of the policy as it acted. With ``num_steps``, a step at which the
+            environment failed is False in the mask and True in ``is_init`` and ``truncated``: the episode counts as
+            truncated at the step before.
 
         Raises:
             ValueError: if not exactly one of ``num_steps`` and ``num_episodes`` is given, or it does not fit the
@@ -129,7 +130,8 @@ class Collector:
             raise ValueError(f"num_steps is {num_steps} and num_episodes is {num_episodes}: give exactly one of them")
         if group_size != 1 and (group_size < 1 or num_episodes is None or num_episodes % group_size):
             raise ValueError(
-                f"group_size is {group_size}, num_episodes {num_episodes}: give a size of at least 1 that divides them"
+                f"group_size is {group_size} and num_episodes is {num_episodes}: give a group_size of at least 1 that "
+                "divides num_episodes"
             )
 
         # Text
@@ -203,7 +205,7 @@ class Collector:
         while running.any():
             step = policy.act(observation, action_mask=env.action_mask, deterministic=seeds is None)
             check_step(step, policy, slots=len(running))
-            log_prob[env.cursor] = step.log_prob.cpu().numpy()[running]
+            log_prob[env.cursor] = step.log_prob.cpu().numpy()[running]  # at the rows and columns of these tokens
             observation, changed = env.advance(step.action.cpu().numpy())
             if changed.any():
                 policy.reset(changed, seeds=_seeds_by_slot(seeds, env))
@@ -251,9 +253,10 @@ class Collector:
         rounds = []
         for start in range(0, num_episodes, num_slots):
             round_seeds = seeds[start : start + num_slots]
-            self._begin(seed=np.resize(round_seeds, num_slots).tolist())
-            counts = (np.arange(num_slots) < len(round_seeds)).astype(int)
-            rounds.append(self._collect_episodes(counts, deterministic, replay=False))
+            slot_seeds = np.resize(round_seeds, num_slots)  # repeated for slots that have no episode
+            self._begin(seed=slot_seeds.tolist())
+            plays_an_episode = np.arange(num_slots) < len(round_seeds)
+            rounds.append(self._collect_episodes(plays_an_episode.astype(int), deterministic, replay=False))
 
         # Padding after an episode is False in every mask.
         longest = max(part.shape[1] for part in rounds)
@@ -288,7 +291,7 @@ class Collector:
                     STEPS_WITHOUT_AN_END,
                 )
 
-            # Slots that have played their share keep stepping until the last is done, with mask, ends and starts False.
+            # A slot that has played its share goes on until all have; its mask, ends and starts are False then.
             playing = episodes_left > 0
             for name in ("mask", "is_init", "terminated", "truncated"):
                 columns[name][-1] = columns[name][-1] & playing
@@ -399,28 +402,29 @@ class Collector:
             # Some environments remove this mask from the options, so each call gets its own dictionary.
             observation, info = env.reset(options={"reset_mask": done.copy()})
             observation = flatten(env.single_observation_space, observation).copy()
-            action_mask = _merge(action_mask, _action_mask(info, env, ended=~done), done)
+            reset_mask = _action_mask(info, env, ended=~done)
+            action_mask = _merge(action_mask, reset_mask, done)
         self.observation = observation
         self.action_mask = action_mask
 
-        # `begun`: slots whose next step is the first of an episode. In NEXT_STEP mode a slot that is done first needs a
-        # step that only resets it.
+        # Slots at the first observation of an episode. In NEXT_STEP mode these are the slots that this step has reset;
+        # the slots that are done now are reset by the next step.
         if mode is AutoresetMode.NEXT_STEP:
-            begun = self.ended
+            self.is_init = self.ended
             self.ended = done
         else:
-            begun = done
+            self.is_init = done
             self.ended = np.zeros_like(done)
-        self.is_init = begun
-        if begun.any():
-            self.policy.reset(begun)
+        if self.is_init.any():
+            self.policy.reset(self.is_init)
 
     def _with_final(self, observation: np.ndarray, info: Mapping[str, Any], done: np.ndarray) -> np.ndarray:
         """Copy the observations of a step, with the episodes' final ones in done slots (SAME_STEP, from ``info``)."""
         with_final = observation.copy()
         for slot in np.flatnonzero(done):
             final = flatten_one(self.env.single_observation_space, info["final_obs"][slot])
-            with_final[slot] = _final_observation(self.env, final, observation.shape[1:])
+            _check_final_observation(self.env, final, observation.shape[1:])
+            with_final[slot] = final
         return with_final
 
 
@@ -486,8 +490,8 @@ def _log_prob_column(log_probs: Sequence[object], mask: torch.Tensor) -> torch.T
         if count and (row_log_probs.shape != (count,) or not possible.all()):
             raise ValueError(
                 f"log_probs[{row}] is {numbers!r:.200}, expected {count} numbers of at most 0 and finite: the "
-                "logarithm of the probability of each token (for a response given as text this includes the end that "
-                "was added to it: better give token ids)"
+                "logarithm of the probability of each token. A response given as text gets an end token, which needs "
+                "a number too: better give token ids"
             )
         column[row, mask[row]] = row_log_probs.flatten()[:count]
     return column
@@ -584,19 +588,18 @@ def autoreset_mode(env: VectorEnv) -> AutoresetMode:
     return mode
 
 
-def _final_observation(env: VectorEnv, final: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Return an episode's last observation in SAME_STEP mode, or raise if a wrapper did not transform it."""
+def _check_final_observation(env: VectorEnv, final: np.ndarray, shape: tuple[int, ...]) -> None:
+    """Raise a ValueError if a wrapper has not transformed an episode's last observation (SAME_STEP mode)."""
     if np.shape(final) != shape:
         raise ValueError(
             f"{env} returns observations of shape {shape}, but info['final_obs'] has {np.shape(final)}: a wrapper "
             "does not change final_obs. Use AutoresetMode.NEXT_STEP, or wrap each single environment: "
             "gymnasium.make_vec(id, wrappers=[...])"
         )
-    return final
 
 
 def _by_slot(name: str, values: object, env: VectorEnv, *, slots: int, dtype: type | None = None) -> np.ndarray:
-    """Copy a value per slot that a step returned: ``[N]``, of ``dtype``, or of the same dtype if that is None.
+    """Copy what a step returned, one value per slot: ``[N]``. It keeps its dtype, unless ``dtype`` is given.
 
     Raises:
         ValueError: if the values have another shape, which would be broadcast.

@@ -71,7 +71,7 @@ Normalization = Annotated[
     FieldRule(lambda x: x in (True, False, "rollout", "minibatch"), "'rollout', 'minibatch', True, False"),
 ]
 TrueOrFalse = Annotated[bool, FieldRule(lambda x: isinstance(x, bool), "bool"), FlagConversionOff]
-"""A bool whose flag takes a value, like the flag of the same name of other algorithms."""
+"""A bool whose flag takes a value (``--flag True``): in other algorithms the flag of this name has further values."""
 _Function = Callable[..., Any]
 PolicyLossName = Literal[
     "clipped_policy_loss", "dual_clipped_policy_loss", "gspo_policy_loss", "thresholded_policy_loss"
@@ -144,7 +144,7 @@ class Config(NamedFields):
     ("LoRA Without Regret", Schulman et al. 2025)."""
     final_learning_rate: NotNegative | None = None
     """Final learning rate, reached linearly. None: the rate is constant; on text it falls to a fifth if
-    ``learning_rate`` is None, too."""
+    ``learning_rate`` is None as well."""
     warmup_ratio: UnitInterval = 0.0
     """Fraction of the training in which the learning rate rises linearly from near 0 to its initial value."""
     adam_eps: Positive | None = None
@@ -186,9 +186,9 @@ class PolicyGradientConfig(Config):
     """Weight of the entropy bonus, per nat."""
     ratio_tolerance: Positive | None = None
     """Maximum difference, in nats, between the log-probability of an action when acting and when scoring, before the
-    first step of an update; also the maximum KL to a reference of equal weights. None: 1e-3 in float32 and float64, .5
-    in shorter dtypes. Low temperatures amplify rounding and need more. For mixtures of experts the limit is on the
-    median difference, and the default is at least .1."""
+    first step of an update; also the maximum KL that is measured to a reference of equal weights. None: 1e-3 in float32
+    and float64, .5 in shorter dtypes. Low temperatures amplify rounding and need more. For mixtures of experts the
+    limit is on the median difference, and the default is at least .1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,9 +239,11 @@ class ClippedConfig(PolicyGradientConfig):
     rollout again before its update, take ratios to these probabilities π_old, and multiply the policy loss of each
     step by min(π_old / π_sampler, this); 2 or 3 is usual. None: take ratios to the probabilities when sampled."""
     policy_loss: PolicyLossChoice = "clipped_policy_loss"
-    """Loss of `algos.losses`, by name or with arguments: `functools.partial(dual_clipped_policy_loss, limit=3.0)`."""
+    """Name of a loss of `algos.losses`, or a function, also your own (`algos.losses.PolicyLoss`):
+    ``functools.partial(dual_clipped_policy_loss, limit=3.0)``."""
     aggregation: AggregationChoice = "token_mean"
-    """Weighting of entries in the loss: one of `algos.losses`, such as ``"sequence_mean"``, or `fixed_length_mean`."""
+    """Weight of each entry in the loss: the name of a function of `algos.losses`, such as ``"sequence_mean"``, or a
+    function, such as ``functools.partial(fixed_length_mean, length=48)``."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -374,7 +376,8 @@ class RLOOConfig(GroupsConfig):
     """Hyper-parameters of RLOO; the baseline of an episode is the mean return of the others in its group."""
 
     aggregation: AggregationChoice = "token_mean"
-    """Weighting of entries in the loss: one of `algos.losses`, such as ``"sequence_mean"``, or `fixed_length_mean`."""
+    """Weight of each entry in the loss: the name of a function of `algos.losses`, such as ``"sequence_mean"``, or a
+    function, such as ``functools.partial(fixed_length_mean, length=48)``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -448,7 +451,7 @@ CONFIGS: dict[str, type[Config]] = {
 
 
 def find_config(algorithm: object) -> type[Config]:
-    """Find the config class of an algorithm, by its name, or of a class of algorithms (`algos.Agent`).
+    """Find the config class of an algorithm, which is given by name or as a class that inherits `algos.Agent`.
 
     Raises:
         TypeError: if it is neither a text nor such a class.

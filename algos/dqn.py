@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torchrl.data import TensorDictReplayBuffer
 
 STORED = ("observation", "action", "reward", "next_observation", "terminated")
-"""Rollout columns stored in the replay buffer; truncated steps need no special treatment."""
+"""Rollout columns stored in the replay buffer. A truncated step is like any other: its target is bootstrapped."""
 VALUE_LOSSES = {each.__name__: each for each in (functional.mse_loss, functional.huber_loss, functional.smooth_l1_loss)}
 
 

@@ -33,6 +33,8 @@ EPISODES_IN_NOTEBOOK = 8
 
 
 class _ReturnsAndRollout(NamedTuple):
+    """What ``returns, rollout = evaluate(…)`` unpacks; the tokenizer of `EvaluationResult` is not a part of it."""
+
     returns: list[float]
     """Return of each episode, as paid by the environment."""
     rollout: TensorDict
@@ -104,7 +106,8 @@ def evaluate(
     env = _vector_env(env, policy, num_episodes)
     check_spaces(env, policy)
 
-    # Evaluating during training changes neither what is trained nor which prompts come next.
+    # Evaluating during training changes neither what is trained nor which prompts come next. The fork has a memory of
+    # its own, but shares the policy's generator, whose state is put back.
     player = policy.fork()
     generator_state = policy.generator.get_state()
     policy.generator.manual_seed(seed)
@@ -253,7 +256,7 @@ class EvaluateEvery(Callback):
         agent = run.agent
         self.evaluated = run.steps
 
-        # Evaluate and log
+        # Evaluate and log; rewards with a state use that of the training
         share_objects(agent.env, self.env)
         penalty = agent.penalty if is_episode_env(self.env) else None
         results = summarise(self.env, agent.policy, penalty=penalty, num_episodes=self.num_episodes, seed=self.seed)

@@ -99,7 +99,7 @@ def make_vector_environment(
             "minigrid:MiniGrid-Empty-5x5-v0, or evaluate a saved agent with algos.evaluate(env, algos.load(folder))."
         ) from error
 
-    # What a saved agent tells of its environment
+    # What is saved with an agent: id and arguments of its environment, wrappers, and the module that registers it
     env.spec = dataclasses.replace(spec, kwargs=spec.kwargs | arguments | {"wrappers": wrappers})
     vars(env.spec)["module"] = module or None
     return env
@@ -134,7 +134,7 @@ def is_text(env_id: str) -> bool:
     spec = gymnasium.registry.get(_without_module(env_id))
     entry_point: Any = None if spec is None else spec.vector_entry_point
 
-    # A class, or that of a function's return annotation, which may be a text
+    # The entry point is the class itself, or a function: then its return annotation is the class, or the class's name
     env_type = entry_point
     if callable(entry_point) and not isinstance(entry_point, type):
         env_type = None
@@ -205,9 +205,10 @@ def remake_environment(
         if not wrappers and saved.get("wrappers"):
             flags = _flags_for("--wrapper", saved["wrappers"])
             raise ValueError(f"what wraps this agent's environment is run only if you name it: {flags:.300}")
-        arguments = saved_arguments(saved, renamed={"reward", *arguments}) | arguments
+        arguments = saved_arguments(saved, replaced={"reward", *arguments}) | arguments
     assert env_id is not None
     if is_ours(env_id):
+        # A coefficient of 0 measures the KL and charges nothing
         arguments |= {"split": "test", "kl_coef": arguments.get("kl_coef") or 0.0}
 
     # Rewards and prompts

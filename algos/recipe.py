@@ -1,7 +1,8 @@
 """`Recipe`: the description of a run, as Python objects and as plain data in files.
 
-The command line fills one, a preset is one, and `compare` trains one for each case. Its plain form has the names of the
-options of ``algos train``, as ``run.yaml`` stores them; `compare` and `tune` know a run again by it.
+The command line fills one, a preset is one, and `compare` trains one for each case. The plain form of a recipe has the
+names of the options of ``algos train``, as ``run.yaml`` stores them. `compare` and `tune` compare plain forms to
+recognize a run that they have trained before.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ POLICY_OPTIONS: dict[str, object] = {
     "autocast": False,
     "gradient_checkpointing": False,
 }
-"""Options of ``algos train`` that are arguments of the policy, with their defaults, which are not passed on."""
+"""Options of ``algos train`` that are arguments of the policy, with their defaults. A default is not passed on."""
 ENV_OPTIONS: dict[str, object] = {
     "prompts": None,
     "reward": (),
@@ -55,7 +56,7 @@ ENV_OPTIONS: dict[str, object] = {
     "max_new_tokens": None,
     "stop": (),
 }
-"""Options of ``algos train`` that are arguments of the environment, with their defaults, which are not passed on."""
+"""Options of ``algos train`` that are arguments of the environment, with their defaults. A default is not passed on."""
 KINDS: dict[str, tuple[type, ...]] = {
     "env": (str, dict),
     "algo": (str, dict),
@@ -108,8 +109,8 @@ class Recipe:
     def environment(self, num_envs: int | None = None, *, split: str = "train") -> VectorEnv:
         """Make the environment.
 
-        One with the prompts of the test split has a KL penalty, by which an evaluation measures the KL. One to train in
-        has none: the agent that `build` makes has it.
+        With the prompts of the test split it has a KL penalty, by which an evaluation measures the KL. An environment
+        to train in has none, because the agent that `build` makes has the penalty.
 
         Args:
             num_envs: slots; None is the recipe's number.
@@ -134,9 +135,9 @@ class Recipe:
         env = make_vector_environment(self.env, slots, seed_each=compares_groups(self.algorithm), **arguments)
         if agent_has_penalty:
             assert env.spec is not None
-            env.spec.kwargs["kl_coef"] = kl_coef  # a saved agent says by it that a KL is measured
+            env.spec.kwargs["kl_coef"] = kl_coef  # saved with the agent, as a sign that a KL is measured
 
-        # Imported here, because they load torch: a wrong id is answered at once.
+        # Imported here, because they load torch: the error about a wrong id comes without this delay.
         from textenv.device import find_device
         from textenv.rollout import is_episode_env
 
@@ -184,8 +185,8 @@ class Recipe:
     def _agent_makes_penalty(self) -> bool:
         """Return True if the agent makes the KL penalty of one of our environments.
 
-        It does so in its policy's dtype, and with the policy's frozen weights (LoRA). A policy that a function makes,
-        perhaps of another model, is held to ``model`` by the penalty of the environment.
+        The penalty then has the policy's dtype, and shares the policy's frozen weights (LoRA). If a function makes the
+        policy, perhaps from another model, the environment makes the penalty, with ``model`` as the reference.
         """
         if callable(self.env) or callable(self.policy) or not is_ours(self.env):
             return False
@@ -203,6 +204,7 @@ class Recipe:
         Functions, classes and other objects become their names (and attributes), see `_described`; tuples become lists.
         The seed of the config is left out: `build` gets it.
         """
+        # A config of the algorithm's own class is written as its values; any other as an object that is imported
         options = field_values(self)
         if type(self.config) is find_config(self.algorithm):
             options["config"] = field_values(self.config)
@@ -368,8 +370,8 @@ def _refuse_code(options: Mapping[str, object]) -> None:
     refused = [name for name, value in options.items() if _has_code(name, value)]
     if refused:
         raise ValueError(
-            f"what would be imported or run is used only if you trust it ({', '.join(refused):.200}): give "
-            "trusted=True, if nobody else can have written it"
+            f"these options would import or run code: {', '.join(refused):.200}. Give trusted=True, if nobody else can "
+            "have written them"
         )
 
 

@@ -46,7 +46,9 @@ class TRPO(Agent[TRPOConfig]):
         if self.penalty is not None and self.penalty.place == "loss":
             raise ValueError("TRPO cannot charge the penalty in the loss: use KLPenalty(..., place='reward')")
         self._actor: list[nn.Parameter] = []
+        """Parameters that the action probabilities depend on, found in each update."""
         self._critic: Optimizer | None = None
+        """Optimizer of all other parameters; None before the first update."""
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Improve the policy on a rollout and add its value and advantage columns; return metrics."""
@@ -56,7 +58,7 @@ class TRPO(Agent[TRPOConfig]):
         if not mask.any():
             return {}
 
-        # Rows of a sequential policy, else single steps, as in minibatches; without those outside the mask
+        # Rows if the policy is sequential, else single steps, as in minibatches; what is outside the mask is left out
         units = rollout.copy().set(PLACE, places(rollout))
         if self.config.normalize_advantage:
             whiten_advantage(units)
@@ -114,7 +116,7 @@ class TRPO(Agent[TRPOConfig]):
             no_step = {"policy/approx_kl": 0.0, "policy/gain": 0.0, "update/line_search_steps": 0}
             return no_step | {"update/skipped": int(not norm.isfinite())}
 
-        # Natural gradient, as long as the second-order model of the KL allows (appendix C)
+        # Natural gradient, scaled so that the quadratic model of the KL is max_kl (appendix C)
         curvature = self._curvature(rollout, old)
         direction = conjugate_gradient(curvature, gradient, steps=config.conjugate_gradient_steps)
         length = (2 * config.max_kl / (direction @ curvature(direction))).sqrt()
@@ -202,7 +204,7 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _write(vector: Tensor, parameters: Sequence[nn.Parameter]) -> None:
-    """Copy a vector from `_flat` into the parameters; as views of one vector they could not be saved separately."""
+    """Copy a vector from `_flat` into the parameters. Views of the vector could not be saved separately."""
     for parameter, part in zip(parameters, vector.split([p.numel() for p in parameters]), strict=True):
         parameter.copy_(part.view_as(parameter))
 
@@ -211,7 +213,7 @@ def conjugate_gradient(product: Callable[[Tensor], Tensor], target: Tensor, *, s
     """Solve A x = b for a positive definite A, from its products with vectors (Hestenes and Stiefel 1952).
 
     Args:
-        product: maps a vector ``[n]`` to A times it.
+        product: returns A v for a vector v ``[n]``.
         target: b ``[n]``.
         steps: maximum number of iterations; stops early once the residual vanishes.
 
@@ -221,15 +223,15 @@ def conjugate_gradient(product: Callable[[Tensor], Tensor], target: Tensor, *, s
     solution = torch.zeros_like(target)
     residual = target.clone()
     direction = residual.clone()
-    size = residual @ residual
+    squared_residual = residual @ residual
     for _ in range(steps):
         image = product(direction)
-        stride = size / (direction @ image)
+        stride = squared_residual / (direction @ image)
         solution = solution + stride * direction
         residual = residual - stride * image
-        last_size = size
-        size = residual @ residual
-        if size < 1e-10 * (target @ target):
+        last_squared_residual = squared_residual
+        squared_residual = residual @ residual
+        if squared_residual < 1e-10 * (target @ target):
             break
-        direction = residual + size / last_size * direction
+        direction = residual + squared_residual / last_squared_residual * direction
     return solution

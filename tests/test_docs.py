@@ -40,13 +40,13 @@ def test_the_page_of_metrics_has_every_metric():
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md"])
-def test_the_paths_that_a_page_for_readers_of_the_code_names_exist(page):
+def test_paths_that_pages_name_exist(page):
     text = (ROOT / page).read_text()
     paths = re.findall(r"`([\w./-]+/|[\w./-]+\.(?:py|toml|txt))`", text)
     assert len(paths) > 8 and not [path for path in paths if not (ROOT / path).exists()]
 
 
-def test_the_modules_that_the_table_of_rooms_names_exist():
+def test_modules_of_the_table_of_rooms_exist():
     """Each word in quotes, written in small letters, is a module or a folder of its row's room."""
     table = (ROOT / "CONTRIBUTING.md").read_text().partition("| room | contents |")[2].partition("\n\n")[0]
     missing, count = [], 0
@@ -108,7 +108,8 @@ class Page(HTMLParser):
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_the_site_is_built_without_a_warning_and_every_link_in_it_leads_somewhere(tmp_path):
+def test_the_site_builds_without_a_warning(tmp_path):
+    """And every link in it leads somewhere."""
     pytest.importorskip("sphinx", reason="install the extra: pip install '.[docs]'")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", ROOT / "docs", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
@@ -141,7 +142,7 @@ def test_the_later_code_of_the_page_for_trl_runs(tmp_path, monkeypatch):
     assert names["metrics"]["reward/score"] == pytest.approx(sum(names["scores"]) / len(names["scores"]))
 
 
-def test_the_grpo_script_of_the_page_for_trl_runs_and_its_two_halves_are_one_training(tmp_path, monkeypatch):
+def test_the_grpo_script_of_the_trl_page_runs(tmp_path, monkeypatch):
     """From top to bottom; both halves have the same prompts, rewards and numbers."""
     page = (ROOT / "docs/from-trl.md").read_text().partition("## A GRPO script")[2].partition("## TRL's settings")[0]
     theirs, ours = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
@@ -164,7 +165,7 @@ def reference_pages():
     return "\n".join(page.read_text() for page in sorted((ROOT / "docs" / "reference").glob("*.md")))
 
 
-def test_the_page_of_public_names_has_each_of_them_once_with_the_object_that_it_is():
+def test_the_page_of_public_names_has_each_once():
     rows = (ROOT / "docs" / "reference" / "names.md").read_text()
     targets = re.findall(r"\{py:obj\}`(\w+) <([\w.]+)>`", rows)
     public = {name: package for package in (algos, textenv) for name in package.__all__}
@@ -174,7 +175,7 @@ def test_the_page_of_public_names_has_each_of_them_once_with_the_object_that_it_
         assert pkgutil.resolve_name(path) is getattr(public[name], name), path
 
 
-def test_every_public_name_has_an_entry_in_the_reference():
+def test_the_reference_has_every_public_name():
     modules = re.findall(r"automodule:: ([\w.]+)", reference_pages())
     data = re.findall(r"autodata:: ([\w.]+)", reference_pages())
     for _, path in re.findall(r"\{py:obj\}`(\w+) <([\w.]+)>`", reference_pages()):

@@ -11,6 +11,7 @@ import random
 import re
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -83,7 +84,7 @@ def by_command_line(env_id, *, total_steps, num_episodes, run_dir, capsys):
     return json.loads(capsys.readouterr().out.splitlines()[-1])["mean_return"]
 
 
-def test_cartpole_is_learnt_and_agrees_with_the_command_line(tmp_path, capsys):
+def test_cartpole_is_learnt_as_by_the_command_line(tmp_path, capsys):
     returns = load_example("cartpole").main(total_steps=6_000)
     first, *_, last = shown(capsys.readouterr().out, "return")
     assert last > first + 25 and np.mean(returns) > first + 60
@@ -91,7 +92,7 @@ def test_cartpole_is_learnt_and_agrees_with_the_command_line(tmp_path, capsys):
     assert np.mean(returns) == same
 
 
-def test_text_is_learnt_and_agrees_with_the_command_line(tmp_path, capsys):
+def test_text_is_learnt_as_by_the_command_line(tmp_path, capsys):
     returns = load_example("text").main(total_steps=1_500)  # one iteration
     (untrained,) = shown(capsys.readouterr().out, "return")
     assert 0.4 < untrained < 0.65 and np.mean(returns) > untrained + 0.07
@@ -99,7 +100,8 @@ def test_text_is_learnt_and_agrees_with_the_command_line(tmp_path, capsys):
     assert np.mean(returns) == same
 
 
-def test_the_twins_are_short_and_differ_only_in_environment_policy_and_preset():
+def test_the_twins_differ_in_three_things():
+    """They are short; environment, policy and preset differ."""
     one, two = ((EXAMPLES / f"{name}.py").read_text().splitlines() for name in ("cartpole", "text"))
     assert max(len(one), len(two)) < 60
     code = [[line for line in file[file.index("import gymnasium") :] if line.strip()] for file in (one, two)]
@@ -110,7 +112,7 @@ def test_the_twins_are_short_and_differ_only_in_environment_policy_and_preset():
     ), different
 
 
-def test_a_policy_that_remembers_learns_cartpole_without_velocities(capsys):
+def test_a_recurrent_policy_learns_without_velocities(capsys):
     example = load_example("hidden_velocities")
     env, plain = example.make_env(3), gymnasium.make_vec("CartPole-v1", num_envs=3)
     np.testing.assert_array_equal(env.reset(seed=5)[0], plain.reset(seed=5)[0][:, [0, 2]])
@@ -120,9 +122,10 @@ def test_a_policy_that_remembers_learns_cartpole_without_velocities(capsys):
 
 
 @pytest.mark.parametrize(("name", "preset"), [("cartpole", "CARTPOLE"), ("hidden_velocities", "CARTPOLE_LSTM")])
-def test_an_iteration_in_which_no_episode_ended_shows_no_return(name, preset, monkeypatch, capsys):
-    monkeypatch.setattr(presets, preset, dataclasses.replace(getattr(presets, preset), num_steps=4))
-    load_example(name).main(total_steps=2_000)  # no pole falls in the first 4 steps
+def test_an_iteration_without_an_end_has_no_return(name, preset, capsys):
+    example = load_example(name)
+    example.presets = SimpleNamespace(**{preset: dataclasses.replace(getattr(presets, preset), num_steps=4)})
+    example.main(total_steps=2_000)  # no pole falls in the first 4 steps
     output = capsys.readouterr().out
     assert "nan" not in output and len(shown(output, "return")) > 3
 
@@ -134,7 +137,7 @@ def test_a_policy_learns_the_custom_environment(capsys):
 
 
 @pytest.mark.long
-def test_the_zoo_loses_one_row_and_not_the_table_when_a_world_fails(tmp_path, capsys, monkeypatch):
+def test_a_failing_world_costs_the_zoo_one_row(tmp_path, capsys, monkeypatch):
     zoo = load_example("zoo")
     assert len(zoo.WORLDS) >= 20 and {world.kind for world in zoo.WORLDS.values()} == set(zoo.KINDS)
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLES.parent))
@@ -150,7 +153,7 @@ def test_the_zoo_loses_one_row_and_not_the_table_when_a_world_fails(tmp_path, ca
 
 
 @pytest.mark.long
-def test_shaped_rewards_are_compared_by_the_steps_that_the_pole_stands(tmp_path):
+def test_shaped_rewards_are_compared_by_steps(tmp_path):
     example = load_example("shaped_rewards")
     env = gymnasium.make("CartPole-v1")
     paid = {kind: kind(env).shape(1.2, 0.0, 0.0, 0.0) for kind in (example.Angle, example.Position, example.Product)}
@@ -169,7 +172,7 @@ def test_shaped_rewards_are_compared_by_the_steps_that_the_pole_stands(tmp_path)
 # --- text by the embedded model --------------------------------------------------------------------------------------
 
 
-def test_a_custom_reward_is_learnt_in_less_than_thirty_lines(capsys):
+def test_a_custom_reward_is_learnt_in_30_lines(capsys):
     assert (EXAMPLES / "custom_reward.py").read_text().count("\n") < 30
     load_example("custom_reward").main(total_steps=5_000)
     first, *_, last = shown(capsys.readouterr().out, "reward")
@@ -177,7 +180,7 @@ def test_a_custom_reward_is_learnt_in_less_than_thirty_lines(capsys):
 
 
 @pytest.mark.long
-def test_the_form_of_an_answer_is_shown_before_copying_is_learnt():
+def test_the_form_is_shown_before_copying_is_learnt():
     before, after_sft, _ = load_example("copy_and_sort").main("Copy", total_steps=100)
     assert before < 0.01 and after_sft > 0.06
 
@@ -189,7 +192,7 @@ def test_a_custom_task_is_learnt():
 
 
 @pytest.mark.long
-def test_a_composite_reward_is_learnt_and_shown_as_the_sum_of_its_parts(capsys):
+def test_a_composite_reward_is_learnt_by_parts(capsys):
     load_example("composite_reward").main(total_steps=5_000)
     output = capsys.readouterr().out
     parts = [shown(output, name) for name in ("sentiment", "music", "length", "repetition")]
@@ -228,7 +231,7 @@ class Person:
 
 
 @pytest.mark.long
-def test_human_feedback_is_short_trains_and_goes_on_from_its_file(tmp_path, capsys):
+def test_human_feedback_goes_on_from_its_file(tmp_path, capsys):
     assert (EXAMPLES / "human_feedback.py").read_text().count("\n") < 60
     example, path, person = load_example("human_feedback"), tmp_path / "thumbs.jsonl", Person()
     example.main(total_steps=5_000, annotator=person, file=path)
@@ -245,14 +248,14 @@ def test_human_feedback_is_short_trains_and_goes_on_from_its_file(tmp_path, caps
 
 
 @pytest.mark.long
-def test_a_model_that_knows_english_adds_some_numbers_before_any_training(capsys):
+def test_smollm2_adds_numbers_before_training(capsys):
     load_example("arithmetic").main(total_steps=1)
     before, after = re.findall(r"right (?:before|after): (\S+)", capsys.readouterr().out)
     assert 0.4 < float(before) < 0.9 and float(after) > float(before) - 0.15
 
 
 @pytest.mark.long
-def test_a_model_that_knows_english_has_a_calculator_to_call(capsys):
+def test_smollm2_has_a_calculator_to_call(capsys):
     example = load_example("tools")
     assert example.calculate("12 * 34") == 408
     assert example.called(["6", "6"], [[{"result": "6"}], [{"result": "7"}]]) == [1, 0]
@@ -262,7 +265,7 @@ def test_a_model_that_knows_english_has_a_calculator_to_call(capsys):
 
 
 @pytest.mark.long
-def test_praise_begins_at_no_kl_and_the_judge_tells_praise_from_blame(capsys):
+def test_the_judge_tells_praise_from_blame(capsys):
     example = load_example("film_reviews")
     found = example.run("rloo", 1, 1, {})
     assert abs(found["before"]["KL, nats an answer"]) < 1e-3 and capsys.readouterr().out.count(" after: ") == 8
@@ -272,7 +275,7 @@ def test_praise_begins_at_no_kl_and_the_judge_tells_praise_from_blame(capsys):
 
 
 @pytest.mark.long
-def test_penalties_against_repetition_are_paid_only_with_a_weight(monkeypatch):
+def test_repetition_costs_only_with_a_weight(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     example = load_example("negative_reviews")
     assert example.echoes(["a b c", "A b d", "e f", "x"]) == [-0.5, -0.5, 0, 0]
@@ -283,7 +286,8 @@ def test_penalties_against_repetition_are_paid_only_with_a_weight(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_better_overlap_is_preferred_and_ppo_is_paid_by_the_reward_model(tmp_path, monkeypatch, capsys):
+def test_the_better_overlap_is_preferred(tmp_path, monkeypatch, capsys):
+    """PPO is paid by the reward model that learnt it."""
     monkeypatch.syspath_prepend(EXAMPLES)
     example = load_example("summaries")
     assert example.overlap("a new film", "This is a new film") == 1 and example.overlap("a b", "a c") == 0.5
@@ -301,7 +305,7 @@ def test_the_better_overlap_is_preferred_and_ppo_is_paid_by_the_reward_model(tmp
     assert abs(said["before"]["KL, nats an answer"]) < 1e-3
 
 
-def test_what_praise_and_blame_change_inside_is_compared_over_the_seeds(tmp_path, monkeypatch, capsys):
+def test_praise_and_blame_are_compared_over_seeds(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(EXAMPLES)
     example = load_example("interpret_sentiment")
     monkeypatch.setattr(example, "CASES", {name: example.CASES[name] for name in ("positive", "negative")})
@@ -365,7 +369,7 @@ def sst2():
     return load_example("sst2_sentiment")
 
 
-def test_sentences_of_sst2_end_with_the_id_of_eos_and_no_text_spells_it(sst2):
+def test_sst2_sentences_end_with_the_id_of_eos(sst2):
     texts = ["a good film", "an <eos> in the text", "long " * 100]
     tokenizer = sst2.make_tokenizer(texts, size=300)
     first, second, third = sst2.sentence_ids(texts, tokenizer)
@@ -375,7 +379,7 @@ def test_sentences_of_sst2_end_with_the_id_of_eos_and_no_text_spells_it(sst2):
     assert len(third) == sst2.CONTEXT and tokenizer.eos_token_id not in third, "what was cut off has not ended"
 
 
-def test_the_language_model_of_sst2_ends_its_sentences_by_itself(sst2, monkeypatch):
+def test_the_sst2_model_ends_its_sentences(sst2, monkeypatch):
     monkeypatch.setattr(sst2, "HELD_OUT", 60)
     texts = [text for text, _ in reviews(360, seed=1)]
     tokenizer = sst2.make_tokenizer(texts, size=4096)
@@ -415,7 +419,8 @@ def example():
     return load_example("rlhf")
 
 
-def test_beginnings_are_three_four_and_five_words_in_turn_and_nothing_is_lost(example):
+def test_beginnings_take_three_to_five_words(example):
+    """In turn, and no word is lost."""
     rows = [("a b c d e f g", 1), ("too short a text here", 0), ("h i j k l m", 0), ("n o p q r s", 1)]
     rows.append((" ".join("x" * (example.MOST_WORDS + 1)), 1))
     assert example.beginnings(rows) == [
@@ -425,7 +430,8 @@ def test_beginnings_are_three_four_and_five_words_in_turn_and_nothing_is_lost(ex
     ]
 
 
-def test_preferences_are_pairs_of_one_first_word_the_liked_one_chosen_and_none_left_out(example):
+def test_preference_pairs_share_their_first_word(example):
+    """The liked one is chosen, and none is left out."""
     rows = [("the good", 1), ("the fine", 1), ("the bad", 0), ("it won", 1), ("it lost", 0), ("it sank", 0), ("so", 1)]
     assert example.preferences(rows) == [
         {"prompt": "it", "chosen": " won", "rejected": " lost"},
@@ -462,7 +468,8 @@ def in_seconds(settings):
 
 
 @pytest.mark.long
-def test_all_stages_teach_what_they_are_for_and_both_critics_give_the_same_kind_of_result(small, capsys):
+def test_all_stages_teach_with_either_critic(small, capsys):
+    """Both critics give the same kind of result."""
     rows, dev = reviews(360, seed=1), [(f"now {text}", label) for text, label in reviews(40, seed=2)]
     settings = in_seconds(small.SCRATCH)
     runs = {critic: small.run(rows, dev, critic, 1, settings=settings) for critic in ("head", "model")}
@@ -485,7 +492,7 @@ def test_all_stages_teach_what_they_are_for_and_both_critics_give_the_same_kind_
     assert capsys.readouterr().out.count("PPO seed 1:") == 8
 
 
-def test_the_reward_model_begins_as_the_fine_tuned_model(example):
+def test_the_reward_model_begins_as_the_sft_model(example):
     rows = reviews(60, seed=3)
     tokenizer = example.make_tokenizer([text for text, _ in rows])
     torch.manual_seed(5)

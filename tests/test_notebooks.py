@@ -23,7 +23,7 @@ def test_a_notebook_is_its_tutorial_and_was_run(name):
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", notebooks.TUTORIALS)
-def test_a_notebook_runs_and_shows_bars_and_shaded_tokens(name, tmp_path, monkeypatch):
+def test_a_notebook_runs_and_shows_its_figures(name, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(notebooks.ROOT))
     book = notebooks.execute(notebooks.convert(name), tmp_path)
     shown = "".join(x.get("data", {}).get("text/html", "") for cell in book.cells for x in cell.get("outputs", ()))

@@ -42,7 +42,7 @@ def test_the_version_is_the_same_everywhere():
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_the_archive_builds_a_wheel_that_works_without_the_sources(tmp_path):
+def test_the_wheel_works_without_the_sources(tmp_path):
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     sources, site = tmp_path / "sources", tmp_path / "site"
     left_out = shutil.ignore_patterns(".*", "build", "*.egg-info", "runs", "site", "__pycache__")

@@ -25,7 +25,7 @@ def row(ours, peer, unit, **more):
             "ratio": 2.0, "note": "", "values": values} | more  # fmt: skip
 
 
-def test_a_record_has_the_ratio_of_every_pair_above_1_where_ours_is_better():
+def test_a_ratio_above_1_means_ours_is_better():
     about = page.machine("command")
     about["began"] -= 1e6  # long ago, so that what else this machine does now is next to nothing
     assert about["cores"] >= 1 and about["libraries"]["torch"] and about["cpu"]
@@ -42,7 +42,8 @@ def test_a_record_has_the_ratio_of_every_pair_above_1_where_ours_is_better():
     assert busy["others"] >= 0.9 and not busy["final"]
 
 
-def test_a_peer_without_a_figure_says_why_and_is_left_out_if_it_is_not_installed():
+def test_a_peer_without_a_figure_says_why():
+    """One that is not installed is left out."""
     rows = [row([1, 2], [1, 1], "s", ratio=None, note=note) for note in ("it failed: no disk", "not installed")]
     lines = page.table(page.machine("command") | {"final": True, "rows": rows}).splitlines()
     assert lines[-2] == "| x | 2 | other | it failed: no disk | | |"
@@ -62,7 +63,7 @@ def test_only_the_table_of_a_page_is_rewritten(tmp_path, before):
     assert page.rewritten(path) == once
 
 
-def test_moves_rewording_and_imports_make_no_figure_old_but_code_does():
+def test_only_a_change_of_code_makes_a_figure_old():
     before = '"""Words."""\nimport os\n\n\ndef f(x):\n    """Say."""\n    return x + 1\n'
     same = "import sys\nfrom a import b\n\n\ndef f(x):  # a comment\n    '''Other words.'''\n    return (x + 1)\n"
     assert page.digest(before) == page.digest(same) != page.digest(before.replace("+ 1", "+ 2"))
@@ -71,13 +72,13 @@ def test_moves_rewording_and_imports_make_no_figure_old_but_code_does():
     assert page.outdated({"depends": {"a.py": page.digest("x = 1")}}, known) == ["a.py"]
 
 
-def test_every_kind_of_figure_depends_on_files_that_exist_and_is_up_to_date_now():
+def test_figures_depend_on_files_and_are_up_to_date():
     for kind, patterns in page.KINDS.items():
         assert all(any(page.ROOT.glob(pattern)) for pattern in patterns), kind
         assert page.outdated({"depends": page.depends(kind)}) == []
 
 
-def test_every_measured_table_has_its_command_commit_machine_date_and_files():
+def test_measured_tables_name_command_and_machine():
     for path in page.DATA.glob("*.json"):
         data = json.loads(path.read_text())
         assert {"command", "date", "commit", "depends", "rows"} <= data.keys() and ("cpu" in data or "machine" in data)
@@ -87,7 +88,7 @@ def test_every_measured_table_has_its_command_commit_machine_date_and_files():
         )
 
 
-def test_a_table_that_a_script_has_measured_is_drawn_as_it_is(tmp_path):
+def test_a_scripts_own_table_is_drawn_as_it_is(tmp_path):
     about = page.machine("python x.py")
     about["began"] -= 1e6
     page.save_table(tmp_path / "t.json", ["a", "b"], [["x", "1 [0, 2]"]], about, kind="control")

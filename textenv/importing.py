@@ -29,7 +29,8 @@ from urllib.parse import quote, unquote_to_bytes
 
 __path__: list[str] = []
 """Makes this module a package for Python: the user's files are its submodules."""
-_PREFIX = f"{__name__}."
+USER_FILES = f"{__name__}."
+"""How the module names of the user's files begin."""
 """Beginning of the own name of each file."""
 _NEVER_BESIDE = sys.stdlib_module_names | {"textenv", "algos"}
 """Modules that a file of the same name beside the user's file never replaces."""
@@ -119,7 +120,7 @@ def read_module(name: str) -> ModuleType:
         ValueError: with the reason, if the import fails; if a file in the current folder has the name of a module of
             the standard library, or of one that was imported from another current folder.
     """
-    if name.startswith(_PREFIX):
+    if name.startswith(USER_FILES):
         raise ValueError(f"module is {name!r}, expected a name such as package.module, or a file such as my_rewards.py")
     module_name = name.removesuffix(".py")
     top = _top_name(module_name)
@@ -192,7 +193,7 @@ def _import_errors_explained(what: str, folder: Path) -> Iterator[None]:
 
 def _package_of(folder: Path) -> str:
     """Return the name of the package that holds the files of a folder."""
-    return _PREFIX + _escaped(os.fspath(folder))
+    return USER_FILES + _escaped(os.fspath(folder))
 
 
 def _own_name(file: Path) -> str:
@@ -231,9 +232,9 @@ class _OwnNames(MetaPathFinder):
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the spec of a user's folder, file or package; None for another module."""
-        if not name.startswith(_PREFIX):
+        if not name.startswith(USER_FILES):
             return None
-        folder_part, _, inside = name.removeprefix(_PREFIX).partition(".")
+        folder_part, _, inside = name.removeprefix(USER_FILES).partition(".")
         folder = Path(_unescaped(folder_part))
         if not inside:
             return self._spec_of_folder(name, folder)

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
+from textenv.importing import USER_FILES
+
 MAX_PATH_LENGTH = 10
 """Maximum number of steps from an object to one that it uses."""
 MOST_ENTRIES = 100
@@ -177,7 +179,7 @@ def attributes_of(used: object) -> Iterator[tuple[str, object]]:
 
 def _class_attributes(kind: type) -> Iterator[tuple[str, object]]:
     """Yield the attributes and functions of a class of the user's, with their names."""
-    if _is_library(kind) or _root(kind) == "textenv":
+    if _is_library(kind) or is_ours(kind):
         return
     for name, value in vars(kind).items():
         if isinstance(value, (staticmethod, classmethod)):
@@ -224,7 +226,7 @@ def _is_foreign(used: object) -> bool:
     if isinstance(used, (str, bytes, int, float, complex, ModuleType, type(None))):
         return True
     if isinstance(used, type):
-        return _is_library(used) or _root(used) == "textenv"
+        return _is_library(used) or is_ours(used)
     if isinstance(used, (FunctionType, MethodType)):
         return _is_library(used)
     kind = type(used)
@@ -236,6 +238,12 @@ def _is_foreign(used: object) -> bool:
     if any(_root(base) in ("gymnasium", "algos") for base in kind.__mro__):
         return True
     return _is_library(kind)
+
+
+def is_ours(code: object) -> bool:
+    """True for code of `textenv` and `algos`; modules of the user's files have names inside `textenv.importing`."""
+    module = str(getattr(code, "__module__", ""))
+    return _root(code) in ("textenv", "algos") and not module.startswith(USER_FILES)
 
 
 def _is_library(code: object) -> bool:

@@ -122,7 +122,7 @@ def sft(
     history: list[dict[str, float]] = []
     with (
         lock_run_folder(run_dir, overwrite=overwrite),
-        Logs(run_dir, outputs, config=run_config, before=history) as logs,
+        Logs(run_dir, outputs, config=run_config, history=history) as logs,
     ):
         for epoch in range(1, config.num_epochs + 1):
             targets_so_far = epoch * targets_per_epoch

@@ -135,8 +135,9 @@ class Critic(nn.Module):
         if self.seq2seq is not None:
             return self.seq2seq.hidden(self._run, tokens, prompt_length)
         if length is not None:
-            trunk = None if self.gradient_checkpointing else self.trunk
-            return without_padding(self._run, tokens, length, trunk)
+            # Rows are not packed with gradient checkpointing, which reads layers again, outside the pack
+            packed_trunk = None if self.gradient_checkpointing else self.trunk
+            return without_padding(self._run, tokens, length, packed_trunk)
         return self._run(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
 
     def values(self, tokens: Tensor, prompt_length: Tensor | None = None, length: Tensor | None = None) -> Tensor:

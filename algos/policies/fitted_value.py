@@ -153,7 +153,7 @@ def _cross_fit(folds: Sequence[tuple[Tensor, Tensor]], statistics: dict[str, Ten
     total = sums.sum(0)
 
     def sums_without(*left_out: int) -> Tensor:
-        """Sums of the other folds, added up: a difference from ``total`` would keep rounding of those left out."""
+        """Add up the sums of the other folds. ``total`` minus a fold would keep rounding errors of that fold."""
         kept = [fold for fold in range(FOLDS) if fold not in left_out]
         return sums[kept].sum(0)
 
@@ -202,9 +202,9 @@ def _ridge(sums: Tensor, strength: float) -> Tensor:
     """
     gram = sums[:, :-1]  # XᵀX: [H, H]
     moment = sums[:, -1]  # Xᵀy: [H]
-    count = gram[-1, -1].clamp(min=1.0)
+    count = gram[-1, -1].clamp(min=1.0)  # of entries: the sum of squares of the constant feature, 1 (or 0 without bias)
 
-    # Ridge on each feature; the intercept is hardly penalized
+    # Ridge on each feature, in proportion to the squared distances from the means; the intercept is hardly penalized
     total_variation = gram.diagonal().sum() - gram[-1].square().sum() / count
     ridge = (total_variation / (len(gram) - 1)).clamp(min=1e-6).repeat(len(gram))
     ridge[-1] *= 1e-9

@@ -79,8 +79,8 @@ def check_generator(env: VectorEnv, policy: Policy, config: ConfigT) -> ConfigT:
         )
     if not isinstance(config, ClippedConfig):
         raise TypeError(
-            f"generator is given with {type(config).__name__}, which has no max_importance_weight to correct what an "
-            "engine computes otherwise: use PPO or GRPO"
+            f"generator is given with {type(config).__name__}, which has no max_importance_weight to correct "
+            "for the engine's own log-probabilities: use PPO or GRPO"
         )
     if collectives.world_size() > 1:
         raise ValueError(f"generator is given to {collectives.world_size()} processes, expected one: omit torchrun")
@@ -113,7 +113,7 @@ def collect_turns(
     generator.update_weights(policy)
     num_slots = num_episodes
     if isinstance(env.task, Conversation):
-        num_slots = env.num_envs  # a game may hold a process
+        num_slots = env.num_envs  # each slot of a conversation may need a process of its own
     env.start_episodes(num_episodes, seed=seed, group_size=group_size, slots=num_slots)
     sampling = Sampling(policy.temperature, policy.num_actions, env.ends.ids, env.ends.texts)
     log_prob = np.zeros((num_episodes, env.max_length), dtype=np.float32)

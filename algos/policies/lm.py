@@ -54,11 +54,11 @@ MIN_PRETRAINED_PARAMETERS = 10_000_000
 
 
 class LMPolicy(nn.Module, Policy):
-    """Language model as a recurrent policy: its state is the prefix, kept in a cache (T5, BART: prompt and answer).
+    """Language model as a recurrent policy: its state is the text so far, of which it keeps a cache.
 
     The value comes from a critic with its own trunk, or from a linear head on the model's trunk, initialized to
     zero and computed in fp32 whatever the model's dtype. With ``fit_value_head``, ``token_head`` adds a linear function
-    of the summed embeddings of the answer's tokens so far; without, ``token_head`` stays zero.
+    of the summed embeddings of the answer's tokens so far; otherwise ``token_head`` stays zero.
 
     Args:
         model: a decoder-only or encoder-decoder `transformers` model, trained in place; for a `peft` model only the
@@ -187,7 +187,8 @@ class LMPolicy(nn.Module, Policy):
         weights, saved_options = _read_head(head_file)
         policy = cls(lm.model, lm.tokenizer, critic=critic, **(saved_options | options))
         if critic is None:
-            policy.token_head.copy_(weights.pop(TOKEN_HEAD_KEY, policy.token_head))
+            token_head = weights.pop(TOKEN_HEAD_KEY, policy.token_head)  # absent in version 0.4.0
+            policy.token_head.copy_(token_head)
             policy.value_head.load_state_dict(weights)
         return policy.to(target_device)
 
@@ -292,7 +293,9 @@ class LMPolicy(nn.Module, Policy):
     def generate(
         self, prompts: Sequence[object], *, max_new_tokens: int = 128, deterministic: bool = False, seed: int = 0
     ) -> list[str]:
-        """Complete texts, or answer chats, as in training: same distribution, special tokens in a text are plain text.
+        """Complete texts, or answer chats, by the same distribution as in training.
+
+        Special tokens in a text are read as plain text, as in training.
 
         Args:
             prompts: texts, token ids, or chats (lists of messages), as for `textenv.TextVectorEnv`. A chat that ends
@@ -316,7 +319,8 @@ class LMPolicy(nn.Module, Policy):
         prompt_tokens = [prompt_ids(prompt, self.tokenizer) for prompt in parsed_prompts]
         num_rows = len(prompt_tokens)
 
-        # Rows begin with the prompts; a completion ends at max_new_tokens or where the model's context ends
+        # Rows begin with the prompts. A completion ends at max_new_tokens or where the model's context ends, but has at
+        # least one token
         prompt_length = np.array([len(ids) for ids in prompt_tokens])
         longest_prompt = max(prompt_length, default=0)
         max_length = longest_prompt + max_new_tokens
@@ -331,7 +335,15 @@ class LMPolicy(nn.Module, Policy):
 
         def turn_of(row: int) -> Turn:
             completion = tokens[row, prompt_length[row] : length[row]].tolist()
-            return Turn(parsed_prompts[row], prompt_tokens[row], [], completion, False, self.tokenizer, ends.stop_texts)
+            return Turn(
+                prompt=parsed_prompts[row],
+                prompt_ids=prompt_tokens[row],
+                context_ids=[],
+                completion_ids=completion,
+                terminated=False,
+                tokenizer=self.tokenizer,
+                stop=ends.stop_texts,
+            )
 
         # A copy of the policy with an empty cache and a random stream for each row
         player = self.fork()
@@ -342,7 +354,8 @@ class LMPolicy(nn.Module, Policy):
         # Token by token, until every completion has ended
         running = np.ones(num_rows, dtype=bool)
         while running.any():
-            observation = {"tokens": tokens, "length": np.where(running, length, 0)[:, None]}
+            length_or_idle = np.where(running, length, 0)  # a row of length 0 is idle
+            observation = {"tokens": tokens, "length": length_or_idle[:, None]}
             next_token = player.act(observation, deterministic=deterministic).action.cpu().numpy()
             tokens[running, length[running]] = next_token[running]
             length += running

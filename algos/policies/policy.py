@@ -47,10 +47,10 @@ class LinearValue(NamedTuple):
     """A value that is linear in features: what `algos.policies.fitted_value.FittedValue` fits."""
 
     features: Callable[[TensorDict], list[Tensor]]
-    """Function from a rollout ``[B, T]`` to the features of each kind, float32 ``[B, T + 1, H]``: of every state, and
-    of the state after the last action."""
+    """Function from a rollout ``[B, T]`` to features of every state and of the state after the last action, float32
+    ``[B, T + 1, H]``. It returns one tensor for each kind of features, such as a network's output or embeddings."""
     weights: list[Tensor]
-    """Weights of each kind, ``[H]``; a fit changes them in place."""
+    """Weights of each kind of features, ``[H]``; a fit changes them in place."""
     bias: Tensor | None
     """``[1]``, changed in place; None for no intercept."""
 
@@ -556,7 +556,9 @@ class ControlPolicy(nn.Module, Policy):
         return policy
 
     def choose(self, output: Tensor, action_mask: Tensor | None, deterministic: bool) -> Step:
-        """Sample actions from the distributions that a network's output ``[N, size]`` parameterizes; ends `act`.
+        """Sample actions from the distributions that a network's output ``[N, size]`` parameterizes.
+
+        A subclass calls this at the end of its `act`.
 
         Raises:
             ValueError: if the mask allows no action in a slot.
@@ -573,7 +575,10 @@ class ControlPolicy(nn.Module, Policy):
         return Step(action, log_prob)
 
     def evaluation(self, rollout: TensorDict, output: Tensor, value: Tensor) -> Evaluation:
-        """Score a rollout's actions from the network's output ``[*, size]`` and values ``[*, 1]``; ends `evaluate`."""
+        """Score a rollout's actions from the network's output ``[*, size]`` and values ``[*, 1]``.
+
+        A subclass calls this at the end of its `evaluate`.
+        """
         log_prob, entropy = self.distribution.score(output, rollout["action"], rollout.get("action_mask", None))
         return Evaluation(log_prob, entropy, value.squeeze(-1))
 

@@ -23,7 +23,7 @@ CONTROL_POLICIES = {
 }  # fmt: skip
 """Module and class of each policy that is saved as one weights file and JSON arguments, by name."""
 if TYPE_CHECKING:
-    PolicyName = str
+    PolicyName = str  # type checkers do not accept a `Literal` of names that are computed
 else:
     PolicyName = Literal[("auto", *CONTROL_POLICIES)]
     """Values of ``--policy``."""

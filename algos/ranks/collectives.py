@@ -32,8 +32,9 @@ def start() -> None:
     if local_rank < torch.cuda.device_count():
         torch.cuda.set_device(local_rank)
 
-    # torchrun's store, if shared, outlives a restart, with the addresses of the processes that have ended: each attempt
-    # has its own prefix. Without a shared store the count of restarts is only that of this node.
+    # A shared store of torchrun outlives a restart, and still has the addresses of the processes that have ended. So
+    # each attempt uses a prefix of its own. Without a shared store all use one, because each node counts its restarts
+    # for itself.
     rendezvous_store, own_rank, size = next(distributed.rendezvous("env://", timeout=TIMEOUT))
     attempt = "0"
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -75,16 +76,16 @@ def local_count(count: int, name: str, among: int | None = None) -> int:
     return count // among
 
 
-def local_seed(seed: int, place: int | None = None) -> int:
+def local_seed(seed: int, process: int | None = None) -> int:
     """Return the seed of environments and actions for a rank; minibatches have the same seed on all ranks.
 
     Args:
         seed: seed of the run.
-        place: number of the rank, or of a worker; None: this rank.
+        process: number of the rank, or of a worker; None: this rank.
     """
-    if place is None:
+    if process is None:
         return local_seed(seed, rank())
-    return seed + place * 10_000_019
+    return seed + process * 10_000_019
 
 
 def gather(value: T) -> list[T]:

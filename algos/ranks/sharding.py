@@ -30,7 +30,7 @@ class Shards:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
-        self.whole = policy
+        self.unsharded = policy
         """The policy that is not sharded."""
         self.policy = copy.deepcopy(policy)
         """The sharded copy."""
@@ -53,9 +53,9 @@ class Shards:
         """Context in which the agent has the sharded policy; at its end the weights are gathered."""
         # Copy the weights into the shards
         with torch.no_grad():
-            for sharded, full in zip(self.policy.parameters(), self.whole.parameters(), strict=True):
+            for sharded, full in zip(self.policy.parameters(), self.unsharded.parameters(), strict=True):
                 sharded.to_local().copy_(_shard(full, like=sharded).to_local())
-            for buffer, full in zip(self.policy.buffers(), self.whole.buffers(), strict=True):
+            for buffer, full in zip(self.policy.buffers(), self.unsharded.buffers(), strict=True):
                 buffer.copy_(full)
 
         self._agent = agent
@@ -64,16 +64,16 @@ class Shards:
             yield
             self.leave()
         finally:
-            agent.policy = self.whole  # after an error with the weights from before
+            agent.policy = self.unsharded  # after an error it has the weights from before the update
 
     @torch.no_grad()
     def leave(self) -> Any:
         """Gather the trained weights into the whole policy, put this back into the agent, and return it."""
-        for sharded, full in zip(self.policy.parameters(), self.whole.parameters(), strict=True):
+        for sharded, full in zip(self.policy.parameters(), self.unsharded.parameters(), strict=True):
             if sharded.requires_grad:
                 full.copy_(sharded.full_tensor())
-        self._agent.policy = self.whole
-        return self.whole
+        self._agent.policy = self.unsharded
+        return self.unsharded
 
 
 class ShardedAdam(torch.optim.AdamW):

@@ -92,10 +92,13 @@ def _write_files(folder: Path, state: Mapping[str, object], *, steps: int) -> No
     (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
 
-def _remove_replaced(run_dir: str | Path, newest: Path) -> None:
-    """Remove all checkpoints but the newest and those before it that are kept; also those of more steps."""
+def _remove_replaced(run_dir: str | Path, written: Path) -> None:
+    """Keep the checkpoint that was just written and the one before it (`NUM_KEPT`); remove all others.
+
+    Checkpoints of more steps are among those removed: they are from before the run was resumed.
+    """
     all_checkpoints = checkpoints(run_dir)
-    end = all_checkpoints.index(newest) + 1
+    end = all_checkpoints.index(written) + 1
     start = max(end - NUM_KEPT, 0)
     for replaced in all_checkpoints[:start] + all_checkpoints[end:]:
         remove(replaced)
@@ -113,13 +116,13 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
     # Which one
     folder = Path(folder)
     if folder.parent.name != CHECKPOINTS:
-        present = checkpoints(folder)
-        if not present:
+        all_checkpoints = checkpoints(folder)
+        if not all_checkpoints:
             raise FileNotFoundError(
                 f"{folder} has no checkpoint: give the folder of a run that was written with checkpoints "
                 "(algos train --run-dir, or agent.learn(run_dir=..., checkpoint_every=...))"
             )
-        folder = present[-1]
+        folder = all_checkpoints[-1]
     elif not folder.is_dir():
         names = ", ".join(path.name for path in checkpoints(folder.parent.parent))
         raise FileNotFoundError(f"there is no checkpoint {folder}, this run has: {names or 'none'}")
@@ -145,8 +148,8 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
     return state
 
 
-def goes_back(resume: str | Path) -> str | None:
-    """Return the agent or checkpoint in a run's folder that was trained for longer than the checkpoint to resume.
+def trained_longer_than(resume: str | Path) -> str | None:
+    """Describe the agent or checkpoint in a run's folder that was trained for longer than the checkpoint to resume.
 
     Args:
         resume: folder of the run, or of one of its checkpoints.
@@ -156,19 +159,19 @@ def goes_back(resume: str | Path) -> str | None:
     """
     # Steps of the checkpoint to resume
     folder = run_folder_of(resume)
-    present = checkpoints(folder)
-    if not present:
+    all_checkpoints = checkpoints(folder)
+    if not all_checkpoints:
         return None
-    chosen = Path(resume).resolve()
-    if chosen == folder:
-        chosen = present[-1]
-    steps = checkpoint_steps(chosen)
+    resumed = Path(resume).resolve()
+    if resumed == folder:
+        resumed = all_checkpoints[-1]
+    steps = checkpoint_steps(resumed)
 
     # An agent, or another checkpoint
     trained_steps = agent_steps(folder)
     if trained_steps is not None and trained_steps > steps and not was_broken_off(folder):
         return f"an agent that was trained for {trained_steps} steps"
-    for checkpoint in present[::-1]:
+    for checkpoint in all_checkpoints[::-1]:
         if checkpoint_steps(checkpoint) > steps and _is_intact(checkpoint):
             return f"the checkpoint {checkpoint.name}"
     return None

@@ -70,7 +70,9 @@ def _state_of(part: object) -> PartState:
     if isinstance(part, Stateful):
         return {"class": class_name(part), "state": dict(part.state_dict())}
     if not _is_known(part):
-        raise TypeError(f"{class_name(part)} cannot be saved mid-episode, only local environments of Gymnasium or ours")
+        raise TypeError(
+            f"{class_name(part)} cannot be saved mid-episode, only environments of Gymnasium, or ours, in this process"
+        )
 
     # Attributes that can be saved, and objects all of whose attributes can
     state = attributes(part)

@@ -142,7 +142,7 @@ def status(folder: Path) -> str:
         try:
             with FileLock(folder / LOCK).acquire(timeout=0):
                 return "stopped"
-        except OSError:  # Timeout is one; so is the lock of another user
+        except OSError:  # a Timeout is an OSError, as is the error about a lock of another user
             return "running"
     if (folder / UNFINISHED).exists():
         try:
@@ -236,8 +236,8 @@ def has_nothing_to_resume(resume: str | Path) -> bool:
 
     Raises:
         FileExistsError: if it holds an agent whose training ended without a checkpoint. An agent that was saved
-            because the first iteration failed or was broken off does not count: it has completed none, or there would
-            be a checkpoint.
+            because the first iteration failed or was broken off does not count. It has completed no iteration, because
+            the first one ends with a checkpoint.
     """
     folder = Path(resume).resolve()
     if folder != run_folder_of(resume) or checkpoints(folder):

@@ -137,12 +137,12 @@ OF_MAKING = (
 """Arguments that decide how an environment is made; no environment has them itself."""
 
 
-def saved_arguments(saved: EnvironmentRecord, *, renamed: Collection[str]) -> dict[str, object]:
+def saved_arguments(saved: EnvironmentRecord, *, replaced: Collection[str]) -> dict[str, object]:
     """Return the arguments of a saved agent's environment, if they are names of ours and plain data.
 
     Args:
         saved: the environment of a saved agent.
-        renamed: names of arguments that the user gives again; they are left out.
+        replaced: names of arguments for which the user gives values of their own; they are left out.
 
     Raises:
         DamagedRunError: if an argument has the wrong type.
@@ -151,13 +151,14 @@ def saved_arguments(saved: EnvironmentRecord, *, renamed: Collection[str]) -> di
     # Task and arguments
     task = saved["id"].removeprefix("textenv/").removesuffix("-v0")
     is_ours = saved["id"] == f"textenv/{task}-v0" and task in NAMES
-    arguments = {name: value for name, value in saved["kwargs"].items() if name not in renamed}
+    arguments = {name: value for name, value in saved["kwargs"].items() if name not in replaced}
     if is_ours and arguments.pop("task", task) != task:
         raise DamagedRunError(
             f"the environment {saved['id']} has the task {saved['kwargs']['task']!r:.100}, expected {task!r}"
         )
 
-    # Each is of a certain kind; of others, plain data is allowed in environments with arguments of their own
+    # A listed argument must be of its kind. Others must be plain data, and only environments that are not ours, and
+    # ReasoningGym, may have them
     kinds: dict[str, Kind] = {}
     if is_ours:
         kinds = OF_TEXT | OF_TASK.get(task, {})

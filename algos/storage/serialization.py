@@ -213,7 +213,7 @@ def set_attributes(owner: object, saved: Mapping[str, object]) -> None:
 
 
 def _set_generator(present: object, value: object) -> bool:
-    """Put a random generator into the state of another one of its kind; return False if these are no such two."""
+    """Put a random generator into the state of another; return False unless both are generators of one kind."""
     if isinstance(present, torch.Generator) and isinstance(value, torch.Generator):
         present.set_state(value.get_state())
         return True

@@ -38,7 +38,7 @@ class RecordSamples(Callback):
         self.every = every
         self.num_samples = num_samples
 
-        # From `on_rollout` to `on_iteration`
+        # What `on_rollout` keeps for `on_iteration`
         self._rollout: TensorDict | None = None
         self._rows: list[int] = []
         self._entropy = torch.zeros(0)
@@ -92,7 +92,8 @@ class RecordSamples(Callback):
     def _tokens(self, run: Run, rows: TensorDict) -> list[dict[str, object]]:
         """Return the tokens of some episodes from their first answer on, with values of those that the policy chose."""
         if "reference_log_prob" in rows.keys():
-            rows["log_ratio"] = rows["log_prob"] - rows["reference_log_prob"]
+            log_ratio = rows["log_prob"] - rows["reference_log_prob"]
+            rows["log_ratio"] = torch.where(rows["mask"], log_ratio, 0.0)  # an answer without a score has no reference
         tokenizer: PreTrainedTokenizerBase = getattr(run.agent.policy, "tokenizer")  # noqa: B009
         iteration = {"steps": run.steps, "iteration": len(run.history) + 1}
         table: list[dict[str, object]] = []

@@ -39,7 +39,8 @@ class Logger(Protocol):
         Args:
             run_dir: folder of the run, if it has one.
             config: algorithm, environment, length and hyper-parameters of the run.
-            step: steps so far: 0, or more if the run is resumed. Later values, from before the resume, are void.
+            step: steps so far: 0, or more if the run is resumed. Values that the run logged for later steps before it
+                was interrupted are void: these steps are taken again.
         """
 
     def log(self, values: Values, *, step: int) -> None:
@@ -59,7 +60,7 @@ class _TensorBoard:
         if run_dir is not None:
             folder = str(run_dir / TENSORBOARD)
         purge_step = None
-        if step > 0:  # values from before the resume are void
+        if step > 0:  # values of later steps, logged before the interruption, are void
             purge_step = step + 1
         self._writer = SummaryWriter(folder, purge_step=purge_step)
 
@@ -166,8 +167,8 @@ class Logs:
         run_dir: existing folder for these files; None writes none.
         loggers: further loggers.
         config: as in `Logger.start`.
-        before: metrics of the iterations so far; later ones in the files are removed. The caller appends to it, because
-            a file that disappears is written again from it.
+        history: metrics of the iterations so far, to which the caller appends. Lines of later iterations are removed
+            from the files. A file that disappears is written again from this history.
     """
 
     def __init__(
@@ -176,13 +177,13 @@ class Logs:
         loggers: Sequence[Logger] = (),
         *,
         config: Mapping[str, object],
-        before: Sequence[Mapping[str, float]] = (),
+        history: Sequence[Mapping[str, float]] = (),
     ) -> None:
         self.failures = 0
         """Errors of loggers so far."""
         self._warned: set[int] = set()
         """Loggers (their ``id``) whose first error was logged."""
-        self._history = before
+        self._history = history
 
         # Files, and what tells them from later ones of the same names
         self.folder = None if run_dir is None else Path(run_dir)
@@ -196,8 +197,8 @@ class Logs:
 
         # Further loggers; one that cannot start is left out
         step = 0
-        if before:
-            step = int(before[-1]["steps"])
+        if history:
+            step = int(history[-1]["steps"])
         self._loggers: list[Logger] = []
         for logger in loggers:
             with self._counted(logger):
@@ -349,8 +350,8 @@ def _identity(path: Path | int) -> _Identity | None:
 def _lines_of_first_iterations(path: Path, num_iterations: int) -> list[str]:
     """Return the lines of a table's file that belong to the first iterations; none if the file is missing.
 
-    The ``steps`` of a row cannot decide: a sample has the steps before its rollout, at which the last of these
-    iterations ended.
+    The column ``iteration`` decides, not ``steps``: a sample has the steps before its rollout, which are also those at
+    the end of the previous iteration.
     """
     if not path.is_file():
         return []

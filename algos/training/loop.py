@@ -19,7 +19,7 @@ from torch import Tensor
 
 from algos.config import ClippedConfig, Config, PolicyGradientConfig, field_values
 from algos.ranks import collectives
-from algos.storage.checkpoint import goes_back
+from algos.storage.checkpoint import trained_longer_than
 from algos.storage.provenance import commit
 from algos.storage.run_files import UNFINISHED, UNSCORED
 from algos.storage.run_folder import (
@@ -52,7 +52,7 @@ from textenv.rollout import is_episode_env
 
 logger = logging.getLogger(__name__)
 Diagnosis = Callable[[Any, TensorDict], Metrics]
-"""Function of an agent, of the class that the user knows, and its rollout after an update; returns metrics."""
+"""Function that gets the agent, of whatever class, and its rollout after an update; returns metrics."""
 Scalar = int | float | str | bool | None
 """Value of a run's configuration, as loggers get it."""
 
@@ -125,7 +125,8 @@ def learn(
         in_same_folder = check_resume(resume, folder, overwrite=overwrite)
         must_restore = not (in_same_folder and has_nothing_to_resume(resume))
 
-    # Loggers, callbacks and files belong to rank 0; all ranks know the folder, where answers without a score go
+    # Only rank 0 has loggers and callbacks, and writes into the folder. The other ranks know the folder too, but write
+    # nothing there except answers that a reward could not score.
     _check_callbacks(callbacks, on_iteration)
     run_loggers: list[Logger] = []
     run_callbacks: list[Callback] = []
@@ -142,7 +143,7 @@ def learn(
         diagnose = None
         on_iteration = None
     if folder is not None:
-        commit()  # of git: read and cached now, because the agent's config.json will name it
+        commit()  # cached for config.json: a later commit of git is not the code that runs
     collectives.local_count(agent.config.num_episodes or 0, "num_episodes")  # raises if the ranks cannot share them
     collectives.check_same(agent.config, agent.policy.parameters())
 
@@ -158,7 +159,7 @@ def learn(
         )
         if resume is not None and must_restore:
             run.restore(resume, here=in_same_folder)
-        logs = Logs(folder_of_rank_0, run_loggers, config=_configuration(run), before=run.history)
+        logs = Logs(folder_of_rank_0, run_loggers, config=_configuration(run), history=run.history)
 
         # Without a folder, signals other than Ctrl-C have nothing to save
         deferred: Sequence[Signals] = SIGNALS
@@ -207,7 +208,7 @@ def _train(
     total_steps = run.total_steps
     start = time.perf_counter() - run.seconds
     while run.steps < total_steps:
-        with training(run.steps, run.steps / total_steps):  # for reward functions
+        with training(run.steps, run.steps / total_steps):  # reward functions read the step and the progress
             stop = _iteration(run, diagnose, start=start)
             if on_iteration is not None and on_iteration(run.history[-1]):
                 stop = True
@@ -226,7 +227,7 @@ def _iteration(run: Run, diagnose: Diagnosis | None, *, start: float) -> bool:
         for callback in run.callbacks:
             callback.on_rollout(run, rollout)
 
-    process = os.getpid()
+    process = os.getpid()  # a process that a callback forks must not train on
     run.agent.progress = run.steps / run.total_steps
     metrics = iterate(run.agent, run.meters, diagnose, on_rollout=on_rollout)
     metrics = run.count(metrics, seconds=time.perf_counter() - start)
@@ -266,7 +267,7 @@ def check_resume(resume: str | Path, run_dir: str | Path | None, *, overwrite: b
     in_same_folder = run_dir is not None and run_folder_of(resume) == Path(run_dir).resolve()
     trained_longer = None
     if in_same_folder:
-        trained_longer = goes_back(resume)
+        trained_longer = trained_longer_than(resume)
     if overwrite and trained_longer is None:
         raise ValueError("resume continues a run and overwrite removes it: give only one of them")
     if trained_longer is not None and not overwrite:
@@ -307,7 +308,7 @@ def _check_folder(run: Run, logs: Logs) -> None:
 @contextmanager
 def _rescue(run: Run, run_dir: Path | None) -> Iterator[None]:
     """If training fails, save its results: the agent, unscored answers, the offending batch."""
-    process = os.getpid()
+    process = os.getpid()  # a process that is forked in the training must not save anything
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -341,7 +342,8 @@ def _rescue_results(error: BaseException, run: Run, run_dir: Path | None) -> Non
 
 def _save_what_is_left(error: BaseException, run: Run, run_dir: Path) -> None:
     """Write the agent, the answers and the batch of an error, and add notes with their paths."""
-    # Answers without a score, of any error of a reward (see `textenv.envs.task.score_turns`), on every rank
+    # Answers that a reward could not score: its error has them (see `textenv.envs.task.score_turns`). Every rank writes
+    # its own.
     answers = getattr(error, "answers", None)
     if answers:
         path = _write_unscored(answers, run_dir)
@@ -368,7 +370,7 @@ def _save_what_is_left(error: BaseException, run: Run, run_dir: Path) -> None:
 
 
 def _write_unscored(answers: Sequence[Mapping[str, object]], run_dir: Path) -> Path:
-    """Write answers that could not be scored, one a line; return the file, which each rank has for itself."""
+    """Write answers that could not be scored, one per line, into this rank's own file; return the file."""
     name = UNSCORED
     if collectives.rank() > 0:
         name = f"unscored-{collectives.rank()}.jsonl"
@@ -383,8 +385,8 @@ def _ending(error: BaseException, run: Run) -> str:
     if not isinstance(error, KeyboardInterrupt):
         return FAILED
     saved_steps = 0
-    if run.newest is not None:
-        saved_steps = checkpoint_steps(run.newest)
+    if run.newest_checkpoint is not None:
+        saved_steps = checkpoint_steps(run.newest_checkpoint)
     return STOPPED if saved_steps == run.steps else BROKEN_OFF
 
 
@@ -416,7 +418,7 @@ def iterate(
 
     # Collect
     start = time.perf_counter()
-    process = os.getpid()
+    process = os.getpid()  # a process that an environment forks must not train on
     try:
         if rollout is None:
             rollout = agent.collect()

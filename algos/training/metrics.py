@@ -19,6 +19,7 @@ class EpisodeMeter:
     """Return and length of the episodes that end in a rollout; unfinished ones are carried over to the next one."""
 
     def __init__(self) -> None:
+        # Of each row's last episode so far; `_open` is False if that has ended
         self._total = np.zeros(0)
         self._steps = np.zeros(0, dtype=np.int64)
         self._open = np.zeros(0, dtype=bool)
@@ -32,28 +33,40 @@ class EpisodeMeter:
             self._steps = np.zeros(len(mask), dtype=np.int64)
             self._open = np.zeros(len(mask), dtype=bool)
 
-        # An entry is inside an episode if the last event before it was a start. In column t, a start (2t + 1) is
-        # before the entry and an end (2t + 2) after it; carried-over episodes start at 0.
-        times = np.arange(1, 2 * mask.shape[1], 2)
-        begun = np.maximum.accumulate(np.where(begins, times, np.where(self._open, 0, -1)[:, None]), axis=1)
-        ended = np.maximum.accumulate(np.where(done, times + 1, -1), axis=1)
-        inside = begun > np.concatenate([np.full((len(mask), 1), -1), ended[:, :-1]], axis=1)
+        # An entry is inside an episode if the last event before it was a start, not an end. In column t, a start comes
+        # before the entry, at time 2t + 1, and an end after it, at time 2t + 2. An episode that is carried over has
+        # started at 0, and -1 means never.
+        start_times = np.arange(1, 2 * mask.shape[1], 2)
+        carried_start = np.where(self._open, 0, -1)[:, None]
+        last_start = np.maximum.accumulate(np.where(begins, start_times, carried_start), axis=1)
+        last_end = np.maximum.accumulate(np.where(done, start_times + 1, -1), axis=1)
+        never = np.full((len(mask), 1), -1)
+        end_before = np.concatenate([never, last_end[:, :-1]], axis=1)
+        inside = last_start > end_before
 
-        # Rewards on False entries inside an episode count; those after its end do not.
+        # Cut the rows into segments, each from one start to the next, or from the first column. Add up each segment's
+        # rewards: those on False entries inside an episode count, those after its end do not.
         starts = begins.copy()
         starts[:, 0] = True
-        part = starts.cumsum().reshape(starts.shape) - 1
-        first = np.flatnonzero(starts)
-        totals = np.add.reduceat(np.where(inside, reward.astype(np.float64), 0.0).ravel(), first)
-        steps = np.add.reduceat((inside & mask).astype(np.int64).ravel(), first)
-        carried = ~begins[:, 0]
-        totals[part[carried, 0]] += self._total[carried]
-        steps[part[carried, 0]] += self._steps[carried]
+        segment = starts.cumsum().reshape(starts.shape) - 1
+        segment_starts = np.flatnonzero(starts)
+        counted_reward = np.where(inside, reward.astype(np.float64), 0.0)
+        counted_steps = (inside & mask).astype(np.int64)
+        totals = np.add.reduceat(counted_reward.ravel(), segment_starts)
+        steps = np.add.reduceat(counted_steps.ravel(), segment_starts)
+
+        # The first segment of a row may go on with an episode of the last rollout
+        goes_on = ~begins[:, 0]
+        totals[segment[goes_on, 0]] += self._total[goes_on]
+        steps[segment[goes_on, 0]] += self._steps[goes_on]
 
         # A False entry with both a start and an end marks a failed environment: no episode finished.
-        finished = part.T[(inside & done & ~(begins & ~mask)).T]  # in time order
-        self._total = totals[part[:, -1]]
-        self._steps = steps[part[:, -1]]
+        has_failed = begins & ~mask
+        is_finish = inside & done & ~has_failed
+        finished = segment.T[is_finish.T]  # in time order
+        last_segment = segment[:, -1]
+        self._total = totals[last_segment]
+        self._steps = steps[last_segment]
         self._open = inside[:, -1] & ~done[:, -1]
         return totals[finished].tolist(), steps[finished].tolist()
 
@@ -150,7 +163,7 @@ def rollout_metrics(rollout: TensorDict) -> dict[str, float]:
     variance = target[mask].var(correction=0).item()
     return metrics | {
         "value/mean": masked_mean(value, mask=mask).item(),
-        "value/relative_error": squared_error / max(variance, 1e-12),  # to the error of the batch's mean
+        "value/relative_error": squared_error / max(variance, 1e-12),  # 1: no better than the mean target
         "value/explained_variance": explained_variance(value=value, value_target=target, mask=mask),
     }
 

@@ -225,14 +225,15 @@ class Run:
         """True if the run has a folder, on this rank or on rank 0."""
         self.last_regular_steps = 0
         """Steps at the last regular checkpoint, or at the resumed one; the next regular one is an interval later."""
-        self.newest: Path | None = None
+        self.newest_checkpoint: Path | None = None
         """Newest checkpoint in the run's folder."""
         self.unsaved = UnsavedState(agent) if in_folder else None
         self._has_warned = False
-        self.frozen: int | None = None
+        """Whether a warning has said that no checkpoint can be written."""
+        self.frozen_checksum: int | None = None
         """Checksum of the policy's frozen weights, which a checkpoint does not hold; None if there are none."""
         if isinstance(agent.policy, nn.Module):
-            self.frozen = frozen_checksum(agent.policy)
+            self.frozen_checksum = frozen_checksum(agent.policy)
 
     def log(self, values: Values) -> None:
         """Log numbers, arrays (histograms) and lists of dictionaries (tables), by name.
@@ -266,7 +267,7 @@ class Run:
             raise ValueError(f"the checkpoint {folder} does not fit: {reason}") from error
         if here:
             by_steps = {checkpoint_steps(path): path for path in checkpoints(run_folder_of(folder))}
-            self.newest = by_steps.get(self.steps)
+            self.newest_checkpoint = by_steps.get(self.steps)
 
     def _restore(self, state: RunState, folder: Path) -> None:
         """Restore everything from the content of a checkpoint; raise an error of any kind if it does not fit."""
@@ -309,6 +310,7 @@ class Run:
             )
             environment = None
             random_states = None
+            # Rewards, tasks and tools keep their state
             restore_objects(agent.env, state["environment"])
         elif collectives.rank() > 0:
             state_of_rank = states_of_ranks[collectives.rank() - 1]
@@ -322,7 +324,7 @@ class Run:
         agent.load_state_dict(state["agent"])
         if random_states is not None:  # rewards may use these generators
             set_global_random_states(random_states)
-        if state.get("frozen", self.frozen) != self.frozen:
+        if state.get("frozen", self.frozen_checksum) != self.frozen_checksum:
             logger.warning(
                 "the policy's frozen weights differ from those in the run %s, so training continues with a different "
                 "policy: load the same base model, and change it in the same way",
@@ -377,6 +379,7 @@ class Run:
         self.agent.steps = self.steps
         self.collected = 0
         self.seconds = seconds
+        # What took the steps: 0 is plain code, 1 also fast paths, and 2, if the update says so, PPO's closed form
         any_fast_path = int(bool(FAST_PATHS_IN_USE))
         update_path = metrics.pop("update/path", any_fast_path)
         metrics = {"steps": self.steps, "iteration": len(self.history) + 1} | metrics
@@ -413,11 +416,11 @@ class Run:
             interval = max(1, int(self.total_steps) // 10)
         regular = self.steps - self.last_regular_steps >= interval
         # An early first one shows whether checkpoints can be written, and an early failure can resume from it
-        first = self.newest is None
+        first = self.newest_checkpoint is None
         if self.in_folder and (first or regular or over or signal is not None):
             if regular:
                 self.last_regular_steps = self.steps
-            self.newest = self._write_checkpoint(asked=every is not None) or self.newest
+            self.newest_checkpoint = self._write_checkpoint(asked=every is not None) or self.newest_checkpoint
 
         if signal is not None and not over:
             raise self.interruption(signal)
@@ -427,8 +430,8 @@ class Run:
         if not self.in_folder:
             return Interrupted(signal, f"stopped by {signal} after {self.steps} steps", resumable=False)
         checkpoint = "before its first checkpoint"
-        if self.newest is not None:
-            checkpoint = f"see {self.newest}"
+        if self.newest_checkpoint is not None:
+            checkpoint = f"see {self.newest_checkpoint}"
         return Interrupted(signal, f"stopped by {signal} after {self.steps} steps, {checkpoint}")
 
     def _write_checkpoint(self, *, asked: bool) -> Path | None:
@@ -469,7 +472,7 @@ class Run:
             "seed": self.agent.config.seed,
             "history": self.history.state(),
             "agent": agent,
-            "frozen": self.frozen,
+            "frozen": self.frozen_checksum,
             "environment": environment,
             "random": random_states,
             "ranks": states_of_ranks[1:],

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 FORMAT = 4
 """Format version of the folder."""
 READ_FORMATS = (2, 3, FORMAT)
-"""Formats that are read: 3 has argument names of version 0.2; 2 has no dtype of observations either."""
+"""Formats that are read: 3 has the argument names of version 0.2; 2 has them too, and no dtype of observations."""
 VECTOR_ONLY = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
 """Arguments of a vector environment's spec that the environment itself does not have."""
 
@@ -154,15 +154,15 @@ def _policy_class(saved_name: str, folder: Path) -> Any:
     """Return a class of ours by its name in a saved agent; raise a ValueError on other names, and import nothing."""
     from algos.policies.registry import CONTROL_POLICIES, find_policy
 
-    ours = [home.partition(":")[2] for home in CONTROL_POLICIES.values()]
-    if saved_name in ours:
+    control_classes = [path.partition(":")[2] for path in CONTROL_POLICIES.values()]
+    if saved_name in control_classes:
         return find_policy(saved_name)
     if saved_name == "LMPolicy":
         from algos.policies.lm import LMPolicy
 
         return LMPolicy
     raise ValueError(
-        f"{folder} holds a {saved_name:.100}, expected one of {', '.join(ours)}, LMPolicy: a "
+        f"{folder} holds a {saved_name:.100}, expected one of {', '.join(control_classes)}, LMPolicy: a "
         "class of your own runs only if you name it, algos.load(folder, policy_class=Mine), or on the command line "
         "algos evaluate RUN --policy-class file.py:Mine"
     )
@@ -310,7 +310,7 @@ def _describe_environment(spec: EnvSpec | None) -> dict[str, object] | None:
     if kl_coef is not None:
         arguments["kl_coef"] = as_coefficient(kl_coef).value
 
-    # Another working folder must find the model, too
+    # An absolute path, so that the model is found from another working folder too
     model = arguments.get("model")
     if isinstance(model, str) and Path(model).is_dir():
         arguments["model"] = str(Path(model).resolve())

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: a training finishes its iteration first; other work ends at once, in a sentence."""
+"""Ctrl-C, SIGTERM and SIGHUP: a training finishes its iteration first; other work ends at once, with a message."""
 
 import os
 import signal
@@ -48,11 +48,11 @@ def deferred_signals(numbers: Sequence[signal.Signals] = SIGNALS) -> Iterator[Re
         request.name = signal.Signals(number).name
         if number == signal.SIGHUP:
             return
-        signal.signal(number, before[signal.Signals(number)])
+        signal.signal(number, former_handlers[signal.Signals(number)])
         with suppress(OSError):  # nobody reads it: the terminal has gone
             os.write(2, b"the training ends after this iteration; the same signal once more ends it now\n")
 
-    with _handled(numbers, note) as before:
+    with _handled(numbers, note) as former_handlers:
         yield request
 
 
@@ -70,15 +70,20 @@ def interrupted_by_signals(message: str) -> Iterator[None]:
 
 @contextmanager
 def _handled(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[dict[signal.Signals, Handler]]:
-    """Set a handler for these signals, but for those that are ignored, as under ``nohup``; yield the former ones."""
-    before: dict[signal.Signals, Handler] = {}
+    """Set a handler for these signals, and yield their former handlers, which come back at the end.
+
+    A signal that is ignored, as SIGHUP under ``nohup``, stays ignored. Only the main thread can set handlers.
+    """
+    former_handlers: dict[signal.Signals, Handler] = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.getsignal(number) for number in numbers}
-    before = {number: former for number, former in before.items() if former is not signal.SIG_IGN}
-    for number in before:
+        for number in numbers:
+            former = signal.getsignal(number)
+            if former is not signal.SIG_IGN:
+                former_handlers[number] = former
+    for number in former_handlers:
         signal.signal(number, handler)
     try:
-        yield before
+        yield former_handlers
     finally:
-        for number, former in before.items():
+        for number, former in former_handlers.items():
             signal.signal(number, former)

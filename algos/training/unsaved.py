@@ -18,11 +18,9 @@ from torch import Tensor, nn
 from algos.storage.env_state import user_objects
 from algos.training.learner import Learner
 from textenv.rewards.calling import reward_name
-from textenv.state import attributes_of, class_name, stateful_objects, used_objects, variables_of
+from textenv.state import attributes_of, is_ours, stateful_objects, used_objects, variables_of
 
 logger = logging.getLogger(__name__)
-OURS = ("algos.", "textenv.")
-"""Modules whose classes save what they need."""
 COUNTED = {"progress", "steps"}
 """Numbers of every agent that a resumed run sets again."""
 
@@ -32,24 +30,26 @@ OF_POLICY = {"_parameters", "_buffers", "_modules", "training", "generator", "me
 
 
 class UnsavedState:
-    """Attributes that a training changes and that a checkpoint leaves out, in an own algorithm, policy, reward or task.
+    """Attributes of a user's algorithm, policy, rewards or tasks that a training changes and that no checkpoint has.
 
-    Not of what only watches the training, such as callbacks, which may count as they like.
+    Objects that only watch the training, such as callbacks, are not looked at: they may count as they like.
     """
 
     def __init__(self, agent: Learner) -> None:
         self.agent = agent
-        self._before = self._fingerprints()
-        self._told: set[str] = set()
+        self._first_fingerprints = self._fingerprints()
+        self._warned_about: set[str] = set()
 
     def warn(self) -> None:
         """Log a warning about the attributes that have changed since the start and are not saved, once for each."""
-        changed = {
-            name for name, fingerprint in self._fingerprints().items() if self._before.get(name) != fingerprint
-        } - self._told
+        changed = set()
+        for name, fingerprint in self._fingerprints().items():
+            if self._first_fingerprints.get(name) != fingerprint:
+                changed.add(name)
+        changed -= self._warned_about
         if not changed:
             return
-        self._told |= changed
+        self._warned_about |= changed
         logger.warning(
             "the training changes %s, which no checkpoint has: a resumed run begins without it. Give the class "
             "state_dict and load_state_dict (docs/algorithms.md, docs/rewards.md)",
@@ -57,18 +57,20 @@ class UnsavedState:
         )
 
     def _fingerprints(self) -> dict[str, Hashable]:
-        """Return a value for each attribute that is not saved, by class and name, which changes with the attribute."""
+        """Return the fingerprint of each attribute that is not saved, by the names of its class and itself."""
         fingerprints: dict[str, Hashable] = {}
 
         # Algorithm and policy, if their classes are the user's
-        if not class_name(self.agent).startswith(OURS):
-            ours, added = _saved_by(self.agent)
+        if not is_ours(type(self.agent)):
+            library_names, added_fingerprints = _saved_by(self.agent)
             for name, fingerprint in _attributes(vars(self.agent), modules=True):
-                is_saved = name.lstrip("_") in {*ours, *added} or fingerprint in added.values()
+                # Saved under its own name, or by the user's class with the same content under another name
+                has_saved_name = name.lstrip("_") in {*library_names, *added_fingerprints}
+                is_saved = has_saved_name or fingerprint in added_fingerprints.values()
                 if not is_saved and name not in COUNTED:
                     fingerprints[f"{type(self.agent).__name__}.{name}"] = fingerprint
         policy = self.agent.policy
-        if not class_name(policy).startswith(OURS):
+        if not is_ours(type(policy)):
             values = {name: value for name, value in vars(policy).items() if name not in OF_POLICY}
             for name, fingerprint in _attributes(values):
                 fingerprints[f"{type(policy).__name__}.{name}"] = fingerprint
@@ -91,14 +93,14 @@ class UnsavedState:
         for _, used in used_objects(objects):
             defined = used if isinstance(used, (FunctionType, type)) else type(used)
             has_attributes = hasattr(used, "__dict__") or hasattr(defined, "__slots__")
-            is_own = has_attributes and not f"{defined.__module__}.".startswith((*OURS, "functools."))
-            if is_own and id(used) not in saved:
+            is_library = is_ours(defined) or defined.__module__ == "functools"
+            if has_attributes and not is_library and id(used) not in saved:
                 yield used
 
 
 def _saved_by(agent: Learner) -> tuple[set[str], dict[str, Hashable]]:
     """Return the names that our part of an agent saves, and the fingerprints of what its own class adds, by name."""
-    library: Any = next((base for base in type(agent).__mro__ if f"{base.__module__}.".startswith(OURS)), None)
+    library: Any = next((base for base in type(agent).__mro__ if is_ours(base)), None)
     try:
         state = agent.state_dict()
     except TypeError:  # of a policy that cannot be saved, which the checkpoint says
@@ -116,13 +118,13 @@ def _leaves(state: Mapping[Any, object]) -> Iterator[tuple[str, Hashable]]:
         if isinstance(value, Mapping):
             yield from _leaves(value)
         elif isinstance(value, (list, tuple)):
-            yield from ((f"{name}.{place}", _fingerprint(part)) for place, part in enumerate(value))
+            yield from ((f"{name}.{index}", _fingerprint(part)) for index, part in enumerate(value))
 
 
 def _attributes(values: Mapping[str, object], *, modules: bool = False) -> Iterator[tuple[str, Hashable]]:
     """Yield the names and fingerprints of attributes that could be saved; of networks too, if ``modules``."""
     for name, value in values.items():
-        if class_name(value).startswith(OURS):
+        if is_ours(type(value)):
             continue
         if isinstance(value, (nn.Module, torch.optim.Optimizer)):
             if not modules:
@@ -166,6 +168,11 @@ def _fingerprint(value: object) -> Hashable:
 
 
 def _of_parts(parts: Iterable[object]) -> Hashable:
-    """Return the fingerprints of parts that have one; None if none has."""
+    """Return the fingerprints of the parts of a container; None if it has parts, and no part has a fingerprint.
+
+    An empty container has a fingerprint: numbers may be added to it later.
+    """
     fingerprints = tuple(_fingerprint(part) for part in parts)
-    return None if fingerprints and not any(fingerprints) else fingerprints
+    if fingerprints and not any(fingerprints):
+        return None
+    return fingerprints

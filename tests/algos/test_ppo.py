@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
-from algos import PPO, MLPPolicy, PPOConfig, collect
+from algos import GRPO, PPO, MLPPolicy, PPOConfig, collect
 from algos.losses import sequence_mean
 from algos.training.metrics import EpisodeMeter, reference_metrics, rollout_metrics
 from tests.helpers.models import make_gpt2, make_llama
@@ -310,3 +310,48 @@ def test_logged_means_are_over_tokens():
     assert abs(sum(by_row) / 2 - entropy.mean()) > 1e-3, "the two means differ, or the test guards nothing"
     metrics = agent_of(env, policy, aggregation=sequence_mean, num_episodes=2).update(rollout)
     assert metrics["policy/entropy"] == pytest.approx(entropy.mean().item(), abs=1e-5)
+
+
+# --- A policy loss of the user's --------------------------------------------------------------------------------------
+
+
+def as_column(*, log_ratio, advantage, mask, clip_range):
+    return (-advantage * log_ratio).unsqueeze(-1)
+
+
+def as_one_number(*, log_ratio, advantage, mask, clip_range):
+    return (-advantage * log_ratio)[mask].mean()
+
+
+def detached(*, log_ratio, advantage, mask, clip_range):
+    return -advantage * log_ratio.detach()
+
+
+@pytest.mark.parametrize("algorithm", [PPO, GRPO])
+@pytest.mark.parametrize(
+    ("policy_loss", "message"),
+    [
+        (as_column, r"shape \(.+, 1\), expected one number"),
+        (as_one_number, r"shape \(\), expected"),
+        (detached, "gradient"),
+    ],
+)
+def test_a_wrong_policy_loss_is_refused(algorithm, policy_loss, message):
+    """Broadcasting would hide the first, and a critic that learns would hide the last."""
+    env = cartpole(4)
+    sizes = {"num_steps": 16} if algorithm is PPO else {"num_episodes": 4, "group_size": 2}
+    with pytest.raises(ValueError, match=message):
+        algorithm(env, mlp_for(env), policy_loss=policy_loss, minibatch_size=32, **sizes).learn(64)
+
+
+def test_a_policy_loss_is_called_at_every_step():
+    calls = []
+
+    def counted(*, log_ratio, advantage, mask, clip_range):
+        calls.append(tuple(log_ratio.shape))
+        return -advantage * log_ratio
+
+    env = cartpole(4)
+    history = PPO(env, mlp_for(env), policy_loss=counted, num_steps=16, minibatch_size=32, num_epochs=2).learn(128)
+    assert len(calls) == sum(row["update/minibatches"] for row in history) > 0
+    assert {len(shape) for shape in calls} == {1}, "in control, minibatches are of steps"

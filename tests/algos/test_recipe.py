@@ -163,7 +163,7 @@ def test_any_recipe_is_the_same_after_a_file(recipe):
     assert through_yaml(recipe) == recipe
 
 
-def test_functions_classes_and_partials_are_found_again_by_their_names():
+def test_functions_and_classes_are_found_by_name():
     fixed_length = partial(losses.fixed_length_mean, length=7)
     recipe = Recipe(
         env="CartPole-v1",
@@ -181,7 +181,7 @@ def test_functions_classes_and_partials_are_found_again_by_their_names():
     assert through_yaml(Recipe(policy=partial(make_policy, hidden=[4]))).policy.keywords == {"hidden": [4]}
 
 
-def test_a_changing_coefficient_and_a_config_of_ones_own_are_the_same_after_a_file():
+def test_coefficients_and_own_configs_survive_a_file():
     again = through_yaml(presets.TRL_0_7)
     assert vars(again.kl_coef) == vars(presets.TRL_0_7.kl_coef) and type(again.kl_coef) is AdaptiveCoefficient
     assert replace(again, kl_coef=presets.TRL_0_7.kl_coef) == presets.TRL_0_7
@@ -191,7 +191,7 @@ def shortened(env):
     return TimeLimit(env, 5)
 
 
-def test_the_command_line_finds_the_functions_of_a_recipe(tmp_path):
+def test_the_command_finds_a_recipes_functions(tmp_path):
     config = PPOConfig(num_steps=16, minibatch_size=32)
     recipe = Recipe(env="CartPole-v1", config=config, env_kwargs={"wrappers": [shortened]}, num_envs=2, total_steps=32)
     (tmp_path / "best.yaml").write_text(yaml.safe_dump(recipe.to_dict()))
@@ -199,7 +199,7 @@ def test_the_command_line_finds_the_functions_of_a_recipe(tmp_path):
     assert max(row["episode/length"] for row in rows_of(tmp_path / "run")) <= 5
 
 
-def test_a_function_without_a_name_has_a_plain_form_but_is_not_found_again():
+def test_a_nameless_function_is_not_found_again():
     recipe = Recipe(policy=lambda env, seed: make_policy(env, seed))
     with refused(ValueError, "cannot be imported", "defined inside a function"):
         through_yaml(recipe)
@@ -247,13 +247,13 @@ def test_a_value_of_another_kind_is_refused(options, words):
 
 
 @pytest.mark.parametrize("options", [PromptOptions, TextOptions])
-def test_the_defaults_of_options_are_those_of_the_command_line(options):
+def test_options_have_the_command_lines_defaults(options):
     of_recipe = {"model", "kl_coef", "generator", "max_kl"}
     defaults = {field.name: field.default for field in fields(options) if field.name not in of_recipe}
     assert defaults.items() <= (POLICY_OPTIONS | ENV_OPTIONS).items()
 
 
-def test_options_of_text_are_arguments_of_policy_and_environment():
+def test_options_of_text_go_to_policy_and_environment():
     of_policy = {"temperature": 0.7, "autocast": True, "dtype": "float32"}
     recipe = Recipe.from_dict({"num-envs": 3, "logger": "wandb", "stop": ["."], "chat": False} | of_policy)
     assert recipe.policy_kwargs == {"temperature": 0.7, "autocast": "bfloat16"}
@@ -324,23 +324,23 @@ TEXT = Recipe(
 )
 
 
-def test_the_penalty_of_a_training_is_made_once_by_the_agent():
+def test_the_agent_makes_the_penalty_once():
     agent = TEXT.build(seed=1)
     assert agent.env.penalty is None and agent.penalty.coef == 0.25
     assert TEXT.environment(2, split="test").penalty.coef == 0.25, "an evaluation measures the KL"
 
 
-def test_a_saved_agent_says_the_coefficient_that_it_was_trained_with(tmp_path):
+def test_a_saved_agent_has_its_coefficient(tmp_path):
     TEXT.build(seed=1).save(tmp_path)
     assert json.loads((tmp_path / CONFIG).read_text())["environment"]["kwargs"]["kl_coef"] == 0.25
 
 
-def test_a_penalty_among_the_arguments_of_the_environment_stays():
+def test_a_penalty_given_to_the_environment_stays():
     agent = replace(TEXT, env_kwargs={"kl_coef": 0.5}).build(seed=1)
     assert agent.penalty is agent.env.penalty and agent.penalty.coef == 0.5
 
 
-def test_the_policy_of_a_function_is_held_to_the_recipes_model():
+def test_a_functions_policy_must_have_the_recipes_model():
     from algos import LMPolicy
 
     agent = replace(TEXT, policy=lambda env, seed: LMPolicy.load("embedded", seed=seed)).build(seed=1)

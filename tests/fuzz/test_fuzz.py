@@ -69,13 +69,14 @@ def test_fuzzing_finds_readers_that_break_the_contract(does, said, monkeypatch):
     ],
     ids=repr,
 )
-def test_a_reward_is_no_complex_number_no_bytes_and_nothing_without_a_value(returned):
+def test_a_reward_is_a_real_number_or_none(returned):
+    """Complex numbers, bytes and objects without a value are refused."""
     rows = Rows({"prompts": ["p", "q"], "completions": ["a", "b"], "completion_ids": [[1, 2], [3]]})
     with pytest.raises(RewardError, match="reward 'f' returned"):
         read_scores(returned, rows, name="f")
 
 
-def test_what_is_too_great_for_float32_is_infinite_where_it_may_pass():
+def test_scores_beyond_float32_become_infinite():
     rows = Rows({"prompts": ["p"], "completions": ["a"], "completion_ids": [[1, 2]]})
     (earned,) = read_scores([np.array([1e300, 1.0])], rows, name="f", finite=False).earned
     assert earned.tolist() == [np.inf, 1.0]
@@ -90,7 +91,7 @@ def test_what_is_too_great_for_float32_is_infinite_where_it_may_pass():
         (np.array(3.0), "prompt 0 is 3.0, expected text"),
     ],
 )
-def test_prompts_that_no_tokenizer_reads_are_refused_by_index(prompt, said):
+def test_prompts_no_tokenizer_reads_are_refused(prompt, said):
     with pytest.raises(ValueError, match=said):
         PromptList([prompt]).prompt(0)
 
@@ -108,7 +109,7 @@ def test_actions_of_unequal_lengths_are_refused():
 
 
 @pytest.mark.parametrize("completion", [3, None, [3], [{"role": "assistant"}], [{"content": [5]}]], ids=repr)
-def test_an_answer_that_is_neither_text_nor_messages_is_refused(completion):
+def test_an_answer_is_text_or_messages(completion):
     with pytest.raises(TypeError, match="completion is .*, expected text, or messages"):
         numeric_answer()(completions=[completion], answer=["1"])
 
@@ -128,18 +129,19 @@ def sealed(folder, **files):
 @pytest.mark.parametrize(
     "state", [b"[]", b"{", b"\xff", b"{}", b'{"tensor": "99"}', b'{"no such kind": 1}', b"[" * 100_000], ids=repr
 )
-def test_a_whole_checkpoint_of_something_else_is_refused(state, tmp_path):
+def test_a_checkpoint_of_something_else_is_refused(state, tmp_path):
     with pytest.raises(ValueError, match="the checkpoint .*step-000000000064 "):
         read_checkpoint(sealed(tmp_path, **{STATE: state}))
 
 
-def test_a_checkpoint_without_its_parts_does_not_fit_the_agent(tmp_path):
+def test_a_checkpoint_without_parts_fits_no_agent(tmp_path):
     state = json.dumps({"dict": [["algorithm", "PPO"]]}).encode()
     with pytest.raises(ValueError, match=r"the checkpoint .* does not fit: KeyError: '\w+'"):
         Run(fuzzing.agent()).restore(sealed(tmp_path, **{STATE: state}))
 
 
-def test_broken_metrics_of_a_run_that_goes_on_are_taken_from_the_checkpoint(tmp_path):
+def test_broken_metrics_come_from_the_checkpoint(tmp_path):
+    """When a run goes on, what its metrics file has lost is read from there."""
     folder = sealed(tmp_path)
     first, second, *rest = fuzzing.written("metrics.jsonl").split(b"\n")
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([first, second[:40], *rest]))
@@ -150,14 +152,14 @@ def test_broken_metrics_of_a_run_that_goes_on_are_taken_from_the_checkpoint(tmp_
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"[1]", b"train", b"config: 3", b"env: --json"], ids=repr)
-def test_broken_options_of_a_run_exit_with_2_and_a_sentence(content, tmp_path, capsys):
+def test_broken_options_exit_with_2_and_a_sentence(content, tmp_path, capsys):
     (tmp_path / "run.yaml").write_bytes(content)
     with pytest.raises(SystemExit) as stop:
         main(["train", "--resume", str(tmp_path)])
     assert stop.value.code == 2 and "run.yaml" in capsys.readouterr().err
 
 
-def test_json_nested_too_deep_on_the_command_line_exits_with_2_and_a_sentence(capsys, tmp_path, monkeypatch):
+def test_too_deep_json_exits_with_2_and_a_sentence(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the name of the run is free there
     with pytest.raises(SystemExit) as stop:
         main(["train", "CartPole-v1", "--policy-kwargs", "[" * 100_000])
@@ -183,13 +185,13 @@ def test_a_broken_description_of_an_agent_is_refused(content, tmp_path):
         read_description(tmp_path)
 
 
-def test_an_agent_whose_weights_or_arguments_are_broken_is_refused(tmp_path):
+def test_broken_weights_or_arguments_are_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(DESCRIBED))
     with pytest.raises(ValueError, match="does not match the MLPPolicy in config.json: KeyError"):
         load(tmp_path)
 
 
-def test_a_parquet_file_with_bytes_for_a_text_names_file_and_record(tmp_path):
+def test_bytes_for_a_text_name_file_and_record(tmp_path):
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "prompts.parquet"

@@ -97,7 +97,7 @@ ADVANTAGES = batches("reward", "value", "next_value", flags=("terminated", "trun
 @checked
 @given(ADVANTAGES, SHARE, SHARE)
 @example((ENDED_LATER, [[True, False]]), 0.9, 0.5)  # the end on an entry that does not count is the one before's
-def test_gae_is_the_sum_over_the_entries_that_follow_in_the_episode(batch, gamma, gae_lambda):
+def test_gae_is_the_sum_over_later_entries(batch, gamma, gae_lambda):
     columns, mask = batch
     expected, target = {}, {}
     for row in range(len(mask)):
@@ -118,7 +118,7 @@ def test_gae_is_the_sum_over_the_entries_that_follow_in_the_episode(batch, gamma
 
 @checked
 @given(batches("reward", flags=("terminated", "truncated")), SHARE)
-def test_returns_are_the_discounted_rewards_to_the_episodes_end(batch, gamma):
+def test_returns_are_discounted_to_the_episodes_end(batch, gamma):
     columns, mask = batch
     expected = {}
     for row in range(len(mask)):
@@ -131,7 +131,7 @@ def test_returns_are_the_discounted_rewards_to_the_episodes_end(batch, gamma):
 
 @checked
 @given(batches("x"), st.booleans())
-def test_whitening_is_by_mean_and_deviation_of_the_true_entries(batch, shift_mean):
+def test_whitening_uses_true_entries_only(batch, shift_mean):
     columns, mask = batch
     known = [columns["x"][b][t] for b, t in entries(mask)]
     mean = sum(known) / len(known) if known else 0.0
@@ -146,7 +146,7 @@ def test_whitening_is_by_mean_and_deviation_of_the_true_entries(batch, shift_mea
 
 @checked
 @given(st.lists(st.tuples(NUMBER, st.integers(0, 2), st.booleans()), min_size=1, max_size=9), st.booleans())
-def test_baselines_of_groups_are_those_of_the_others_that_count(rows, scale):
+def test_group_baselines_leave_out_the_row_itself(rows, scale):
     score, group, counts = (torch.tensor(column) for column in zip(*rows, strict=True))
     others = leave_one_out(score=score, group=group, counts=counts)
     standard = standardize_in_group(score=score, group=group, counts=counts, scale=scale)
@@ -170,7 +170,7 @@ def clipped(ratio, advantage, low, high):
 
 @checked
 @given(batches("log_prob", "old_log_prob", "advantage"), st.sampled_from([0.1, 0.2]), st.sampled_from([None, 0.3]))
-def test_policy_losses_are_those_of_a_loop_over_the_entries(batch, clip_range, clip_higher):
+def test_policy_losses_equal_a_loop(batch, clip_range, clip_higher):
     columns, mask = batch
     given_ = tensors(columns, mask)
     shrunk = {name: given_[name] / 8 for name in ("log_prob", "old_log_prob")}
@@ -201,7 +201,7 @@ def test_policy_losses_are_those_of_a_loop_over_the_entries(batch, clip_range, c
 
 @checked
 @given(batches("value", "value_target", "old_value"), st.sampled_from([None, 0.5, 2.0]))
-def test_the_value_loss_is_that_of_a_loop_over_the_entries(batch, clip_range):
+def test_the_value_loss_equals_a_loop(batch, clip_range):
     columns, mask = batch
     expected = {}
     for b, t in entries(mask):
@@ -230,7 +230,7 @@ def test_aggregations_weigh_tokens_or_rows_alike(batch):
 
 @checked
 @given(batches("x", flags=("done",), columns=7))
-def test_what_follows_an_entry_is_the_next_one_of_its_episode_or_the_end(batch):
+def test_following_is_the_next_entry_of_the_episode(batch):
     columns, mask = batch
     steps = len(mask[0])
     values = torch.arange(len(mask) * (steps + 1)).reshape(len(mask), -1).double()
@@ -250,7 +250,7 @@ DISTRIBUTION = st.lists(st.integers(1, 40), min_size=4, max_size=4).map(lambda w
 
 @checked
 @given(DISTRIBUTION, DISTRIBUTION)
-def test_kl_estimators_are_as_defined_and_k1_and_k3_have_the_kl_as_mean(p, q):
+def test_kl_estimators_equal_their_definitions(p, q):
     log_ratio = [math.log(a / b) for a, b in zip(p, q, strict=True)]
     exact = sum(a * x for a, x in zip(p, log_ratio, strict=True))
     x = torch.tensor(log_ratio, dtype=torch.float64)
@@ -277,7 +277,7 @@ def distributions(draw):
 
 @checked
 @given(distributions(), st.integers(0, 2**20), st.sampled_from([0.3, 1.0, 2.5]))
-def test_a_draw_inverts_the_distribution_function_at_one_uniform_number(distribution, seed, temperature):
+def test_a_draw_inverts_the_distribution_function(distribution, seed, temperature):
     logits, allowed = distribution
     restricted = restrict(logits[None].expand(8, -1), temperature=temperature, allowed=allowed)
     uniform = torch.rand(8, 1, generator=torch.Generator().manual_seed(seed))[:, 0].tolist()
@@ -370,7 +370,7 @@ def worth(turns):
 
 @checked
 @given(scripts())
-def test_a_rollout_is_what_was_said_written_out_episode_by_episode(script):
+def test_a_rollout_is_its_episodes_written_out(script):
     options, answers, ends = script
     env = text_env(Script(PROMPTS, worth), **options)
     rollout = play(env, answers)
@@ -444,7 +444,7 @@ def test_steps_are_those_of_slots_played_by_hand(script, mode):
 
 @checked
 @given(batches("x"), st.sampled_from([None, 1, 2, 5]), st.booleans(), st.integers(1, 3), st.integers(0, 99))
-def test_an_epoch_of_minibatches_holds_every_true_entry_once(batch, size, sequential, epochs, seed):
+def test_an_epoch_holds_every_true_entry_once(batch, size, sequential, epochs, seed):
     _, mask = batch
     shape = len(mask), len(mask[0])
     number = torch.arange(shape[0] * shape[1]).reshape(shape)
@@ -484,7 +484,7 @@ def test_packing_is_first_fit_of_the_longest_first(sizes):
 
 @checked
 @given(st.integers(1, 9), st.integers(0, 2**40), st.lists(st.integers(0, 7), max_size=6))
-def test_prompts_come_once_a_pass_however_the_numbers_are_cut(n, seed, cuts):
+def test_prompts_come_once_a_pass_in_any_portions(n, seed, cuts):
     deck, order = PromptList([f"prompt {i}" for i in range(n)]), PromptOrder()
     order.state = {"seed": seed, "position": 0}
     dealt = []
@@ -501,5 +501,5 @@ def test_prompts_come_once_a_pass_however_the_numbers_are_cut(n, seed, cuts):
         assert {prompt.content for prompt in dealt[start : start + n]} == {f"prompt {i}" for i in range(n)}
 
 
-def test_the_words_are_those_that_the_scripts_are_written_in():
+def test_scripts_use_words_of_the_tokenizer():
     assert (WORDS[EOS], WORDS[PAD], len(WORDS)) == ("<eos>", "<pad>", 9)

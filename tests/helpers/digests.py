@@ -1,17 +1,25 @@
-"""Record the digests of the functions that fast paths stand for, after both have been compared.
+"""Record the digests of the functions that fast paths stand for, if both compute the same.
 
 TEXTENV_FAST=0 python -m tests.helpers.digests     # writes into closed_form.py and beside every @accelerated
+
+Then the tests that compare fast paths with plain functions run, for some minutes. If one fails, the former digests come
+back: the fast path must be edited like the plain function first.
 """
 
 import importlib
 import inspect
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from textenv import acceleration
 
 ROOT = Path(__file__).parents[2]
 CLOSED_FORM = ROOT / "algos" / "fast" / "closed_form.py"
+COMPARISONS = ("tests/algos/fast", "tests/integration/test_fast_paths.py", "tests/textenv/lm/test_recording.py")
+"""Tests that compare fast paths with plain functions."""
 DECORATED = re.compile(r'(@accelerated\("[\w.:]+", ")(\w*)("\)\n(?:@.*\n)*(?:def|class) (\w+))')
 
 
@@ -30,17 +38,35 @@ def plain_digest(module, name):
 
 
 def record():
+    """Write the digests of the plain functions as they are; return the files that changed, with their former text."""
+    former_texts = {}
     for path in {path for path, *_ in decorated()}:
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         text = DECORATED.sub(lambda m, of=module: m[1] + plain_digest(of, m[4]) + m[3], path.read_text())
+        former_texts[path] = path.read_text()
         path.write_text(text)
     text = CLOSED_FORM.read_text()
+    former_texts.setdefault(CLOSED_FORM, text)
     for name in re.findall(r'^    "([\w.]+:[\w.]+)": "\w*",$', text, re.MULTILINE):
         importlib.import_module(name.partition(":")[0])
         text = re.sub(rf'("{re.escape(name)}": )"\w*"', rf'\1"{acceleration.digest(name)}"', text)
     CLOSED_FORM.write_text(text)
+    return {path: former for path, former in former_texts.items() if path.read_text() != former}
+
+
+def main():
+    assert not acceleration.FAST, "set TEXTENV_FAST=0, so that plain classes are there"
+    former_texts = record()
+    if not former_texts:
+        return "all digests are as they were"
+    environment = {name: value for name, value in os.environ.items() if name != "TEXTENV_FAST"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", *COMPARISONS]
+    if subprocess.run(command, cwd=ROOT, env=environment).returncode == 0:
+        return "recorded: " + ", ".join(str(path.relative_to(ROOT)) for path in former_texts)
+    for path, former in former_texts.items():
+        path.write_text(former)
+    sys.exit("nothing is recorded, because a fast path differs from its plain function: edit it too, or remove it")
 
 
 if __name__ == "__main__":
-    assert not acceleration.FAST, "set TEXTENV_FAST=0, so that plain classes are there"
-    record()
+    print(main())

@@ -137,3 +137,9 @@ ALL_MODELS = {
     "bloom": make_bloom,
     "gemma2": make_gemma,
 }
+
+
+def plain_log_probs(lm, tokens):
+    """What `transformers` says, over the tokenizer's ids: ``[L, 9]``."""
+    with torch.no_grad():
+        return lm.model(torch.tensor([tokens])).logits[0, :, : len(WORDS)].float().log_softmax(-1)

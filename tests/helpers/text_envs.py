@@ -71,3 +71,22 @@ def rewarded(reward, answers, **options):
 
 
 REWARDED = [(GOOD, EOS), (BAD, GOOD, EOS), (BAD, BAD, BAD, BAD, BAD), (EOS,)]
+
+
+def figures_of(reward, answers):
+    """What the log says of them."""
+    env = make_env(reward)
+    play(env, answers)
+    return env.metrics
+
+
+def prompt_env(prompts=("a b", "c", "d a b"), num_envs=2, reward=good, **options):
+    return make_env(reward, num_envs, prompts=prompts, **options)
+
+
+def paid(rollout):
+    return [row[mask].tolist() for row, mask in zip(rollout["reward"], rollout["mask"], strict=True)]
+
+
+def zero(prompts, completions, **columns):
+    return [0.0] * len(completions)

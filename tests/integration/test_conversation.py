@@ -41,7 +41,7 @@ def ids(observation, slot=0):
     return observation["tokens"][slot, : observation["length"][slot, 0]].tolist()
 
 
-def test_the_answer_is_appended_to_the_ids_and_each_turn_is_paid_when_it_ends():
+def test_answers_are_appended_and_turns_paid():
     states, rewards, terminated, truncated, info = play(make_env(), [GOOD, EOS, BAD, GOOD, GOOD, EOS, EOS])
     for before, after, token in zip(states[:-1], states[1:], [GOOD, EOS, BAD, GOOD, GOOD, EOS, EOS], strict=True):
         assert after[: len(before) + 1] == [*before, token]
@@ -65,7 +65,8 @@ def test_the_game_hears_the_answer_without_its_end():
     assert [text.split() for text in game.heard] == [["good", "bad"], ["good"]]
 
 
-def test_a_turn_that_is_cut_goes_on_and_max_turns_and_max_length_truncate():
+def test_a_cut_turn_goes_on_up_to_the_limits():
+    """`max_turns` and `max_length` truncate the episode."""
     states, rewards, terminated, truncated, info = play(make_env(max_turns=2), [GOOD] * 4 + [EOS])
     assert rewards == [0, 0, 0, 4, 0] and states[4][-2:] == [0, 0]
     assert (terminated, truncated, info["end_reason"][0]) == (False, True, "turns")
@@ -111,7 +112,7 @@ def test_the_batched_path_equals_the_step_path(mode):
             observation, _ = env.reset(options={"reset_mask": np.array([True])})
 
 
-def test_scores_and_masks_of_a_whole_rollout_and_the_policy_scores_what_it_sampled():
+def test_the_policy_scores_what_it_sampled():
     policy = LMPolicy(make_gpt2(n_positions=64), make_tokenizer(WORDS), seed=1)
     rollout = collect(make_env(3), policy, num_episodes=8)
     evaluation = policy.evaluate(rollout)
@@ -143,7 +144,7 @@ def test_advantages_see_the_policys_own_tokens_only():
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_the_ids_of_a_chat_are_what_the_template_makes_of_the_whole_of_it(cut):
+def test_ids_of_a_chat_are_those_of_its_template(cut):
     """Against transformers' own rendering of all messages; a turn that was cut gets its end mark from the template."""
     tokenizer, end = chat_tokenizer(), CHAT_WORDS.index("<|im_end|>")
     env = make_env(tokenizer=tokenizer, max_prompt_tokens=8, max_new_tokens=2)

@@ -30,33 +30,33 @@ def run(kind, *names):
     assert done.stdout.count("passed") >= max(len(names), 1), done.stdout
 
 
-def test_no_tensor_of_a_cpu_training_is_made_on_the_default_device():
+def test_a_cpu_training_ignores_the_default_device():
     run("meta", "ppo", "text")
 
 
-def test_nothing_of_a_training_on_another_device_stays_on_the_cpu():
+def test_no_tensor_stays_on_the_cpu():
     run("second", "ppo", "several devices")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["meta", "second"])
-def test_every_algorithm_policy_and_model_runs_on_one_device(kind):
+def test_all_parts_run_on_one_device(kind):
     run(kind)
 
 
 @pytest.mark.skipif(PLACE is None, reason="needs CUDA or MPS, or the device in TEXTENV_DEVICE (make gpu DEVICE=cpu)")
-def test_every_algorithm_policy_and_model_runs_on_the_accelerator():
+def test_all_parts_run_on_the_accelerator():
     run(str(PLACE))
 
 
 @NO_ACCELERATOR
 @pytest.mark.parametrize("name", ["cuda", "cuda:1", "mps", "tpu", "cpu:1", "", "CPU", 3, "meta"])
-def test_a_device_that_is_not_here_is_refused_with_those_that_are(name):
+def test_an_absent_device_is_refused_with_a_list(name):
     with pytest.raises(ValueError, match=r"^device is .*, expected cpu \(of this machine\) or auto$"):
         find_device(name)
 
 
-def test_a_wrong_device_is_refused_before_a_model_is_loaded(tmp_path):
+def test_a_wrong_device_is_refused_before_loading(tmp_path):
     """The folder has no model, so loading would fail with another message."""
     env = cartpole()
     for call in (
@@ -81,7 +81,7 @@ def test_no_device_moves_nothing():
     assert algos.PPO(env, policy).policy.device == torch.device("meta")
 
 
-def test_the_generator_of_a_language_model_stays_on_the_cpu():
+def test_the_generator_of_a_model_stays_on_the_cpu():
     """So a checkpoint of one device resumes on another."""
     policy = algos.LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=3).to("meta")
     assert policy.generator.device == torch.device("cpu")

@@ -41,12 +41,12 @@ def test_unknown_model(tmp_path):
         RewardModel.load("no-such-model")
 
 
-def test_tokenizer_with_an_id_beyond_the_models_vocabulary():
+def test_tokenizer_id_beyond_the_vocabulary():
     with refused(ValueError, "up to 8", "ends at 6", "resize_token_embeddings"):
         LMPolicy(make_gpt2(7), make_tokenizer(WORDS))
 
 
-def test_encoder_decoder_model_without_a_start_for_its_decoder():
+def test_encoder_decoder_without_decoder_start():
     model = make_t5()
     model.generation_config.decoder_start_token_id = None
     with refused(ValueError, "generation_config.decoder_start_token_id"):
@@ -66,7 +66,7 @@ def test_empty_or_malformed_prompts(prompts):
         make_env(prompts=prompts)
 
 
-def test_prompt_longer_than_the_limit_and_ids_outside_the_vocabulary():
+def test_too_long_prompt_and_ids_out_of_range():
     """Known when the environment is made, not when the prompt is dealt."""
     with refused(ValueError, "'a b c d'", "4 tokens", "limit is 3", "max_prompt_tokens"):
         make_env(prompts=["a", "a b c d"], max_prompt_tokens=3)
@@ -81,7 +81,7 @@ def play_one_turn(reward):
     env.step(np.array([EOS]))
 
 
-def test_reward_that_returns_the_wrong_number_of_values():
+def test_reward_returns_a_wrong_number_of_values():
     def forgetful(prompts, completions, **columns):
         return []
 
@@ -89,15 +89,6 @@ def test_reward_that_returns_the_wrong_number_of_values():
         play_one_turn(forgetful)
     with refused(ValueError, "7.5", "1 completions"):
         play_one_turn(lambda **_: 7.5)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), "good"])
-def test_reward_that_is_no_finite_number(value):
-    def broken(prompts, completions, **columns):
-        return [value]
-
-    with refused(ValueError, "broken", "row 0", "a b", "good", "finite"):
-        play_one_turn(broken)
 
 
 @pytest.mark.parametrize("action", [-1, len(WORDS)])
@@ -116,7 +107,7 @@ def test_actions_of_the_wrong_shape_or_type():
             env.step(actions)
 
 
-def test_stepping_before_reset_after_the_end_and_after_close():
+def test_stepping_out_of_order():
     env = make_env(autoreset_mode="Disabled")
     with refused(ValueError, "reset before step"):
         env.step(np.array([1]))
@@ -149,7 +140,7 @@ def test_config_value_out_of_range(field, value, expected):
         PPOConfig(**{field: value})
 
 
-def test_config_with_both_or_neither_of_steps_and_episodes():
+def test_config_needs_either_steps_or_episodes():
     for steps, episodes in ((8, 8), (None, None)):
         with refused(ValueError, "steps", "episodes", "give one"):
             PPOConfig(num_steps=steps, num_episodes=episodes)
@@ -165,7 +156,7 @@ def test_environment_that_does_not_fit_the_agent():
         collect(make_env(), policy)
 
 
-def test_policy_and_environment_of_different_tokenizers():
+def test_policy_and_environment_differ_in_tokenizer():
     policy = LMPolicy(make_gpt2(12), make_tokenizer([*WORDS, "x", "y", "z"]))
     with refused(ValueError, "12 actions", "has 9"):
         PPO(make_env(), policy, PPOConfig(num_steps=None, num_episodes=4))
@@ -175,7 +166,7 @@ def test_policy_and_environment_of_different_tokenizers():
         env.advance(np.array([11]))
 
 
-def test_a_wrapped_text_environment_that_hides_its_episodes():
+def test_a_wrapper_that_hides_episodes():
     wrapped = gymnasium.wrappers.vector.RecordEpisodeStatistics(make_env())
     with refused(ValueError, "RecordEpisodeStatistics", "pass the unwrapped one"):
         PPO(wrapped, LMPolicy(make_gpt2(), make_tokenizer(WORDS)), PPOConfig(num_steps=None, num_episodes=4))
@@ -220,7 +211,7 @@ def test_text_longer_than_the_models_context():
         collect(env, LMPolicy(make_gpt2(), make_tokenizer(WORDS)), num_episodes=1)
 
 
-def test_limits_coefficients_and_temperatures_out_of_range():
+def test_numbers_out_of_range():
     for name in ("num_envs", "max_prompt_tokens", "max_new_tokens"):
         with refused(ValueError, name, "at least 1"):
             make_env(**{name: 0})
@@ -232,20 +223,12 @@ def test_limits_coefficients_and_temperatures_out_of_range():
         LMPolicy(make_gpt2(), make_tokenizer(WORDS), temperature=0.0)
 
 
-def test_classifier_without_such_a_label():
-    from transformers import GPT2Config, GPT2ForSequenceClassification
-
-    config = GPT2Config(vocab_size=9, n_layer=1, n_embd=8, n_head=1, n_positions=16, pad_token_id=8)
-    with refused(ValueError, "positive", "label_0"):
-        RewardModel(GPT2ForSequenceClassification(config), make_tokenizer(WORDS))
-
-
 def test_folder_without_an_agent(tmp_path):
     with refused(FileNotFoundError, str(tmp_path), "config.json", "run-dir"):
         algos.load(tmp_path)
 
 
-def test_a_non_finite_gradient_stops_before_the_weights_change():
+def test_a_non_finite_gradient_changes_no_weight():
     env = gymnasium.make_vec("CartPole-v1", num_envs=2)
     policy = MLPPolicy(env.single_observation_space, env.single_action_space)
     agent = PPO(env, policy, PPOConfig(num_steps=8, minibatch_size=16))

@@ -57,18 +57,19 @@ def here(tmp_path, monkeypatch):
         gymnasium.registry.pop(name, None)
 
 
-def test_an_environment_of_this_folder_also_runs_in_processes_and_by_its_files_name(here, capsys):
+def test_a_local_environment_runs_in_processes(here, capsys):
+    """And under the name of its file."""
     for env, more in (("own_line:Line-v0", ("--process-timeout", "60")), ("own_line.py:Line-v0", ())):
         main(["train", env, *SHORT, *more])
         assert json.loads(capsys.readouterr().out)["episodes"] == 2
 
 
-def test_a_comparison_knows_the_environments_that_a_wrapper_registers(here):
+def test_a_comparison_sees_a_wrappers_environments(here):
     found = compare(["Line-v0"], wrappers=["own_line.py:timed"], seeds=1, total_steps=64, run_dir="runs", quiet=True)
     assert "Line-v0:ppo" in found
 
 
-def test_another_case_joins_a_comparison_and_what_was_there_stays(here):
+def test_another_case_joins_a_comparison(here):
     options = dict(seeds=1, total_steps=64, run_dir="runs", processes=0, quiet=True)
     compare(["CartPole-v1:ppo"], **options)
     found = compare(["CartPole-v1:a2c"], **options)
@@ -92,7 +93,8 @@ def test_an_environment_without_an_end_is_said(here, caplog, monkeypatch):
     assert "no episode has ended in 10000 steps" in caplog.text and "max_episode_steps" in caplog.text
 
 
-def test_an_error_of_an_environment_has_advice_and_its_folder_stays_free(here, monkeypatch):
+def test_a_failed_environment_leaves_its_folder_free(here, monkeypatch):
+    """The error has advice; the run can be started again in the same folder."""
     monkeypatch.syspath_prepend(here)
     from own_line import FourValues, Line
 
@@ -104,7 +106,7 @@ def test_an_error_of_an_environment_has_advice_and_its_folder_stays_free(here, m
     assert holds_run("runs/one")
 
 
-def test_prompts_of_ones_own_need_no_limit_of_tokens_and_few_held_out_ones_are_said(here, capsys, caplog):
+def test_prompts_need_no_token_limit(here, capsys, caplog):
     """The embedded model has 128 positions, fewer than the usual limit of an answer and a prompt together."""
     (here / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"the film {i}"}) + "\n" for i in range(12)))
     (here / "rewards.py").write_text("def short(completions):\n    return [-len(x) for x in completions]\n")
@@ -116,7 +118,8 @@ def test_prompts_of_ones_own_need_no_limit_of_tokens_and_few_held_out_ones_are_s
     assert "of 12 prompts are held out" in caplog.text
 
 
-def test_a_check_of_a_reward_says_what_to_read_asks_nobody_and_names_the_line_of_an_error(tmp_path):
+def test_a_reward_check_names_the_line_of_an_error(tmp_path):
+    """It says what to read next and asks no person."""
     said = " ".join(str(check_reward(lambda completions: [float(len(text)) for text in completions])).split())
     assert "Read these, for a policy will find them: one token repeated, the longest allowed, very long." in said
     with refused(TypeError, "asks people"):

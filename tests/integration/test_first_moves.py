@@ -62,7 +62,7 @@ def made(env, **options):
 
 
 @pytest.mark.parametrize("env_id", RAW)
-def test_an_agent_reads_the_plain_environment_everywhere(env_id, tmp_path, capsys):
+def test_an_agent_reads_a_plain_environment(env_id, tmp_path, capsys):
     """Trained by name; then loaded, and played by its id, one environment, several, and the command line."""
     arguments = ["--total-steps", "400", "--num-episodes", "5", "--config.num-steps", "32", "--num-envs", "4", "--json"]
     main(["train", env_id, "--run-dir", str(tmp_path), *arguments])
@@ -92,7 +92,7 @@ def test_an_agent_of_the_former_format_is_read():
     assert len(evaluate(gymnasium.make_vec("FrozenLake-v1", num_envs=2), policy, num_episodes=3)[0]) == 3
 
 
-def test_agents_of_version_0_2_are_read_with_their_former_names():
+def test_agents_of_0_2_keep_their_former_names():
     """Written by its code; the environment's arguments have the names of that version."""
     policy = algos.load(DATA / "agent-format-3")
     observation, _ = gymnasium.make_vec("CartPole-v1", num_envs=2).reset(seed=5)
@@ -105,7 +105,7 @@ def test_agents_of_version_0_2_are_read_with_their_former_names():
         assert env.penalty.coef == 0.1
 
 
-def test_a_text_environment_is_played_by_its_id_and_by_itself():
+def test_a_text_environment_is_played_by_its_id():
     tokenizer = make_tokenizer(WORDS)
     single = TextEnv(prompts=["a b"], reward=lambda completions: [1.0] * len(completions), tokenizer=tokenizer)
     assert evaluate(single, LMPolicy(make_gpt2(), tokenizer), num_episodes=3)[0] == [1.0] * 3
@@ -127,7 +127,7 @@ class OnlyActs(torch.nn.Module, Policy):
         return Step(torch.zeros(len(observation), dtype=torch.int64), torch.zeros(len(observation)))
 
 
-def test_an_unfinished_policy_plays_and_training_names_what_is_missing():
+def test_an_unfinished_policy_plays_but_cannot_train():
     env = gymnasium.make_vec("CartPole-v1", num_envs=2)
     assert evaluate(env, OnlyActs(), num_episodes=2).mean_return < 12
     with refused(NotImplementedError, "OnlyActs.values is missing", "algos.Policy.values"):
@@ -146,7 +146,8 @@ class Shown(gymnasium.vector.VectorEnv):
         self.observation_space, self.action_space = (batch_space(one, 2) for one in (space, spaces.Discrete(2)))
 
 
-def test_arguments_in_another_order_and_spaces_of_all_slots_get_a_sentence():
+def test_swapped_arguments_get_a_sentence():
+    """So do the spaces of all slots, given for those of one."""
     env = gymnasium.make_vec("CartPole-v1", num_envs=4)
     policy = made(env)
     with refused(TypeError, "expected an algos.Policy", r"evaluate\(env, policy\), in this order"):
@@ -194,7 +195,7 @@ def test_arguments_in_another_order_and_spaces_of_all_slots_get_a_sentence():
     (lambda env: collect(env, made(env), n_steps=8), ["collect has no 'n_steps': did you mean 'num_steps'"]),
     (lambda env: evaluate(env, made(env), n_eval_episodes=8), ["evaluate has no .*did you mean 'num_episodes'"]),
 ])  # fmt: skip
-def test_names_of_other_libraries_and_slips_are_refused_with_ours(call, words):
+def test_foreign_names_and_slips_get_ours(call, words):
     with refused((TypeError, ValueError), *words):
         call(gymnasium.make_vec("CartPole-v1", num_envs=2))
 
@@ -210,7 +211,7 @@ def test_names_of_other_libraries_and_slips_are_refused_with_ours(call, words):
     ('train CartPole-v1 --env-kwargs {"max_episode_steps":-5}', "max_episode_steps is -5, expected an integer"),
     ('train textenv/Periods-v0 --env-kwargs {"k":Infinity}', "k is inf, expected an integer of at least 1"),
 ])  # fmt: skip
-def test_flags_of_others_and_numbers_that_cannot_be_get_a_sentence(arguments, words, tmp_path, capsys, monkeypatch):
+def test_foreign_flags_and_bad_numbers_get_a_sentence(arguments, words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert words in said(capsys, *arguments.split())
     assert not list(tmp_path.iterdir())
@@ -254,7 +255,7 @@ def test_help_errors_and_typos_import_nothing_heavy(tmp_path):
         assert (status, heavy) == (expected, []) and "Traceback" not in errors, (arguments, errors)
 
 
-def test_packages_show_their_names_and_modules_are_attributes():
+def test_packages_show_names_and_modules():
     for package in (algos, textenv):
         assert set(package.__all__) <= set(dir(package))
         classes = {name for name, _ in pydoc.inspect.getmembers(package, pydoc.inspect.isclass)}  # as help() does
@@ -271,7 +272,7 @@ def test_packages_show_their_names_and_modules_are_attributes():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_registered_id_is_made_without_further_arguments(name):
+def test_every_registered_id_needs_no_arguments(name):
     if name == "ReasoningGym":
         pytest.importorskip("reasoning_gym", reason="install the extra: pip install '.[reasoning-gym]'")
     if name == "OpenEnv":
@@ -324,7 +325,7 @@ def forget():
         del sys.modules[name]
 
 
-def test_text_of_ones_own_is_trained_by_its_name_too_with_a_penalty_and_evaluated_and_compared(own, capsys):
+def test_prompts_by_name_train_evaluate_and_compare(own, capsys):
     """It was taken for control: steps instead of episodes, and no --model nor --kl-coef."""
     name = "own_envs:own/Dots-v0"
     words = ["--total-steps", "200", "--config.num-episodes", "32", "--num-episodes", "2", "--json"]
@@ -337,7 +338,7 @@ def test_text_of_ones_own_is_trained_by_its_name_too_with_a_penalty_and_evaluate
     assert name + ":ppo" in compare([name], seeds=1, total_steps=100, run_dir=own / "compare", processes=0, quiet=True)
 
 
-def test_a_run_on_a_model_in_a_folder_opens_from_anywhere(tmp_path, capsys, monkeypatch):
+def test_a_run_on_a_local_model_opens_from_anywhere(tmp_path, capsys, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     LMPolicy.load("embedded").lm.model.save_pretrained("tiny")
@@ -350,7 +351,7 @@ def test_a_run_on_a_model_in_a_folder_opens_from_anywhere(tmp_path, capsys, monk
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
-def test_what_is_no_policy_and_what_is_no_truth_value_are_named():
+def test_a_wrong_policy_or_truth_value_is_named():
     env = gymnasium.make_vec("CartPole-v1", num_envs=2)
     with refused(TypeError, "policy is 'MlpPolicy'", "MLPPolicy"):
         PPO(env, "MlpPolicy")
@@ -359,11 +360,12 @@ def test_what_is_no_policy_and_what_is_no_truth_value_are_named():
 
 
 @pytest.mark.parametrize(("wrong", "ours"), [("--gama", "--config.gamma"), ("--total-step", "--total-steps")])
-def test_flags_that_are_misspelt_are_answered_with_the_nearest(wrong, ours, capsys):
+def test_misspelt_flags_get_the_nearest(wrong, ours, capsys):
     assert f"did you mean {ours}?" in said(capsys, "train", "CartPole-v1", wrong, "3")
 
 
-def test_a_policy_for_other_actions_is_refused_and_so_is_a_folder_that_holds_a_model(tmp_path):
+def test_a_policy_of_other_actions_is_refused(tmp_path):
+    """And a folder that holds a model, not an agent."""
     env = gymnasium.make_vec("Pendulum-v1", num_envs=2)
     for actions in (spaces.Box(-2, 2, (3,)), spaces.Discrete(2), spaces.Discrete(2, start=1)):
         with refused(ValueError, "chooses from", "but the environment takes"):
@@ -373,7 +375,8 @@ def test_a_policy_for_other_actions_is_refused_and_so_is_a_folder_that_holds_a_m
         algos.load(tmp_path)
 
 
-def test_an_environment_of_ones_own_is_named_with_its_module_by_every_command(own, capsys):
+def test_own_environments_are_named_with_their_module(own, capsys):
+    """Every command takes `module:id`."""
     short = ["--total-steps", "64", "--num-episodes", "2", "--json"]
     main(["train", "own_envs:Own-v0", "--run-dir", "run", *short])
     saved = json.loads(Path("run/config.json").read_text())["environment"]
@@ -399,7 +402,7 @@ def test_an_environment_of_ones_own_is_named_with_its_module_by_every_command(ow
     assert "cannot be imported" in said(capsys, "check", "no_module:Own-v0").replace("could not", "cannot")
 
 
-def test_an_environment_whose_spec_is_of_another_kind_is_trained_and_saved(tmp_path):
+def test_an_environment_with_an_odd_spec_is_saved(tmp_path):
     """As EnvPool's, which have no ``id``."""
     env = gymnasium.make_vec("CartPole-v1", num_envs=2)
     env.unwrapped.spec = SimpleNamespace(num_envs=2)

@@ -19,7 +19,7 @@ SLURM, CLUSTER = (EXAMPLES / name for name in ("slurm.sh", "ray_cluster.yaml"))
 PAGE = ROOT / "docs" / "cluster.md"
 
 
-def test_the_slowest_of_n_exponential_processes_takes_the_harmonic_number():
+def test_the_slowest_of_n_takes_the_harmonic_number():
     rng = random.Random(1)
     spent = model.data_parallel(
         16, collect=lambda rank: rng.expovariate(1), gather=0, update=lambda rank: 0, minibatches=0, all_reduce=0,
@@ -49,7 +49,8 @@ def test_more_processes_than_cores_share_them_evenly():
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_workers_without_staleness_alternate_with_the_learner_and_with_it_overlap(own):
+def test_workers_alternate_or_overlap_with_the_learner(own):
+    """Without staleness they alternate, with it they overlap."""
     found = [
         model.asynchronous(8, batch=8, staleness=allowed, draw=lambda: 2.0, update=1.5, updates=200, own=own)
         for allowed in (0, 1, 4)
@@ -59,7 +60,8 @@ def test_workers_without_staleness_alternate_with_the_learner_and_with_it_overla
     assert found[2].seconds == pytest.approx(2.0, rel=0.02)
 
 
-def test_no_answer_is_older_than_allowed_and_the_longest_waits_for_fewer_updates():
+def test_no_answer_is_older_than_allowed():
+    """The longest answers wait for fewer updates."""
     rng, found = random.Random(1), []
     for allowed in (0, 1, 2, 8):
         draw = lambda: rng.expovariate(1)  # noqa: E731
@@ -73,7 +75,7 @@ def test_no_answer_is_older_than_allowed_and_the_longest_waits_for_fewer_updates
         assert 0.97 * bound < each.seconds < 1.3 * bound
 
 
-def test_constants_give_back_the_iterations_from_which_they_are_made():
+def test_constants_give_back_their_iterations():
     parts = {
         str(part): {
             "collect": 0.01 + 0.08 / part,
@@ -126,7 +128,7 @@ def commands():
     return re.findall(r"algos train (.*)", text)
 
 
-def test_our_flags_in_the_files_for_clusters_are_those_of_the_command():
+def test_flags_of_cluster_files_are_the_commands():
     with contextlib.redirect_stdout(io.StringIO()) as shown, pytest.raises(SystemExit):
         command_line(["train", "--help"])
     known = flags(shown.getvalue())
@@ -134,19 +136,19 @@ def test_our_flags_in_the_files_for_clusters_are_those_of_the_command():
     assert {"--run-dir", "--resume", "--checkpoint-every", "--workers"} <= given and given <= known, given - known
 
 
-def test_the_script_for_slurm_is_bash_and_its_torchrun_flags_are_real():
+def test_the_slurm_script_is_bash_with_real_flags():
     subprocess.run(["bash", "-n", SLURM], check=True)
     known = {option for action in get_args_parser()._actions for option in action.option_strings}
     before = SLURM.read_text().partition("srun torchrun")[2].partition("-m algos")[0]
     assert {"--nnodes", "--nproc-per-node", "--max-restarts"} <= flags(before) <= known
 
 
-def test_without_a_run_the_script_for_slurm_says_what_is_missing():
+def test_the_slurm_script_says_that_a_run_is_missing():
     ended = subprocess.run(["bash", SLURM], capture_output=True, text=True)
     assert ended.returncode and "give the folder of the run, then the arguments of algos train" in ended.stderr
 
 
-def test_the_cluster_files_are_yaml_with_the_parts_that_ray_reads():
+def test_cluster_files_have_the_parts_ray_reads():
     cluster = yaml.safe_load(CLUSTER.read_text())
     assert set(cluster) <= {
         "cluster_name", "provider", "auth", "file_mounts", "rsync_exclude", "setup_commands", "head_start_ray_commands",

@@ -18,7 +18,7 @@ def cartpole(num_envs=4):
     return gymnasium.make_vec("CartPole-v1", num_envs=num_envs)
 
 
-def test_a_policy_from_the_spaces_and_fields_as_keywords_are_the_long_form_bit_for_bit():
+def test_short_and_long_calls_are_equal_bit_for_bit():
     short = PPO(cartpole(), seed=3, **SHORT)
     env = cartpole()
     long = PPO(env, make_policy(env, seed=3), PPOConfig(seed=3, **SHORT))
@@ -31,7 +31,7 @@ def test_a_policy_from_the_spaces_and_fields_as_keywords_are_the_long_form_bit_f
     assert type(DQN(cartpole(), buffer_size=5000).policy).__name__ == "QPolicy"
 
 
-def test_fields_that_there_are_not_are_refused_with_ours():
+def test_unknown_fields_are_refused_with_ours():
     with refused(TypeError, "PPOConfig has no 'lr'", "learning_rate"):
         PPO(cartpole(), lr=1e-3)
     with refused(TypeError, "DQNConfig has no 'kl_coef'"):
@@ -40,7 +40,7 @@ def test_fields_that_there_are_not_are_refused_with_ours():
         PPO(gymnasium.make("CartPole-v1"))
 
 
-def test_former_names_of_environments_and_penalties_are_answered_with_ours():
+def test_former_names_are_answered_with_ours():
     with refused(TypeError, "has no 'kl_coefficient'", "did you mean 'kl_coef'"):
         gymnasium.make_vec("textenv/Copy-v0", num_envs=2, kl_coefficient=0.1)
     with refused(TypeError, "KLPenalty has no 'coefficient'", "did you mean 'coef'"):
@@ -54,7 +54,7 @@ def text_env(**options):
     )
 
 
-def test_kl_coef_is_the_penalty_to_the_policy_as_it_is_and_never_a_second_one():
+def test_kl_coef_is_one_penalty_to_the_first_policy():
     settings = dict(num_steps=None, num_episodes=8, minibatch_size=4)
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS))
     assert policy.tokenizer is policy.lm.tokenizer
@@ -69,7 +69,8 @@ def test_kl_coef_is_the_penalty_to_the_policy_as_it_is_and_never_a_second_one():
         PPO(text_env(penalty=penalty), policy, kl_coef=0.25, **settings)
 
 
-def test_an_evaluation_has_its_mean_and_is_a_tuple_of_returns_and_rollout():
+def test_an_evaluation_is_a_tuple_with_a_mean():
+    """Of returns and rollout, as before."""
     policy = make_policy(cartpole())
     found = evaluate("CartPole-v1", policy, num_episodes=5)
     returns, rollout = found
@@ -88,7 +89,7 @@ def small(env, seed):
 
 
 @pytest.mark.parametrize("processes", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_cases_take_functions_configs_and_budgets_of_ones_own(processes, tmp_path):
+def test_cases_take_functions_configs_and_budgets(processes, tmp_path):
     own = Case(short_cartpole, policy=small, config=PPOConfig(num_steps=16), total_steps=200, num_envs=4, name="own")
     options = dict(seeds=1, run_dir=tmp_path, processes=processes, quiet=True)
     result = compare(["CartPole-v1:a2c", own], total_steps=128, **options)

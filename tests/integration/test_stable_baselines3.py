@@ -54,7 +54,7 @@ def mean_return(act, env, episodes=100):
         pytest.param("MlpPolicy", marks=pytest.mark.long),
     ],
 )
-def test_ppo_of_stable_baselines3_learns_periods_unmodified(policy, periods):
+def test_stable_baselines3_learns_periods(policy, periods):
     """By id alone; its perceptron reads what Gymnasium's own wrapper flattens."""
     stable_baselines3 = pytest.importorskip("stable_baselines3", reason="install the extra: pip install '.[sb3]'")
     env = gymnasium.make(periods)

@@ -437,3 +437,49 @@ def test_what_changes_and_is_not_saved_is_named_once(tmp_path, caplog):
     make_agent(Counts()).learn(TOTAL, run_dir=tmp_path, checkpoint_every=1)
     assert caplog.text.count("the training changes Counts.calls, which no checkpoint has") == 1
     assert "factor" not in caplog.text
+
+
+FILE_OF_REWARDS = """
+class Counts:
+    calls = 0
+
+    def __call__(self, completions):
+        self.calls += 1
+        return [float(len(text)) for text in completions]
+
+class Memory:
+    seen = 0
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+class Remembers:
+    memory = Memory()
+
+    def __call__(self, completions):
+        self.memory.seen += len(completions)
+        return [float(len(text)) for text in completions]
+
+counts = Counts()
+remembers = Remembers()
+"""
+
+
+def test_rewards_of_a_file_are_the_users_too(tmp_path, caplog):
+    """The file's module is `textenv.importing.…`, but neither its warning nor its state may be lost."""
+    caplog.set_level(logging.WARNING)
+    (tmp_path / "rewards.py").write_text(FILE_OF_REWARDS)
+    counts = load_function(f"{tmp_path}/rewards.py:counts")
+    make_agent(counts).learn(TOTAL, run_dir=tmp_path / "counts", checkpoint_every=1)
+    assert caplog.text.count("the training changes Counts.calls, which no checkpoint has") == 1
+
+    remembers = load_function(f"{tmp_path}/rewards.py:remembers")
+    agent = make_agent(remembers)
+    agent.learn(TOTAL, run_dir=tmp_path / "remembers")
+    seen = remembers.memory.seen
+    remembers.memory.seen = 0
+    load_objects(tmp_path / "remembers", agent.env)
+    assert remembers.memory.seen == seen > 0

@@ -36,7 +36,7 @@ def test_a_game_by_strings_word_for_word():
     assert terminated and not truncated
 
 
-def test_halving_wins_in_three_guesses_what_the_example_says_7_numbers_of_9():
+def test_halving_wins_as_the_example_says():
     won = 0
     for secret in range(1, 10):
         env, _, _ = guessing_game(secret)

@@ -37,20 +37,21 @@ def test_cartpole_is_solved_by_the_projects_own_preset():
 
 
 @pytest.mark.slow
-def test_cartpole_is_solved_by_the_projects_own_preset_on_most_of_five_seeds():
+def test_cartpole_is_solved_by_the_preset():
+    """On most of five seeds."""
     runs = [own_preset(seed) for seed in range(1, 6)]
     assert sum(run == [500, 500] for run in runs) >= 3 and min(map(min, runs)) > 150
 
 
 @pytest.mark.slow
-def test_cartpole_with_the_zoos_hyper_parameters_on_five_seeds():
+def test_cartpole_with_the_zoos_hyper_parameters():
     runs = [train_cartpole(presets.CARTPOLE_ZOO, num_envs=8, total_steps=100_000, seed=seed) for seed in range(1, 6)]
     assert sum(min(run) >= 475 for run in runs) >= 4 and min(map(min, runs)) > 150  # see the test above
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["a2c", "dqn", "grpo", "reinforce", "rloo", "trpo"])
-def test_every_other_algorithm_solves_cartpole_by_its_recipe_on_two_seeds_of_three(algo):
+def test_other_algorithms_solve_cartpole(algo):
     """Mean return of 20 episodes; the most probable action, or of DQN the best one."""
     assert sum(solved_by(algo, seed) >= 475 for seed in (1, 2, 3)) >= 2
 
@@ -102,7 +103,7 @@ def train_text(env_id, *, seed, share=1.0):
 
 
 @pytest.mark.long
-def test_reviews_improve_within_a_third_of_the_training():
+def test_reviews_improve_in_a_third_of_the_training():
     before, after = train_text("textenv/Reviews-v0", seed=1, share=0.33)
     assert 0.4 <= before["score"] <= 0.6 and abs(before["kl"]) < 1e-2
     assert after["score"] >= 0.8
@@ -110,7 +111,7 @@ def test_reviews_improve_within_a_third_of_the_training():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_reviews_become_positive_and_stay_grammatical_and_various(seed):
+def test_reviews_become_positive_and_stay_various(seed):
     before, after = train_text("textenv/Reviews-v0", seed=seed)
     assert 0.4 <= before["score"] <= 0.6 and before["grammatical"] >= 0.9
     assert after["score"] >= 0.9

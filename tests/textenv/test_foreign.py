@@ -53,11 +53,11 @@ def unanswered(names):
 
 
 @pytest.mark.parametrize("library", STORED)
-def test_each_stored_name_of_another_library_is_answered(library):
+def test_stored_names_of_libraries_are_answered(library):
     assert unanswered(STORED[library]) == []
 
 
-def test_each_argument_and_method_of_stable_baselines3_is_answered():
+def test_stable_baselines3s_names_are_answered():
     sb3 = pytest.importorskip("stable_baselines3")
     from stable_baselines3.common.callbacks import EvalCallback
     from stable_baselines3.common.env_util import make_vec_env
@@ -72,21 +72,21 @@ def test_each_argument_and_method_of_stable_baselines3_is_answered():
     assert sorted(name for name in methods if not hasattr(PPO, name) and name not in METHODS) == []
 
 
-def test_each_argument_of_transformers_trainer_is_answered():
+def test_transformers_trainer_arguments_are_answered():
     """TRL's configs inherit them."""
     from transformers import TrainingArguments
 
     assert unanswered(field.name for field in dataclasses.fields(TrainingArguments)) == []
 
 
-def test_each_argument_of_the_trl_that_is_installed_is_answered():
+def test_the_installed_trls_arguments_are_answered():
     trl = pytest.importorskip("trl")
     names = [field.name for kind in (trl.GRPOConfig, trl.RLOOConfig) for field in dataclasses.fields(kind)]
     names += [name for kind in (trl.GRPOTrainer, trl.RLOOTrainer) for name in parameters(kind.__init__)]
     assert unanswered(names) == []
 
 
-def test_tables_name_what_there_is_and_contradict_neither_each_other_nor_us():
+def test_tables_are_consistent_and_name_what_exists():
     assert {ours for name in RENAMED for ours in our_names(name)} <= OURS
     assert PLACES.keys() <= OURS
     assert not NO_EQUIVALENT & (RENAMED.keys() | ADVICE.keys() | FLAGS.keys() | METHODS.keys())
@@ -109,7 +109,7 @@ def test_no_name_stands_twice_in_a_table():
 
 
 @pytest.mark.parametrize("name", sorted(RENAMED.keys() | ADVICE.keys() | NO_EQUIVALENT))
-def test_an_answer_never_names_what_cannot_be_written_there(name):
+def test_an_answer_names_only_what_can_be_written(name):
     """On the command line no argument of Python alone, in Python no flag."""
     known = [field.name for field in dataclasses.fields(GRPOConfig)]
     said = advice(name, known) if name not in known else ""

@@ -32,7 +32,7 @@ def test_a_file_hides_no_module_of_its_name(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["colorsys", "wave"])  # those that nothing has imported yet
-def test_standard_modules_stay_what_they_are_afterwards(tmp_path, name):
+def test_standard_modules_stay_as_they_were(tmp_path, name):
     sys.modules.pop(name, None)
     scores(write(tmp_path / f"{name}.py", SCORE.format(1.0)))
     assert Path(importlib.import_module(name).__file__).parent == Path(importlib.__file__).parent.parent
@@ -45,7 +45,7 @@ def test_a_file_may_use_the_module_of_its_own_name(tmp_path):
     assert scores(write(tmp_path / "numpy.py", numpy)) == [2.0]
 
 
-def test_a_neighbour_never_replaces_the_standard_library(tmp_path):
+def test_a_neighbour_replaces_no_standard_module(tmp_path):
     write(tmp_path / "math.py", "sqrt = None\n")
     text = "def score(completions):\n    import math\n    return [math.sqrt(4.0) for _ in completions]\n"
     assert scores(write(tmp_path / "rewards.py", text)) == [2.0]
@@ -68,7 +68,7 @@ IMPORTS = {
 
 @pytest.mark.parametrize("when", ["at once", "later"])
 @pytest.mark.parametrize("form", IMPORTS)
-def test_neighbours_are_imported_at_any_time_from_the_own_folder(tmp_path, form, when):
+def test_neighbours_are_imported_at_any_time(tmp_path, form, when):
     loaded = {}
     for place in ("a", "b"):
         folder = tmp_path / place
@@ -89,7 +89,7 @@ def test_neighbours_are_imported_at_any_time_from_the_own_folder(tmp_path, form,
     assert "found" not in sys.modules and not hasattr(importlib.import_module("rich"), "VALUE")
 
 
-def test_a_neighbour_that_the_script_has_imported_is_not_imported_twice(tmp_path, monkeypatch):
+def test_an_imported_neighbour_is_not_imported_twice(tmp_path, monkeypatch):
     write(tmp_path / "shared_of_script.py", "class Error(Exception): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     script = importlib.import_module("shared_of_script")
@@ -98,7 +98,7 @@ def test_a_neighbour_that_the_script_has_imported_is_not_imported_twice(tmp_path
         scores(write(tmp_path / "rewards.py", text))
 
 
-def test_a_file_that_is_named_in_a_string_is_not_run_twice(tmp_path):
+def test_a_file_named_in_a_string_runs_once(tmp_path):
     path = write(tmp_path / "named_by_string.py", SCORE.format(1.0))
     function = load_function(f"{path}:score")
     assert importlib.import_module("named_by_string").score is function
@@ -127,7 +127,7 @@ def test_two_files_of_one_name_run_in_processes(tmp_path):
     assert rewards(prompts=["?"], completions=["4"]).parts == {"a": [1.0], "b": [2.0]}
 
 
-def test_an_edited_file_is_read_again_and_an_unedited_one_is_not(tmp_path):
+def test_only_an_edited_file_is_read_again(tmp_path):
     path = write(tmp_path / "rewards.py", SCORE.format(0.5))
     first = load_function(f"{path}:score")
     assert load_function(f"{path}:score") is first
@@ -143,7 +143,7 @@ def test_a_file_that_fails_says_so_each_time(tmp_path, text):
             load_function(f"{path}:score")
 
 
-def test_modules_of_the_current_folder_go_before_installed_ones(tmp_path, monkeypatch):
+def test_local_modules_go_before_installed_ones(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sys.modules.pop("this_is_local", None)
     write(tmp_path / "beside_local.py", "VALUE = 3\n")
@@ -154,7 +154,8 @@ def test_modules_of_the_current_folder_go_before_installed_ones(tmp_path, monkey
     assert module.late() == module.VALUE == 3 and importlib.import_module("this_is_local") is module
 
 
-def test_no_other_file_of_the_current_folder_is_imported_instead_of_an_installed_module(tmp_path, monkeypatch):
+def test_no_other_local_file_shadows_a_module(tmp_path, monkeypatch):
+    """Only the module that is named may come from the current folder."""
     write(tmp_path / "colorsys.py", "raise RuntimeError\n")
     write(tmp_path / "needs_colorsys.py", "import colorsys\nVALUE = colorsys.rgb_to_hls(1, 1, 1)\n")
     monkeypatch.chdir(tmp_path)
@@ -162,7 +163,7 @@ def test_no_other_file_of_the_current_folder_is_imported_instead_of_an_installed
     assert read_module("needs_colorsys").VALUE
 
 
-def test_a_module_of_two_folders_or_of_the_standard_library_is_refused(tmp_path, monkeypatch):
+def test_ambiguous_module_names_are_refused(tmp_path, monkeypatch):
     for place in ("a", "b"):
         write(tmp_path / place / "twice_here.py", f"VALUE = '{place}'\n")
     monkeypatch.chdir(tmp_path / "a")

@@ -6,7 +6,7 @@ from textenv.json_files import parse_json, read_json
 
 
 @pytest.mark.parametrize("content", [b'{"k": [1, "\xc3\xa9"]}', b'\xef\xbb\xbf{"k": [1, "\xc3\xa9"]}'])
-def test_json_in_utf8_is_read_with_and_without_a_byte_order_mark(tmp_path, content):
+def test_json_is_read_with_and_without_a_bom(tmp_path, content):
     path = tmp_path / "state.json"
     path.write_bytes(content)
     assert read_json(path, what="a state", kind=dict) == parse_json(content) == {"k": [1, "é"]}
@@ -21,7 +21,7 @@ def test_json_in_utf8_is_read_with_and_without_a_byte_order_mark(tmp_path, conte
         (b"[1]", r"state\.json holds \[1\] \(list\), expected a state"),
     ],
 )
-def test_another_file_is_refused_with_its_name_and_the_position(tmp_path, content, message):
+def test_a_broken_file_is_named_with_the_position(tmp_path, content, message):
     path = tmp_path / "state.json"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):

@@ -11,7 +11,7 @@ from textenv.foreign import MOVED
 
 
 @pytest.mark.parametrize("former", MOVED)
-def test_a_name_that_is_public_no_longer_says_where_it_is(former):
+def test_a_former_public_name_says_where_it_is(former):
     package, _, name = former.rpartition(".")
     assert name not in pkgutil.resolve_name(package).__all__
     with refused(ImportError, f"{former} is {MOVED[former]}:") as error:
@@ -22,7 +22,7 @@ def test_a_name_that_is_public_no_longer_says_where_it_is(former):
 
 
 @pytest.mark.parametrize("module", ["algos.losses", "textenv.kl"])
-def test_a_module_that_is_not_imported_says_how_to_import_it(module):
+def test_an_unimported_module_says_how_to_import_it(module):
     program = f"import algos, textenv\ntry: {module}\nexcept AttributeError as error: print(error)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert f"write 'import {module}' first" in done.stdout

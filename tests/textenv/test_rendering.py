@@ -8,15 +8,11 @@ import torch
 
 from algos import LMPolicy, collect
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from tests.helpers.text_envs import EOS, GOOD, make_env
+from tests.helpers.text_envs import EOS, GOOD, good, make_env
 from textenv import TextEnv, render_rollout
 from textenv.rendering import pieces, printable, sparkline
 
 CODE = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def good(prompts, completions, **columns):
-    return [float(text.split().count("good")) for text in completions]
 
 
 def test_ansi_is_the_text_with_the_paid_token_shaded():
@@ -57,7 +53,7 @@ def test_a_rollout_is_shaded_by_any_column():
         render_rollout(rollout, 1, policy.lm.tokenizer, column="luck")
 
 
-def test_a_character_of_several_tokens_stands_at_the_last_of_them():
+def test_a_character_stands_at_its_last_token():
     from textenv.lm.loading import load_tokenizer
 
     tokenizer = load_tokenizer()
@@ -71,7 +67,7 @@ def test_answers_cannot_command_the_terminal():
     assert printable("\x1b[2Jhi\u202etxt\x07\n") == "\\x1b[2Jhi\\u202etxt\\x07\n"
 
 
-def test_a_sparkline_has_the_shape_of_its_curve_in_the_width_given():
+def test_a_sparkline_has_the_shape_of_its_curve():
     assert sparkline(range(8), 8) == "▁▂▃▄▅▆▇█"
     assert sparkline([5, 5, 5], 8) == "▁▁▁" and sparkline([], 8) == ""
     assert sparkline([0] * 500 + [1] * 500, 10) == "▁▁▁▁▁█████"

@@ -20,7 +20,7 @@ ANSWERS = [(5, 1, EOS), (EOS,), (3, 3, 3, 3, 3), (6, 5, 0, 2, EOS)]
 
 
 @pytest.mark.parametrize("name", ALL_MODELS)
-def test_padding_on_the_right_of_a_rollout_moves_no_log_prob_and_no_value(name):
+def test_padding_of_a_rollout_moves_no_number(name):
     policy = lm_policy(ALL_MODELS[name])
     rollout = play(text_env(), ANSWERS)
     mask = rollout["mask"]
@@ -44,7 +44,7 @@ def unpadded_log_probs(model, tokens):
 
 @pytest.mark.parametrize("side", ["left", "right", "both"])
 @pytest.mark.parametrize("name", ALL_MODELS)
-def test_padding_on_either_side_moves_no_log_prob_in_scoring(name, side):
+def test_padding_moves_no_log_prob_in_scoring(name, side):
     lm = LanguageModel(ALL_MODELS[name](), make_tokenizer(WORDS))
     texts = [[1, 2, 3, 5, 0, 2], [4, 0], [6, 6, 1]]
     expected = torch.cat([unpadded_log_probs(lm.model, text) for text in texts])
@@ -61,7 +61,7 @@ def test_padding_on_either_side_moves_no_log_prob_in_scoring(name, side):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
-def test_padding_on_either_side_moves_no_reward_of_a_classifier(name):
+def test_padding_moves_no_reward_of_a_classifier(name):
     model = make_model(name, labels=2)
     classifier = RewardModel(model, make_tokenizer(WORDS))
     texts = [[1, 2, 3, 5], [4], [6, 0]]
@@ -75,7 +75,7 @@ def test_padding_on_either_side_moves_no_reward_of_a_classifier(name):
 
 
 @pytest.mark.parametrize("pad", [EOS, None])
-def test_a_classifier_whose_config_names_another_pad_id_still_reads_the_last_real_token(pad):
+def test_a_wrong_pad_id_hides_no_last_token(pad):
     """`transformers` finds the last token by the model's pad id, our padding is the tokenizer's."""
     right = RewardModel(make_model("gpt2", labels=2), make_tokenizer(WORDS))
     other = RewardModel(make_model("gpt2", labels=2, pad=pad), make_tokenizer(WORDS))
@@ -96,7 +96,7 @@ def test_pad_equal_to_eos_does_not_hide_eos():
 
 
 @pytest.mark.parametrize("make", [make_gpt2, make_llama])
-def test_the_logit_of_eos_gets_its_gradient_where_pad_equals_eos(make):
+def test_the_logit_of_eos_gets_its_gradient(make):
     """Of the weights that make EOS's logit: Σ (1 - p(EOS)) h where EOS was chosen, less Σ p(EOS) h elsewhere."""
     tokenizer = make_tokenizer(WORDS, pad="<eos>")
     policy = lm_policy(make, tokenizer=tokenizer)
@@ -110,7 +110,7 @@ def test_the_logit_of_eos_gets_its_gradient_where_pad_equals_eos(make):
     torch.testing.assert_close(output.weight.grad[EOS], slope @ hidden, atol=1e-5, rtol=1e-5)
 
 
-def test_log_probs_of_a_lookup_table_model_equal_the_table():
+def test_log_probs_equal_a_lookup_table():
     """Prompt 1 2, response 3 0 EOS: the entries of the table at (2, 3), (3, 0), (0, EOS), and nothing else."""
     table, value = random_table(), torch.arange(1.0, 10.0)
     policy = LMPolicy(table_model(table), make_tokenizer(WORDS))
@@ -124,7 +124,7 @@ def test_log_probs_of_a_lookup_table_model_equal_the_table():
     assert after[0, 1:].tolist() == value[[3, 0, EOS]].tolist()
 
 
-def test_recorded_log_probs_of_a_lookup_table_model_equal_the_table():
+def test_recorded_log_probs_equal_a_lookup_table():
     table = random_table()
     policy = LMPolicy(table_model(table), make_tokenizer(WORDS))
     rollout = collect(text_env(), policy, num_episodes=20)
@@ -133,7 +133,7 @@ def test_recorded_log_probs_of_a_lookup_table_model_equal_the_table():
     torch.testing.assert_close(rollout["log_prob"][mask], expected, atol=1e-5, rtol=0)
 
 
-def test_the_score_is_discounted_back_from_the_last_token():
+def test_the_score_is_discounted_from_the_last_token():
     """KL 0, V 0, γ .9, λ 1: the target k tokens before the end is score·.9^k, whether EOS or the limit ended it."""
     scores = [2.0, -1.0, 3.0, 0.5]
     env, policy = text_env(Script(scores=scores)), lm_policy(head=False)
@@ -147,7 +147,7 @@ def test_the_score_is_discounted_back_from_the_last_token():
         assert rollout["value_target"][row][~rollout["mask"][row]].abs().sum() == 0
 
 
-def test_the_exact_critic_of_a_deterministic_text_has_no_advantage():
+def test_the_exact_critic_has_no_advantage():
     """Tokens 0 1 2 3 EOS in a row, score 2 at the end, γ .9: V of a token is known, so every advantage is 0."""
     value = torch.zeros(9)
     value[[3, 2, 1, 0]] = 2 * 0.9 ** torch.arange(4.0)
@@ -163,7 +163,7 @@ def test_the_exact_critic_of_a_deterministic_text_has_no_advantage():
 # --- terminated or truncated ------------------------------------------------------------------------------------------
 
 
-def test_eos_exactly_at_the_limit_terminates_and_its_absence_truncates():
+def test_eos_at_the_limit_terminates():
     answers = {(3, 3, 3, 3, EOS): (True, False), (3, 3, 3, 3, 3): (False, True), (EOS,): (True, False)}
     rollout = play(text_env(), answers)
     for row, (answer, (terminated, truncated)) in enumerate(answers.items()):
@@ -178,7 +178,7 @@ def test_eos_exactly_at_the_limit_terminates_and_its_absence_truncates():
 
 
 @pytest.mark.parametrize("bootstrap", [False, True])
-def test_the_value_after_a_text_counts_only_at_a_limit_that_bootstraps(bootstrap):
+def test_a_value_after_a_text_needs_bootstrapping(bootstrap):
     """λ 0, γ 1, reward 0: the target is V(next), but 0 after EOS always, and after the limit by choice."""
     value = torch.arange(1.0, 10.0)
     policy = LMPolicy(table_model(random_table()), make_tokenizer(WORDS))
@@ -205,7 +205,7 @@ def merging_tokenizer(bos=False):
     return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", bos_token="<bos>", pad_token="<eos>")
 
 
-def test_state_ids_are_prompt_ids_and_action_ids_at_every_step():
+def test_state_ids_are_prompt_and_action_ids():
     seen = []
 
     def reward(prompts, completions, completion_ids, **_):
@@ -234,7 +234,7 @@ def test_a_prompt_begins_with_one_bos(prompt):
     assert observation["tokens"][0, : observation["length"][0, 0]].tolist() == [3, 2]
 
 
-def test_the_prompt_never_leaks_into_an_early_ended_response():
+def test_the_prompt_leaks_into_no_response():
     seen = []
 
     def score(turns):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from textenv.checks.env_checker import CheckResult, raise_if_broken
 from textenv.checks.reward_probes import VERY_LONG, Probe, Trial, long_answer, make_rows, mean_of, run_probes
 from textenv.extras.human import HumanReward
 from textenv.rendering import printable
-from textenv.rewards.calling import reward_name
+from textenv.rewards.calling import line_of_error, reward_name
 from textenv.rewards.composite import Rewards
 from textenv.rewards.scores import as_number
 
@@ -220,11 +219,9 @@ def _first_calls(trial: Trial, name: str) -> tuple[Any, float]:
         start = time.perf_counter()
         returned = trial.returned(trial.rows)
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
         raise ValueError(
-            f"reward {name!r} raised {type(error).__name__} on ordinary completions, in line {frame.lineno} of "
-            f"{frame.filename}: {error}. Columns of its own come from --prompts FILE, in Python prompts=rows or "
-            "columns={name: list}"
+            f"reward {name!r} raised {type(error).__name__} on ordinary completions, {line_of_error(error)}: {error}. "
+            "Columns of its own come from --prompts FILE, in Python prompts=rows or columns={name: list}"
         ) from error
     seconds = time.perf_counter() - start
     return returned, seconds / len(trial.rows)

@@ -296,19 +296,24 @@ def _check_start(rollout: TensorDict, log_ratio: Tensor, kl: Tensor, policy: _Po
     """
     module = _scoring_module(policy)
     assert module is not None
+
+    # What rounding may explain depends on the model
     choices: tuple[str, ...] = ()
-    computed_in = next(module.parameters()).dtype
+    dtype = next(module.parameters()).dtype
     if isinstance(module, LanguageModel):
         choices = module.hard_choices
-        computed_in = module.autocast or computed_in
+        dtype = module.autocast or dtype
     if tolerance is None:
-        tolerance = start_tolerance(computed_in, choices)
+        tolerance = start_tolerance(dtype, choices)
+
+    # The larger of both gaps at each entry
     gap = torch.maximum(log_ratio.abs(), kl.abs())
     if not ratio_gap(gap, mask=rollout["mask"], choices=choices) <= tolerance:
         raise InvariantError(
             f"policy and reference have the same weights, but their log-probabilities differ, or the KL is not 0, "
-            f"by up to {gap.max().item():.3g} nats (tolerance {tolerance}{median_note(choices)}): is dropout on, or do "
-            "temperature or forbidden tokens differ? If it is only rounding, which a low temperature amplifies, raise "
+            f"by up to {gap.max().item():.3g} nats (tolerance {tolerance}{median_note(choices)}): is dropout on, do "
+            "temperature or forbidden tokens differ, or did act() store other log-probabilities than evaluate() gives "
+            "(docs/concepts/invariants.md)? If it is only rounding, which a low temperature amplifies, raise "
             "ratio_tolerance in the config.",
             tensor="kl",
             batch=rollout,

@@ -45,7 +45,7 @@ class LearntChat(NamedTuple):
 class _Answer(NamedTuple):
     """An assistant's message as the template writes it, given the messages before it."""
 
-    before: str
+    chat_start: str
     """Rendered chat up to the start of the answer, as the model reads it before it writes."""
     text: str
     """What the model writes."""
@@ -133,13 +133,22 @@ def learnt_chats(
     chats = []
     stop = len(messages)
     while pending:
-        ends_with_answer = messages[stop - 1]["role"] == "assistant"
-        rendered = chat.rendered(stop) if ends_with_answer else chat.asked(stop)
-        as_written = [i for i in pending if i < stop and rendered.startswith(answers[i].before + answers[i].text)]
-        if as_written:
-            chats.append(_learnt_chat(rendered, [answers[i] for i in as_written], chat))
-        pending = [i for i in pending if i not in as_written]
-        stop = pending[-1] + 1 if pending else 0
+        if messages[stop - 1]["role"] == "assistant":
+            rendered = chat.rendered(stop)
+        else:
+            rendered = chat.asked(stop)
+
+        # Answers that stand in this chat as the model writes them
+        learnt = []
+        for index in pending:
+            answer = answers[index]
+            if index < stop and rendered.startswith(answer.chat_start + answer.text):
+                learnt.append(index)
+        if learnt:
+            chats.append(_learnt_chat(rendered, [answers[index] for index in learnt], chat))
+        pending = [index for index in pending if index not in learnt]
+        if pending:
+            stop = pending[-1] + 1
     return chats
 
 
@@ -240,17 +249,17 @@ class _Chat:
 
 def _read_answer(index: int, chat: _Chat) -> _Answer:
     """Return a message as the template writes it after the messages before it; raise as `learnt_chats`."""
-    before = chat.asked(index)
+    chat_start = chat.asked(index)
     rendered = chat.rendered(index + 1)
-    if not rendered.startswith(before):
-        common = len(os.path.commonprefix([before, rendered]))
+    if not rendered.startswith(chat_start):
+        common = len(os.path.commonprefix([chat_start, rendered]))
         raise ValueError(
-            f"the chat template asks a model for message {index} with {unmarked(before[common:])[-60:]!r}, but begins "
-            f"the message itself with {unmarked(rendered[common:])[:60]!r}, so a model that answers never writes this: "
-            f"{_ADVICE}"
+            f"the chat template asks a model for message {index} with {unmarked(chat_start[common:])[-60:]!r}, but "
+            f"begins the message itself with {unmarked(rendered[common:])[:60]!r}, so a model that answers never "
+            f"writes this: {_ADVICE}"
         )
-    body = rendered[len(before) :]
-    _check_complete(index, chat.messages[index], before, body)
+    body = rendered[len(chat_start) :]
+    _check_complete(index, chat.messages[index], chat_start, body)
 
     # The turn ends with the template's token for it, or else with the last control token after the message
     tokenizer = chat.tokenizer
@@ -261,16 +270,16 @@ def _read_answer(index: int, chat: _Chat) -> _Answer:
     tokens = list(re.finditer(_any_of(controls), body[tail.start() :]))
     if tokens:
         end_token = next((token for token in tokens if token[0] in ends.tokens), tokens[-1])
-        return _Answer(before, body[: tail.start() + end_token.end()], "")
+        return _Answer(chat_start, body[: tail.start() + end_token.end()], "")
     if ends.texts and body.rstrip().endswith(ends.texts):
-        return _Answer(before, body.rstrip(), "")
+        return _Answer(chat_start, body.rstrip(), "")
 
     # Or with the token that begins the next message
     followed = chat.followed(index + 1)
     next_tokens = _any_of(controls - {tokenizer.bos_token})
     next_token = re.match(rf"\s*(?:{next_tokens})", followed[len(rendered) :])
     if followed.startswith(rendered) and next_token is not None:
-        return _Answer(before, body, next_token[0])
+        return _Answer(chat_start, body, next_token[0])
 
     # Or with EOS
     eos_ids(tokenizer)
@@ -279,10 +288,10 @@ def _read_answer(index: int, chat: _Chat) -> _Answer:
         "it alone ends a turn",
         tokenizer.eos_token,
     )
-    return _Answer(before, body.rstrip(), str(tokenizer.eos_token))
+    return _Answer(chat_start, body.rstrip(), str(tokenizer.eos_token))
 
 
-def _check_complete(index: int, message: Message, before: str, body: str) -> None:
+def _check_complete(index: int, message: Message, chat_start: str, body: str) -> None:
     """Raise a ValueError if the template leaves out what the assistant says, thinks or calls."""
     calls = [call.get("function", call) for call in message.get("tool_calls", [])]
     fields: Mapping[str, object] = message
@@ -291,7 +300,7 @@ def _check_complete(index: int, message: Message, before: str, body: str) -> Non
     for name, text in texts.items():
         # The start of the answer may have written the text's beginning already, such as <think>, but never all of it
         dense = _without_space(text)
-        start = _without_space(before[-2 * len(text) :])
+        start = _without_space(chat_start[-2 * len(text) :])
         start = start[max(0, len(start) + 1 - len(dense)) :]
         if dense not in start + _without_space(body):
             raise ValueError(
@@ -307,8 +316,8 @@ def _learnt_chat(rendered: str, answers: Sequence[_Answer], chat: _Chat) -> Lear
     position = 0
     bounds = []
     for answer in answers:
-        stop = len(answer.before) + len(answer.text)
-        text += rendered[position : len(answer.before)]
+        stop = len(answer.chat_start) + len(answer.text)
+        text += rendered[position : len(answer.chat_start)]
         start = len(text)
         text += answer.text
         if answer.end and rendered[stop:].startswith(answer.end):
@@ -330,8 +339,8 @@ def _learnt_chat(rendered: str, answers: Sequence[_Answer], chat: _Chat) -> Lear
 
 def _count_tokens(text: str, position: int, ids: list[int], chat: _Chat) -> int:
     """Return how many tokens are before a position of a text; raise a ValueError if a token lies across it."""
-    before = chat.ids(text[:position])
-    if ids[: len(before)] != before:
+    ids_before = chat.ids(text[:position])
+    if ids[: len(ids_before)] != ids_before:
         left = unmarked(text[:position])[-30:]
         right = unmarked(text[position:])[:30]
         raise ValueError(
@@ -339,7 +348,7 @@ def _count_tokens(text: str, position: int, ids: list[int], chat: _Chat) -> int:
             "answers there never writes this: begin the answer as the template expects it (with its thoughts, without "
             f"white space), or {_ADVICE}"
         )
-    return len(before)
+    return len(ids_before)
 
 
 def _any_of(tokens: set[str]) -> str:

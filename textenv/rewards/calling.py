@@ -6,8 +6,11 @@ import functools
 import inspect
 import os
 import sys
+import sysconfig
+import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,8 @@ from textenv.rewards.scores import count_rows, is_tensor
 from textenv.rewards.training import NOW, RewardLog, Training, training
 from textenv.rewards.workers import run_in_threads
 
+NOT_THE_USERS = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(Path(__file__).parents[1]))
+"""Folders of the standard library, of installed packages and of `textenv`."""
 Returned = tuple[object, dict[str, list[float | None]]]
 """What a reward function returned, and the numbers that it logged."""
 
@@ -27,6 +32,19 @@ def reward_name(function: object) -> str:
     if isinstance(function, functools.partial):
         return reward_name(function.func)
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+def line_of_error(error: BaseException) -> str:
+    """Say in which line of which file an exception was raised; empty if nothing says it, as after a time limit.
+
+    It is the last line outside the standard library, installed packages and `textenv`, if there is one.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return ""
+    own_frames = [frame for frame in frames if not frame.filename.startswith(NOT_THE_USERS)]
+    last = (own_frames or frames)[-1]
+    return f"in line {last.lineno} of {last.filename}"
 
 
 def distinct_names(functions: Sequence[object]) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from textenv.device import move
 from textenv.names import check_names
-from textenv.rewards.calling import Returned, call_logged, is_async, reward_name
+from textenv.rewards.calling import Returned, call_logged, is_async, line_of_error, reward_name
 from textenv.rewards.scores import (
     Earned,
     RewardError,
@@ -305,7 +305,7 @@ class Rewards:
     def _isolate_failures(self, name: str, rows: Rows, results: list[PartResult]) -> tuple[list[ScoredPart], set[int]]:
         """Halve the parts on which a function fails until each failing row is alone.
 
-        If a part fails and neither half does, the row at fault is unknown, and all rows of the part count as failed.
+        If a part fails and neither half does, as with a service that fails at random, the scores of the halves count.
 
         Args:
             name: name of the function.
@@ -322,6 +322,7 @@ class Rewards:
         scored, failing = _separate(results)
         failed_rows: set[int] = set()
         was_tested = False
+        was_warned = False
         while failing:
             first_part, first_error = failing[0]
             self._last_error = self._error(name, first_part, first_error)
@@ -344,25 +345,27 @@ class Rewards:
 
             # A part of one row is a row that fails. Call the function with both halves of each longer part
             failed_rows |= {part.first for part, _ in failing if len(part) == 1}
-            longer_parts = [part for part, _ in failing if len(part) > 1]
-            halves = [half for part in longer_parts for half in part.cut(2)]
+            longer_parts = [(part, error) for part, error in failing if len(part) > 1]
+            halves = [half for part, _ in longer_parts for half in part.cut(2)]
             half_results = list(zip(halves, self._run_each(name, halves), strict=True))
 
             # If neither half fails, the part failed because of the rows together, or by chance
             failing = []
-            for number, part in enumerate(longer_parts):
+            for number, (part, error) in enumerate(longer_parts):
                 results_of_part = half_results[2 * number : 2 * number + 2]
                 scored_halves, failing_halves = _separate(results_of_part)
-                if failing_halves:
-                    scored += scored_halves
-                    failing += failing_halves
-                elif self.on_error == "stop":
-                    raise RewardError(
-                        f"reward {name!r} failed on {len(part)} completions ({first_error}), but on neither half: does "
-                        "it depend on the batch, or fail at random? Use textenv.check_reward to find out"
-                    ) from first_error
-                else:
-                    failed_rows |= set(range(part.first, part.first + len(part)))
+                scored += scored_halves
+                failing += failing_halves
+                if not failing_halves:
+                    description = (
+                        f"reward {name!r} failed on {len(part)} completions ({error}), but on neither half: "
+                        "does it depend on the batch, or fail at random? Use textenv.check_reward to find out"
+                    )
+                    if self.on_error == "stop":
+                        raise RewardError(description) from error
+                    if not was_warned:
+                        logging.getLogger(__name__).warning("%s. The scores of the halves count", description)
+                    was_warned = True
         return scored, failed_rows
 
     def _fails_on_rows_alone(self, name: str, rows: Rows) -> bool:
@@ -383,7 +386,11 @@ class Rewards:
         kind = f"{type(error).__name__}: "
         if isinstance(error, ChildError):  # its text names the kind already
             kind = ""
-        return RewardError(f"reward {name!r} raised {kind}{shown(error)} in {where}")
+        message = f"reward {name!r} raised {kind}{shown(error)} in {where}"
+        line = line_of_error(error)
+        if line:
+            message += f" ({line})"
+        return RewardError(message)
 
     def _check_failures(self, num_rows: int, num_failed: int) -> None:
         """Count a batch; raise a RewardError if too large a fraction of recent completions failed."""

@@ -438,7 +438,7 @@ def _train(job: _Job, *, again: bool) -> RunResult:
     evaluate = partial(
         summarise, test_env, policy, num_episodes=num_episodes, deterministic=job.deterministic, seed=seed
     )
-    before = evaluate()
+    untrained_scores = evaluate()
     samples_before = _samples(test_env, policy)
 
     # Training
@@ -484,7 +484,7 @@ def _train(job: _Job, *, again: bool) -> RunResult:
         policy=type(policy).__name__,
         parameters=sum(p.numel() for p in policy.parameters()),
         best=best,
-        before=before,
+        before=untrained_scores,
         after=after,
         history=history,
         samples=samples,

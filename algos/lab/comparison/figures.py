@@ -330,8 +330,8 @@ def _files(folders: Sequence[str | Path], out: str | Path | None, name: str) -> 
 
 def _chosen(names: Mapping[str, object], order: Sequence[str] | None, colours: Mapping[str, str] | None) -> list[str]:
     """Return the names to draw, in their order; raise a ValueError for one that there is not."""
-    for option, wanted in (("order", order or ()), ("colours", colours or {})):
-        unknown = [name for name in wanted if name not in names]
+    for option, requested in (("order", order or ()), ("colours", colours or {})):
+        unknown = [name for name in requested if name not in names]
         if unknown:
             raise ValueError(f"{option} has {', '.join(map(repr, unknown))}, expected of {', '.join(map(repr, names))}")
     return list(names) if order is None else list(order)

@@ -355,7 +355,7 @@ def test_a_wrapped_or_recoded_function_is_another(name, monkeypatch, caplog):
         ("algos.minibatches.whiten", lambda *a, **k: whiten(*a, **k)),
         ("algos.ppo.losses", types.SimpleNamespace(**vars(losses))),
         ("algos.ppo.ratio_metrics", lambda *a, **k: ratio_metrics(*a, **k)),
-        ("algos.advantages.ALIKE", 1e-3),
+        ("algos.advantages.ROUNDING_SPREAD", 1e-3),
         ("algos.training.invariants.WHITE_TOLERANCE", 0.5),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
@@ -499,6 +499,7 @@ BEFORE_THE_STEPS = {
     "algos.ranks.collectives:map_rows",
     "algos.agent:Agent.optimizer",
     "algos.agent:Agent.sharded_weights",
+    "textenv.acceleration:fast_module",
 }
 """What `PPO.update` calls before its steps, whichever way they are computed, and a context of nothing."""
 INSIDE = {

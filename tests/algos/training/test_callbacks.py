@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import algos
-from algos import Callback, EvaluateEvery, StopAtKL
+from algos import PPO, Callback, EvaluateEvery, PPOConfig, StopAtKL
 from algos.evaluation import summarise
 from algos.training.callbacks import RecordSamples
-from tests.helpers.resumable_agents import ppo_cartpole, ppo_text
+from tests.helpers.resumable_agents import ppo_cartpole, ppo_text, text
 from tests.helpers.small_agents import cartpole
 from tests.helpers.text_envs import BAD, EOS, GOOD, good, make_env, play
 
@@ -154,6 +154,20 @@ def test_samples_have_texts_scores_and_kl(tmp_path):
         assert sample["kl"] == pytest.approx(rollout["kl"][row][mask].sum().item())
         first = int(mask.nonzero()[0]) + 1
         assert sample["prompt"] == agent.policy.tokenizer.decode(rollout["observation"][row][:first].tolist())
+
+
+def test_tokens_without_a_score_have_no_log_ratio(tmp_path):
+    """Their reference is never asked: a difference to 0 would look like a policy far from it."""
+
+    def every_second(completions):
+        return [None if i % 2 else 1.0 for i in range(len(completions))]
+
+    agent = text(PPO, PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4), reward=every_second)
+    agent.learn(20, run_dir=tmp_path, sample_every=1)
+    tokens = [json.loads(line) for line in (tmp_path / "tokens.jsonl").read_text().splitlines()]
+    tokens = [row for row in tokens if row["iteration"] == 1]
+    assert any(not any(row["chosen"]) for row in tokens), "or nothing is tested"
+    assert all(abs(x) < 1e-4 for row in tokens for x in row["log_ratio"]), "policy and reference are equal at first"
 
 
 def test_parts_of_a_score_are_sampled_by_name():

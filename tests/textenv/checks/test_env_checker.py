@@ -13,7 +13,6 @@ from tests.helpers.conversations import Parrot
 from tests.helpers.models import WORDS, make_tokenizer
 from textenv import TextEnv, TextVectorEnv, TokenVectorEnv, check_text_env
 from textenv.checks.env_checker import CHECKS, run_checks
-from textenv.envs.transcript import Transcript
 
 EOS, PAD = WORDS.index("<eos>"), WORDS.index("<pad>")
 ARGUMENTS = dict(prompts=["a b", "c", "d a b", "a", "b c"], max_prompt_tokens=4, max_new_tokens=5)
@@ -28,18 +27,25 @@ def make(cls=TextVectorEnv, **options):
 
 
 class HandsOutItsOwnArrays(TextVectorEnv):
-    def _observe(self):
-        return {"tokens": self._step_transcript.tokens, "length": self._step_transcript.length}
+    def reset(self, *, seed=None, options=None):
+        self.shown, info = super().reset(seed=seed, options=options)
+        return self.shown, info
+
+    def step(self, actions):
+        observation, *rest = super().step(actions)
+        for name, values in observation.items():
+            self.shown[name][:] = values
+        return self.shown, *rest
 
 
 class Rereads(TextVectorEnv):
     """As if ids were made from lower-cased text: some come back as others."""
 
-    def _transcript(self, rows):
-        transcript = super()._transcript(rows)
-        append = transcript.append
-        transcript.append = lambda rows, actions: append(rows, np.where(actions == 2, 1, actions))
-        return transcript
+    def step(self, actions):
+        return super().step(np.where(actions == 2, 1, actions))
+
+    def advance(self, actions):
+        return super().advance(np.where(actions == 2, 1, actions))
 
 
 class EndsAtPad(TextVectorEnv):
@@ -49,17 +55,36 @@ class EndsAtPad(TextVectorEnv):
 
 
 class ForgetsToPad(TextVectorEnv):
-    def _observe(self):
-        observation = super()._observe()
-        observation["tokens"][:, -2:] = [3, 4]
-        return observation
+    def reset(self, *, seed=None, options=None):
+        return self.unpadded(*super().reset(seed=seed, options=options))
 
-
-class PaysForEveryToken(TextVectorEnv):
     def step(self, actions):
-        acted = ~self._ended
+        return self.unpadded(*super().step(actions))
+
+    def unpadded(self, observation, *rest):
+        observation["tokens"][:, -2:] = [3, 4]
+        return observation, *rest
+
+
+class Counts(TextVectorEnv):
+    """Knows how many tokens each slot's episode has, and which slots are over."""
+
+    def reset(self, *, seed=None, options=None):
+        self.count, self.over = np.zeros(self.num_envs), np.zeros(self.num_envs, dtype=bool)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, actions):
+        self.acted = ~self.over
+        self.count = np.where(self.acted, self.count + 1, 0)
+        observation, reward, terminated, truncated, info = super().step(actions)
+        self.over = terminated | truncated
+        return observation, reward, terminated, truncated, info
+
+
+class PaysForEveryToken(Counts):
+    def step(self, actions):
         observation, reward, *rest = super().step(actions)
-        return observation, reward + np.float32(0.125) * acted, *rest
+        return observation, reward + np.float32(0.125) * self.acted, *rest
 
     def take_episodes(self):
         rollout = super().take_episodes()
@@ -67,44 +92,47 @@ class PaysForEveryToken(TextVectorEnv):
         return rollout
 
 
-class CallsTheLimitTruncatedThoughItEnded(TextVectorEnv):
-    def _transcript(self, rows):
-        transcript = super()._transcript(rows)
+class CallsTheLimitTruncatedThoughItEnded(Counts):
+    def step(self, actions):
+        observation, reward, terminated, truncated, info = super().step(actions)
+        full = self.count == 5
+        return observation, reward, terminated & ~full, truncated | terminated & full, info
 
-        def finish(turns):
-            Transcript.finish(transcript, turns)
-            for row in turns:
-                if transcript.length[row] - transcript.prompt_length[row] == 5:
-                    transcript.terminated[row], transcript.truncated[row] = False, True
-
-        transcript.finish = finish
-        return transcript
+    def take_episodes(self):
+        rollout = super().take_episodes()
+        full = rollout["mask"].sum(1, keepdim=True) == 5
+        rollout["truncated"] |= rollout["terminated"] & full
+        rollout["terminated"] &= ~full
+        return rollout
 
 
 class EndsWithoutALimit(TextVectorEnv):
     """A limit that terminates: the flag of a failure on a cut."""
 
-    def _transcript(self, rows):
-        transcript = super()._transcript(rows)
+    def step(self, actions):
+        observation, reward, terminated, truncated, info = super().step(actions)
+        return observation, reward, terminated | truncated, np.zeros_like(truncated), info
 
-        def finish(turns):
-            Transcript.finish(transcript, turns)
-            for row in turns:
-                transcript.terminated[row], transcript.truncated[row] = True, False
-
-        transcript.finish = finish
-        return transcript
+    def take_episodes(self):
+        rollout = super().take_episodes()
+        rollout["terminated"] |= rollout["truncated"]
+        rollout["truncated"][:] = False
+        return rollout
 
 
 class IgnoresTheSeed(TextVectorEnv):
-    def _seed(self, seed):
-        super()._seed(None if seed is None else 0)
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=None if seed is None else 0, options=options)
+
+    def start_episodes(self, episodes, *, seed=None, **options):
+        return super().start_episodes(episodes, seed=None if seed is None else 0, **options)
 
 
 class DealsTheFirstPromptForEver(TextVectorEnv):
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self._order.next = range
+        deal = self.task.sample_prompts
+        self.task.sample_prompts = lambda numbers, *, seed: deal(range(len(numbers)), seed=seed)
 
 
 class LeaksThePrompt(TextVectorEnv):
@@ -135,18 +163,24 @@ class MasksEOS(TextVectorEnv):
         return rollout
 
 
-class KeepsTheOldAnswer(TextVectorEnv):
+class KeepsTheOldAnswer(Counts):
     """A slot that resets itself keeps the first token of the answer before."""
 
+    def reset(self, *, seed=None, options=None):
+        self.first, self.stale = np.zeros(self.num_envs, dtype=int), np.full(self.num_envs, -1)
+        return super().reset(seed=seed, options=options)
+
     def step(self, actions):
-        old = self._step_transcript.tokens[np.arange(self.num_envs), self._step_transcript.prompt_length].copy()
-        resetting = self._ended.copy()
-        result = super().step(actions)
-        done = result[2] | result[3]
-        begun = done if self.autoreset_mode is AutoresetMode.SAME_STEP else resetting
-        for slot in np.flatnonzero(begun):
-            self._step_transcript.tokens[slot, 0] = old[slot] if old[slot] < 7 else 0
-        return self._observe(), *result[1:]
+        observation, *rest = super().step(actions)
+        self.first = np.where(self.count == 1, actions, self.first)
+        begun = self.over if self.autoreset_mode is AutoresetMode.SAME_STEP else ~self.acted
+        self.stale[begun] = np.where(self.first < 7, self.first, 0)[begun]
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            self.over[:] = False
+            self.count[begun] = 0
+        kept = self.stale >= 0
+        observation["tokens"][kept, 0] = self.stale[kept]
+        return observation, *rest
 
 
 BROKEN = {
@@ -185,12 +219,12 @@ def test_single_and_registered_environments_pass():
     check_text_env(gymnasium.make("textenv/Copy-v0"))
 
 
-def test_every_check_has_an_environment_that_only_it_catches():
+def test_every_check_has_an_environment_of_its_own():
     assert set(BROKEN.values()) == set(CHECKS)
 
 
 @pytest.mark.parametrize("cls", BROKEN)
-def test_each_bug_is_found_by_its_check_and_by_no_other(cls):
+def test_each_bug_is_found_by_its_check_alone(cls):
     env = make(cls, num_envs=3)
     assert found(env) == {BROKEN[cls]}
     with pytest.raises(ValueError, match="1 of 9 checks failed") as caught:
@@ -198,7 +232,7 @@ def test_each_bug_is_found_by_its_check_and_by_no_other(cls):
     assert BROKEN[cls] in str(caught.value)
 
 
-def test_autoreset_bugs_are_found_in_the_other_modes_too():
+def test_autoreset_bugs_are_found_in_other_modes():
     for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
         assert found(make(KeepsTheOldAnswer, autoreset_mode=mode, num_envs=2)) == {"reset"}
 
@@ -231,7 +265,7 @@ class ByHand(gymnasium.Env):
         return {"tokens": tokens, "length": np.array(len(self.ids))}
 
 
-def test_an_environment_written_from_scratch_is_checked_too():
+def test_an_environment_from_scratch_is_checked():
     check_text_env(ByHand())
     assert found(ByHand(seeded=False)) == {"seeds"}
 
@@ -270,7 +304,7 @@ class LeaksByHand(ByHand):
         (LeaksByHand, "no prompt in the answer"),
     ],
 )
-def test_bugs_of_an_environment_written_from_scratch_are_found(cls, name):
+def test_bugs_of_environments_from_scratch_are_found(cls, name):
     assert name in found(cls())
 
 
@@ -339,7 +373,7 @@ def test_more_bugs_of_vector_environments(cls, name, mode):
         (["textenv/Copy-v0", "--env-kwargs", "[]"], 2),
     ],
 )
-def test_the_command_line_says_by_its_status_whether_all_holds(words, status, capsys):
+def test_the_exit_status_says_whether_all_holds(words, status, capsys):
     gymnasium.register("textenv/Broken-v0", lambda: ByHand(seeded=False))
     try:
         main(["check", *words, "--json"])
@@ -359,6 +393,6 @@ def test_the_command_line_says_by_its_status_whether_all_holds(words, status, ca
         assert broken == ["single: seeds"] * status
 
 
-def test_an_environment_of_another_kind_is_refused_with_a_reason():
+def test_another_kind_of_environment_is_refused():
     with pytest.raises(ValueError, match="expected Dict"):
         check_text_env(gymnasium.make("CartPole-v1"))

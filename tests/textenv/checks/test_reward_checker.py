@@ -104,12 +104,12 @@ BROKEN = {
 }
 
 
-def test_every_check_has_a_function_that_only_it_catches():
+def test_every_check_has_a_function_of_its_own():
     assert set(BROKEN.values()) == {TYPE, *REWARD_CHECKS}
 
 
 @pytest.mark.parametrize("function", BROKEN)
-def test_each_bug_is_found_by_its_check_and_by_no_other(function):
+def test_each_bug_is_found_by_its_check_alone(function):
     report = run_reward_checks(function)
     run = {result.name for result in report.results}
     if BROKEN[function] not in (TYPE, "deterministic"):
@@ -157,7 +157,7 @@ def test_columns_are_passed_row_by_row():
     assert none.mean == 0.5
 
 
-def test_without_arguments_the_answers_are_varied_text_cut_and_whole():
+def test_default_answers_are_varied_cut_and_whole():
     rows = make_rows(None, None, None)
     assert len(rows) == 16 and len({row.answer for row in rows}) == 16 and len({row.prompt for row in rows}) > 12
     assert [row.ended for row in rows] == [row.answer.endswith(".") for row in rows] == [True, True, True, False] * 4
@@ -185,7 +185,7 @@ def test_chats_tokenizers_and_signatures_of_every_kind():
     check_reward(Composite())
 
 
-def test_asynchronous_functions_are_waited_for_even_inside_an_event_loop():
+def test_async_functions_are_awaited_in_any_loop():
     async def slow(completions):
         await asyncio.sleep(0.001)
         return good(None, completions)
@@ -200,7 +200,7 @@ def test_asynchronous_functions_are_waited_for_even_inside_an_event_loop():
     assert not bad.broken
 
 
-def test_time_is_measured_but_not_that_of_the_first_call():
+def test_time_is_measured_after_the_first_call():
     state = []
 
     def reward(completions):
@@ -227,7 +227,7 @@ def needs_answer(prompts, completions, answer):
         ("good", {}, TypeError, "'good', expected a function"),
     ],
 )
-def test_what_cannot_be_checked_is_refused_with_a_reason(function, arguments, error, said):
+def test_what_cannot_be_checked_is_refused(function, arguments, error, said):
     with pytest.raises(error, match=said):
         check_reward(function, **arguments)
 
@@ -264,7 +264,7 @@ def test_a_hackable_reward_is_seen_before_training():
     assert swapped["another row's answer"] == mean
 
 
-def test_cheating_that_earns_as_much_as_ordinary_answers_is_noted():
+def test_cheating_that_earns_as_much_is_noted():
     as_much = "scores as much as ordinary completions on average"
     constant_but_for_one = notes(lambda completions: [0.5 + (text == " x") - (text == " y") for text in completions],
                                  completions=[" x", " y", " z", " w"])  # fmt: skip
@@ -282,7 +282,7 @@ def contains(completions, answer):
 
 
 @pytest.mark.parametrize("reward, is_noted", [(contains, True), (rewards.numeric_answer(), False)])
-def test_an_answer_that_lists_all_possible_answers_is_tried(reward, is_noted):
+def test_an_answer_listing_all_answers_is_tried(reward, is_noted):
     found = {probe.name: probe for probe in check_reward(reward, QUESTIONS).probes}["all possible answers"]
     assert bool(found.note) == is_noted and found.answer == "1, 2, 3, 4, 5, 6, 7, 8"
     labels = notes(lambda completions: [float("yes" in text) for text in completions],
@@ -329,7 +329,7 @@ def test_prompts_without_what_is_needed_are_refused():
         check_reward(good, [{"question": "a"}] * 4)
 
 
-def test_the_longest_allowed_answer_is_counted_in_the_tokenizers_tokens():
+def test_the_longest_answer_is_counted_in_tokens():
     lengths = []
 
     def reward(completion_ids):
@@ -341,7 +341,7 @@ def test_the_longest_allowed_answer_is_counted_in_the_tokenizers_tokens():
     assert [256] * 6 in lengths and [2000] * 6 in lengths and [64] * 6 in lengths
 
 
-def test_the_table_commands_no_terminal_and_reads_no_markup():
+def test_the_table_escapes_terminal_and_markup():
     def hostile(completions):
         if "" in completions:
             raise ValueError("\x1b[2J[red]pwned[/red][/]")
@@ -380,7 +380,8 @@ def test_functions_are_found_in_files_and_modules(tmp_path, monkeypatch):
             load_function(name)
 
 
-def test_dense_and_named_rewards_and_several_functions_are_checked_as_what_they_earn_in_all():
+def test_several_rewards_are_checked_by_their_sum():
+    """Dense and named ones too."""
     from textenv import Rewards
 
     def dense(completion_ids):
@@ -414,7 +415,7 @@ def test_dense_and_named_rewards_and_several_functions_are_checked_as_what_they_
         (["{file}:by_answer", "--prompts", "{data}"], 0),
     ],
 )
-def test_the_command_line_says_by_its_status_whether_all_holds(words, status, tmp_path, capsys):
+def test_the_exit_status_says_whether_all_holds(words, status, tmp_path, capsys):
     from algos.cli import main
 
     file, data = tmp_path / "mine.py", tmp_path / "p.jsonl"
@@ -438,7 +439,8 @@ def test_the_command_line_says_by_its_status_whether_all_holds(words, status, tm
         assert json.loads(printed.out)["sound"] == (status == 0)
 
 
-def test_several_functions_with_weights_and_another_column_are_checked_on_the_command_line(tmp_path, capsys):
+def test_the_command_line_takes_several_functions(tmp_path, capsys):
+    """With weights, and another column."""
     from algos.cli import main
 
     file, data = tmp_path / "mine.py", tmp_path / "p.jsonl"

@@ -76,7 +76,7 @@ def llama(request, tmp_path, monkeypatch):
     return model, tmp_path / "tiny.GGUF"
 
 
-def test_a_gguf_file_gives_the_model_it_was_written_from_and_its_tokenizer(llama):
+def test_a_gguf_file_gives_its_model_and_tokenizer(llama):
     model, path = llama
     loaded, tokenizer = load_causal_lm(path), load_tokenizer(path)
     tokens = torch.arange(10).unsqueeze(0)
@@ -89,7 +89,7 @@ def test_a_gguf_file_gives_the_model_it_was_written_from_and_its_tokenizer(llama
     )
 
 
-def test_an_adapter_on_a_gguf_file_is_saved_with_the_file_as_its_base(llama, tmp_path):
+def test_an_adapter_on_a_gguf_file_names_the_file(llama, tmp_path):
     _, path = llama
     policy = LMPolicy.load(path, lora="r=2,targets=q_proj", seed=1)
     policy.save(tmp_path / "policy")
@@ -123,7 +123,7 @@ def test_code_beside_a_gguf_file_is_not_run(llama):
         (b"not a model at all" * 10, "cannot convert"),
     ],
 )
-def test_an_unreadable_gguf_file_is_an_error_that_leaves_nothing(content, message, tmp_path, monkeypatch):
+def test_an_unreadable_gguf_file_leaves_nothing(content, message, tmp_path, monkeypatch):
     monkeypatch.setenv("TEXTENV_CACHE", str(tmp_path / "cache"))
     if content is not None:
         (tmp_path / "x.gguf").write_bytes(content)
@@ -132,7 +132,7 @@ def test_an_unreadable_gguf_file_is_an_error_that_leaves_nothing(content, messag
     assert [path.suffix for path in tmp_path.glob("cache/textenv/*")] in ([], [".lock"])
 
 
-def test_without_its_package_smollm2_says_how_to_install_it(monkeypatch):
+def test_smollm2_without_its_package_says_how(monkeypatch):
     smollm2_folder.cache_clear()
     monkeypatch.setattr(sys, "path", [])  # where packages are looked for
     with pytest.raises(ImportError) as caught:
@@ -141,7 +141,7 @@ def test_without_its_package_smollm2_says_how_to_install_it(monkeypatch):
 
 
 @pytest.mark.long
-def test_smollm2_writes_english_and_its_adapter_names_it_as_base(tmp_path):
+def test_smollm2_writes_english(tmp_path):
     policy = LMPolicy.load("smollm2", lora="r=4,targets=q_proj+v_proj")
     (answer,) = policy.generate(
         [[{"role": "user", "content": "What is the capital of France?"}]], max_new_tokens=16, deterministic=True

@@ -1,4 +1,4 @@
-"""Constrained decoding by a list: of texts, one of which is the answer, or of tokens."""
+"""Action masks: lists of texts or tokens, rules, least lengths, and the sets that a rollout holds."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,9 @@ import torch
 from algos import LMPolicy, collect
 from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
+from tests.helpers.text_envs import EOS, prompt_env
 from textenv import TextVectorEnv
-from textenv.envs.action_masks import next_ids
-
-EOS = 0
+from textenv.envs.action_masks import ActionMasks, next_ids
 
 
 def play(allowed, *, episodes=64, max_new_tokens=6, **options):
@@ -24,7 +23,7 @@ def play(allowed, *, episodes=64, max_new_tokens=6, **options):
     return [sample["completion"] for sample in env.samples(range(episodes))], rollout
 
 
-def test_a_turn_is_one_of_the_texts_as_by_the_function_for_it():
+def test_a_turn_is_one_of_the_texts():
     texts = ["a", "a b", "c"]
     answers, rollout = play(texts)
     assert {answer.strip() for answer in answers} == set(texts)
@@ -35,7 +34,7 @@ def test_a_turn_is_one_of_the_texts_as_by_the_function_for_it():
     assert rollout["terminated"].any(1).all()
 
 
-def test_a_turn_has_only_the_tokens_of_a_list_and_may_then_end():
+def test_a_turn_has_only_the_tokens_of_a_list():
     ids = make_tokenizer(WORDS)("a b", add_special_tokens=False)["input_ids"]
     answers, rollout = play(np.array(ids))
     assert {word for answer in answers for word in answer.split()} == {"a", "b"} and all(answers)
@@ -58,6 +57,85 @@ def test_a_turn_has_only_the_tokens_of_a_list_and_may_then_end():
     ([-1], ValueError, "expected ids from 0 to"),
     ([10_000], ValueError, "expected ids from 0 to"),
 ])  # fmt: skip
-def test_what_no_list_can_be_is_refused_when_the_environment_is_made(allowed, kind, said):
+def test_a_wrong_list_is_refused_at_construction(allowed, kind, said):
     with refused(kind, said):
         play(allowed)
+
+
+def test_masks_of_many_rows_are_those_of_each_row():
+    masks = ActionMasks(5, forbidden=[0], ends=[4], min_new_tokens=2, rule=lambda turn: turn)
+    turns = [[1, 2], None, [3], None]
+    together = masks.index(lambda i: turns[i], np.array([0, 1, 2, 3]))
+    each = [masks.index(lambda i, turn=turn: turn, np.array([n]))[0] for n, turn in enumerate(turns)]
+    assert together.tolist() == each
+    assert [masks.sets[i].nonzero().squeeze(-1).tolist() for i in together] == [[1, 2], [1, 2, 3], [3], [1, 2, 3, 4]]
+
+
+def policy():
+    return LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
+
+
+def test_no_turn_ends_before_the_least_length():
+    env = prompt_env(min_new_tokens=3, num_envs=4)
+    rollout = collect(env, policy(), num_episodes=64)
+    assert rollout["mask"].sum(1).min() == 4  # three tokens, then EOS (as transformers counts)
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="is forbidden here"):
+        env.step(np.full(4, EOS))
+
+
+def allowed(turn):
+    """Words in ascending order, as in constrained decoding; EOS once two stand there."""
+    least = max([-1, *turn.completion_ids]) + 1
+    return [*range(least, 5), *([EOS] if len(turn.completion_ids) >= 2 else [])] or [EOS]
+
+
+def test_a_rule_constrains_acting_and_scoring_alike():
+    """log-probs by hand: the softmax over the allowed ids alone, at each entry."""
+    lm, acting = make_gpt2(), policy()
+    rollout = collect(prompt_env(num_envs=4, allowed=allowed), acting, num_episodes=32)
+    scored = acting.evaluate(rollout).log_prob
+    logits = lm(rollout["observation"]).logits.detach()
+    for row in range(32):
+        mask = rollout["mask"][row]
+        chosen = rollout["action"][row][mask].tolist()
+        for k, t in enumerate(torch.nonzero(mask)[:, 0].tolist()):
+            ids = sorted({*range(max([-1, *chosen[:k]]) + 1, 5), *([EOS] if k >= 2 else [])} or {EOS})
+            expected = logits[row, t, ids].log_softmax(-1)[ids.index(chosen[k])]
+            assert scored[row, t].item() == pytest.approx(expected.item(), abs=1e-5)
+            assert rollout["log_prob"][row, t].item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_impossible_rules_are_refused():
+    for rule, message in ((lambda turn: [], "leaves no token"), (lambda turn: [99], "expected ids from 0 to 8")):
+        with pytest.raises(ValueError, match=message):
+            prompt_env(allowed=rule).reset(seed=0)
+    with pytest.raises(ValueError, match="leaves no token"):
+        prompt_env(forbidden=range(9))
+    with pytest.raises(
+        ValueError, match=rf"before min_new_tokens=1 the ends .*{EOS}.* are forbidden too.*leaves no token"
+    ):
+        prompt_env(forbidden=[i for i in range(9) if i != EOS], min_new_tokens=1)
+    with pytest.raises(ValueError, match=r"forbidden is \[\], and before min_new_tokens=1 .*set min_new_tokens to 0"):
+        ActionMasks(2, ends=[0, 1], min_new_tokens=1)
+    ActionMasks(2, ends=[0, 1])
+
+
+@pytest.mark.parametrize(
+    "rule", [lambda turn: np.ones(9, bool), lambda turn: [0.5], lambda turn: [[1]], lambda turn: 3]
+)
+def test_a_rule_that_returns_a_mask_is_refused(rule):
+    with pytest.raises(TypeError, match="expected a list of token ids"):
+        prompt_env(allowed=rule).reset(seed=0)
+
+
+def test_a_rollout_holds_only_sets_it_uses():
+    def varied(turn):
+        return [0, 1, 2, 3, 4, 5, 6][: 1 + (sum(turn.completion_ids) + turn.prompt_ids[0]) % 7] + [EOS]
+
+    env = prompt_env(num_envs=4, allowed=varied)
+    for _ in range(3):
+        rollout = collect(env, policy(), num_episodes=16)
+        sets = rollout.get_non_tensor("allowed_sets")
+        assert sorted(set(rollout["allowed"].flatten().tolist())) == list(range(len(sets)))
+        assert sets[0].all() and len(sets) <= 8

@@ -58,7 +58,7 @@ def games(**options):
                          max_prompt_tokens=9, max_new_tokens=3, max_turns=3, **options)  # fmt: skip
 
 
-def test_turns_of_conversations_are_scored_before_their_episode_ends():
+def test_turns_are_scored_before_the_episode_ends():
     found, calls = [], []
     for flag in (True, False):
         env = games(score_while_generating=flag)
@@ -82,7 +82,7 @@ def test_the_environment_is_a_correct_one(flag):
 # --- at the same time -----------------------------------------------------------------------------------------
 
 
-def test_generation_goes_on_while_the_reward_is_computed():
+def test_generation_goes_on_during_the_reward():
     """The reward of the first portion returns only after a later episode has ended."""
     ended, calls = threading.Event(), []
 
@@ -103,7 +103,7 @@ def test_generation_goes_on_while_the_reward_is_computed():
     assert calls == [(2, True)] * 4
 
 
-def test_the_portions_depend_on_the_episodes_and_not_on_time():
+def test_portions_depend_on_episodes_not_on_time():
     """A quarter of the batch at least, in order; the last call has the rest."""
     calls = []
 
@@ -123,7 +123,7 @@ def test_the_portions_depend_on_the_episodes_and_not_on_time():
 # --- failures -------------------------------------------------------------------------------------------------
 
 
-def test_a_failure_keeps_all_answers_ends_the_calls_and_can_be_repeated():
+def test_a_failure_keeps_answers_and_can_be_repeated():
     calls = []
 
     def fails(completions, completion_ids):
@@ -155,7 +155,7 @@ def test_a_request_to_stop_is_made_once():
     assert len(calls) == 1
 
 
-def test_a_batch_that_is_given_up_is_not_scored_further():
+def test_an_abandoned_batch_is_not_scored_further():
     begun, go_on, calls = threading.Event(), threading.Event(), []
 
     def slow(completions):
@@ -192,7 +192,7 @@ def test_rewards_that_need_whole_batches_are_refused(name, tmp_path):
         make_env(WHOLE[name](tmp_path / "answers.jsonl"), score_while_generating=True)
 
 
-def test_a_function_of_ones_own_can_declare_that_it_needs_whole_batches():
+def test_a_function_can_ask_for_whole_batches():
     def ranks(completions):
         return [float(sum(len(text) >= len(other) for other in completions)) for text in completions]
 
@@ -201,7 +201,8 @@ def test_a_function_of_ones_own_can_declare_that_it_needs_whole_batches():
         make_env(ranks, score_while_generating=True)
 
 
-def test_a_task_of_ones_own_is_scored_early_too_and_steps_are_scored_at_once():
+def test_a_task_of_ones_own_is_scored_early_too():
+    """Steps are scored at once."""
     env = text_env(Script(), score_while_generating=True)
     assert play(env, answers(6), seed=0)["reward"].sum() == sum(answer.count(GOOD) for answer in answers(6))
     env.reset(seed=0)

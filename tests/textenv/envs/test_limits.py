@@ -9,6 +9,8 @@ from transformers import ByT5Tokenizer
 
 from algos import LMPolicy
 from tests.helpers.chat_families import CHATML, byte_tokenizer, scripted_model
+from tests.helpers.models import WORDS
+from tests.helpers.text_envs import EOS, GOOD, prompt_env, zero
 from textenv import TextVectorEnv
 from textenv.envs.limits import StopConditions
 
@@ -16,10 +18,6 @@ SPECIAL = ["<|im_start|>", "<|im_end|>", "<tool>"]
 PIECES = ["a", "b", "\n", " ", "é", "。", "😀", "user", *SPECIAL]
 STOPS = ["。", "é", "😀", "a。", "。\n", "é b", "b\n\n", "user\n"]
 MARKED = ["<|im_start|>user", "<tool>。", "<|im_start|>", "a<tool>", "é<tool>b", "<tool><|im_start|>", "<tool>\n"]
-
-
-def zero(prompts, completions, **columns):
-    return [0.0] * len(completions)
 
 
 def byt5():
@@ -43,7 +41,7 @@ def answer(tokenizer, stop, ids):
 
 @pytest.mark.parametrize("stop", STOPS + MARKED)
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_a_turn_ends_where_its_decoded_text_first_has_the_stop(name, stop):
+def test_a_turn_ends_at_the_first_stop_text(name, stop):
     tokenizer = TOKENIZERS[name]()
     chance = random.Random(0)
     ended = 0
@@ -66,7 +64,7 @@ def test_a_turn_ends_where_its_decoded_text_first_has_the_stop(name, stop):
     assert ended >= 5
 
 
-def test_a_part_of_a_character_may_complete_any_stop_text():
+def test_part_of_a_character_may_complete_a_stop_text():
     """ByT5 decodes it to nothing."""
     tokenizer = byt5()
     ends = StopConditions(tokenizer, ["。"])
@@ -75,7 +73,7 @@ def test_a_part_of_a_character_may_complete_any_stop_text():
 
 
 @pytest.mark.parametrize("stop", ["<|im_start|>user", "<|im_start|>", "user", "r\n"])
-def test_generate_ends_at_stop_texts_as_an_environment_does(stop):
+def test_generate_ends_at_stop_texts_too(stop):
     tokenizer = byte_tokenizer(SPECIAL, template=CHATML, eos="<eos>")
     words = tokenizer("\na<|im_start|>user\n", add_special_tokens=False)["input_ids"]
     policy = LMPolicy(scripted_model(tokenizer, *itertools.pairwise(words[:-1])), tokenizer, stop=[stop])
@@ -85,8 +83,46 @@ def test_generate_ends_at_stop_texts_as_an_environment_does(stop):
     assert policy.generate([chat], deterministic=True, max_new_tokens=count - 1) != [completion] or "<" in stop
 
 
-def test_a_closing_tag_that_is_a_token_ends_a_turn_and_is_not_shown():
+def test_a_closing_tag_token_ends_a_turn_unshown():
     tokenizer = byte_tokenizer(["<answer>", "</answer>"])
     ids = tokenizer("<answer>4</answer>", add_special_tokens=False)["input_ids"]
     assert answer(tokenizer, "</answer>", ids) == (3, "<answer>4", "stop")
     assert answer(tokenizer, "4</answer>", ids) == (3, "<answer>", "stop")
+
+
+def test_stops_end_a_turn_and_pay():
+    env = prompt_env(num_envs=1, stop=[GOOD, "d c"])
+    for actions, reason, text in (([0, GOOD], "stop", "a"), ([3, 2], "stop", ""), ([0, EOS], "eos", "a")):
+        env.reset(seed=0)
+        for token in actions:
+            _, _, terminated, truncated, info = env.step(np.array([token]))
+        assert (terminated[0], truncated[0], info["end_reason"][0]) == (True, False, reason)
+        assert info["completion"][0].replace("good", "").strip() == text
+
+
+def test_a_special_stop_text_is_found_by_its_id():
+    env = prompt_env(num_envs=1, stop=["<pad>"])
+    env.reset(seed=0)
+    _, _, terminated, _, info = env.step(np.array([WORDS.index("<pad>")]))
+    assert terminated[0] and info["end_reason"][0] == "stop"
+
+
+def test_a_stop_text_that_was_passed_over_cuts_nothing():
+    seen = []
+    env = prompt_env(["a"], 1, lambda prompts, completions, **_: seen.extend(completions) or [0.0], stop=["."],
+                   min_new_tokens=3)  # fmt: skip
+    for answer in ([0, 4, 1, 2, EOS], [0, 4, 1, 4]):
+        env.reset(seed=0)
+        for token in answer:
+            _, _, terminated, _, info = env.step(np.array([token]))
+        assert terminated[0]
+    assert [text.split() for text in seen] == [["a", ".", "b", "c"], ["a", ".", "b"]]
+
+
+def test_a_passed_stop_text_ends_no_later_turn():
+    """ "good" comes too early and is passed over; "bad" ends with the same letter and completes nothing."""
+    good, bad = WORDS.index("good"), WORDS.index("bad")
+    env = prompt_env(["a"], 1, lambda prompts, completions, **_: [0.0], stop=["good"], min_new_tokens=2)
+    env.reset(seed=0)
+    ends = [env.step(np.array([token]))[2][0] for token in (good, 0, bad, 1, good)]
+    assert ends == [False, False, False, False, True]

@@ -12,25 +12,15 @@ from gymnasium.vector import AutoresetMode
 
 from algos import PPO, LMPolicy, PPOConfig, collect
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
+from tests.helpers.text_envs import good, prompt_env, text_arguments
 from textenv import KLPenalty, KLReward, LanguageModel, ReferenceReward, TextEnv, TextVectorEnv
 from textenv.prompts.prompts import PromptList
 
 EOS = WORDS.index("<eos>")
-PROMPTS = ["a b", "c", "d a b"]
 
 
-def count_good(prompts, completions, **columns):
-    return [float(text.split().count("good")) for text in completions]
-
-
-def make_env(num_envs=2, **options):
-    arguments = dict(prompts=PROMPTS, reward=count_good, tokenizer=make_tokenizer(WORDS), max_prompt_tokens=4,
-                     max_new_tokens=5, num_envs=num_envs)  # fmt: skip
-    return TextVectorEnv(**(arguments | options))
-
-
-def test_an_observation_is_the_prefix_and_an_action_the_next_token():
-    env = make_env(num_envs=1)
+def test_a_step_appends_one_token():
+    env = prompt_env(num_envs=1)
     observation, _ = env.reset(seed=3)
     start = int(observation["length"][0, 0])
     prompt = observation["tokens"][0, :start].tolist()
@@ -46,7 +36,7 @@ def test_an_observation_is_the_prefix_and_an_action_the_next_token():
 
 
 def test_the_length_limit_truncates_and_still_scores():
-    env = make_env(num_envs=1)
+    env = prompt_env(num_envs=1)
     env.reset(seed=0)
     for _ in range(5):
         _, reward, terminated, truncated, info = env.step(np.array([5]))
@@ -54,32 +44,10 @@ def test_the_length_limit_truncates_and_still_scores():
     assert info["end_reason"][0] == "length"
 
 
-def test_same_seed_same_prompts_and_with_the_same_actions_same_everything():
-    def play(seed):
-        env, rng, seen = make_env(num_envs=3), np.random.default_rng(0), []
-        observation, _ = env.reset(seed=seed)
-        for _ in range(40):
-            seen.append((observation["tokens"].tolist(), observation["length"].tolist()))
-            observation, reward, terminated, truncated, _ = env.step(rng.integers(0, 8, 3))
-            seen.append((reward.tolist(), terminated.tolist(), truncated.tolist()))
-        return seen
-
-    assert play(1) == play(1)
-    assert play(1) != play(2)
-
-
-def test_returned_observations_are_fresh_copies():
-    env = make_env()
-    first, _ = env.reset(seed=0)
-    before = first["tokens"].copy()
-    env.step(np.array([1, 1]))
-    assert (first["tokens"] == before).all()
-
-
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_autoreset_modes_follow_gymnasium(mode):
     """Slot 0 ends at once, slot 1 goes on."""
-    env = make_env(autoreset_mode=mode)
+    env = prompt_env(autoreset_mode=mode)
     env.reset(seed=0)
     observation, _, terminated, _, info = env.step(np.array([EOS, 1]))
     assert terminated.tolist() == [True, False]
@@ -118,13 +86,11 @@ def play_by_hand(env, actions, prompts):
     return episodes
 
 
-def test_step_path_equals_the_batched_path_token_by_token():
+def test_stepping_equals_the_batched_path():
     """The same prompts and actions through `TextEnv.step` and through `collect`, whose slots are refilled."""
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=5)
-    rollout = collect(make_env(num_envs=3), policy, num_episodes=9, seed=11)
-    plain = TextEnv(
-        prompts=PROMPTS, reward=count_good, tokenizer=make_tokenizer(WORDS), max_prompt_tokens=4, max_new_tokens=5
-    )
+    rollout = collect(prompt_env(num_envs=3), policy, num_episodes=9, seed=11)
+    plain = TextEnv(**text_arguments())
     plain.reset(seed=11)
     plain.vector.prompt_order |= {"position": 0}
     actions = rollout["action"][rollout["mask"]].tolist()
@@ -138,11 +104,11 @@ def test_step_path_equals_the_batched_path_token_by_token():
         assert int(mask.sum()) == len(rewards)
 
 
-def test_exactly_the_dealt_episodes_are_collected_whatever_the_number_of_slots():
+def test_exactly_the_dealt_episodes_are_collected():
     """Short answers are not favoured: as many rows as asked for, every prompt of a pass once."""
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS))
     for num_envs in (1, 4, 20):
-        rollout = collect(make_env(num_envs=num_envs), policy, num_episodes=12)
+        rollout = collect(prompt_env(num_envs=num_envs), policy, num_episodes=12)
         assert rollout.shape[0] == 12
         assert (rollout["terminated"] | rollout["truncated"]).sum(1).tolist() == [1] * 12
         assert rollout["group"][:, 0].tolist() == list(range(12))
@@ -159,11 +125,11 @@ def test_deferred_and_immediate_scoring_agree():
         return [float(len(ids)) for ids in completion_ids]
 
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=2)
-    env = make_env(reward=reward)
+    env = prompt_env(reward=reward)
     rollout = collect(env, policy, num_episodes=6)
     (once,) = calls
     calls.clear()
-    env = make_env(num_envs=1, reward=reward)
+    env = prompt_env(num_envs=1, reward=reward)
     for row in range(6):
         env.task = PromptList([once[row][0]])
         env.task.score = lambda turns: reward(
@@ -175,24 +141,11 @@ def test_deferred_and_immediate_scoring_agree():
     assert [call[0] for call in calls] == once
 
 
-def test_the_reward_function_gets_columns_and_the_completion_ids():
-    seen = {}
-
-    def reward(prompts, completions, completion_ids, answer, **columns):
-        seen.update(prompts=prompts, completions=completions, ids=completion_ids, answer=answer)
-        return [0.0] * len(prompts)
-
-    env = make_env(num_envs=1, prompts=[{"prompt": "a b", "answer": 42}], reward=reward)
-    env.reset(seed=0)
-    env.step(np.array([5]))
-    env.step(np.array([EOS]))
-    assert seen == {"prompts": ["a b"], "completions": [" good"], "ids": [[5, EOS]], "answer": [42]}
-
-
-def test_forbidden_tokens_are_never_chosen_and_the_reference_is_masked_alike():
+def test_forbidden_tokens_are_never_chosen():
+    """The reference is masked alike."""
     lm = make_gpt2()
     policy = LMPolicy(lm, make_tokenizer(WORDS))
-    env = make_env(forbidden=[EOS, 0], num_envs=4, penalty=KLPenalty(policy.reference(), 0.5))
+    env = prompt_env(forbidden=[EOS, 0], num_envs=4, penalty=KLPenalty(policy.reference(), 0.5))
     agent = PPO(env, policy, PPOConfig(num_steps=None, num_episodes=16, minibatch_size=8, learning_rate=1e-3))
     rollout = collect(env, policy, num_episodes=16)
     assert not torch.isin(rollout["action"][rollout["mask"]], torch.tensor([EOS, 0])).any()
@@ -210,7 +163,7 @@ def test_forbidden_tokens_are_never_chosen_and_the_reference_is_masked_alike():
         env.step(np.full(4, EOS))
 
 
-def test_prompt_and_completion_make_the_text_where_a_tokenizer_drops_the_first_space():
+def test_prompt_and_completion_make_the_text():
     """As Llama's does: decoded alone, an answer would lose the space between it and the prompt."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -241,7 +194,7 @@ def test_stepwise_kl_equals_batched_kl_to_1e_5_a_token(temperature):
     tokenizer = make_tokenizer(WORDS)
     policy = LMPolicy(make_gpt2(seed=1), tokenizer, temperature=temperature)
     reference = LanguageModel(make_gpt2(seed=2), tokenizer, temperature=temperature).requires_grad_(False)
-    env = make_env(num_envs=3, forbidden=[4])
+    env = prompt_env(num_envs=3, forbidden=[4])
     rollout = collect(env, policy, num_episodes=8)
     score = rollout["reward"].clone()
     KLPenalty(reference, 0.3)(rollout, policy)
@@ -262,11 +215,11 @@ def test_stepwise_kl_equals_batched_kl_to_1e_5_a_token(temperature):
     assert rollout["kl"].abs().sum() > 1
 
 
-def test_one_step_identity_of_the_reference_reward_and_its_bias_over_two():
+def test_the_reference_reward_is_exact_over_one_step():
     """E[r - β·KL] = E[r + β·log π_ref] + β·H(π) by enumeration; ReferenceReward pays the middle term."""
     tokenizer, beta = make_tokenizer(WORDS), 0.4
     reference = LanguageModel(make_gpt2(seed=2), tokenizer).requires_grad_(False)
-    env = TextEnv(prompts=["a b"], reward=count_good, tokenizer=tokenizer, max_prompt_tokens=4, max_new_tokens=1)
+    env = TextEnv(prompts=["a b"], reward=good, tokenizer=tokenizer, max_prompt_tokens=4, max_new_tokens=1)
     wrapped = ReferenceReward(env, reference, beta)
     policy = torch.softmax(torch.randn(9, generator=torch.Generator().manual_seed(0)), 0).double()
     paid, plain, kl = 0.0, 0.0, 0.0
@@ -283,10 +236,10 @@ def test_one_step_identity_of_the_reference_reward_and_its_bias_over_two():
 def test_wrapper_and_penalty_together_are_refused():
     tokenizer = make_tokenizer(WORDS)
     reference = LanguageModel(make_gpt2(), tokenizer)
-    env = TextEnv(prompts=["a"], reward=count_good, tokenizer=tokenizer, penalty=KLPenalty(reference, 0.1))
+    env = TextEnv(prompts=["a"], reward=good, tokenizer=tokenizer, penalty=KLPenalty(reference, 0.1))
     with pytest.raises(ValueError, match="subtracted twice"):
         KLReward(env, reference, 0.1)
-    plain = TextEnv(prompts=["a"], reward=count_good, tokenizer=tokenizer)
+    plain = TextEnv(prompts=["a"], reward=good, tokenizer=tokenizer)
     vector = gymnasium.vector.SyncVectorEnv([lambda: KLReward(plain, reference, 0.1)])
     with pytest.raises(ValueError, match="KLReward"):
         PPO(vector, LMPolicy(make_gpt2(), tokenizer), PPOConfig(), penalty=KLPenalty(reference, 0.1))
@@ -313,7 +266,7 @@ def test_make_vec_returns_the_native_batched_class():
     assert env.task.k == 2
 
 
-def test_sync_vector_env_over_text_env_equals_the_native_one():
+def test_sync_vector_env_equals_the_native_one():
     def single():
         return gymnasium.make("textenv/Copy-v0")
 
@@ -326,7 +279,7 @@ def test_sync_vector_env_over_text_env_equals_the_native_one():
         assert [x.tolist() for x in one[:3]] == [x.tolist() for x in two[:3]]
 
 
-def test_without_num_envs_whole_episodes_are_generated_in_many_slots(caplog):
+def test_whole_episodes_fill_many_slots(caplog):
     """In one slot, they take 14 times as long; the answers are the same."""
 
     def generated(**options):

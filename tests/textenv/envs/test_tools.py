@@ -126,7 +126,8 @@ def results(*texts, **options):
     return [one["result"] for one in seen]
 
 
-def test_a_rollout_is_what_the_template_makes_of_the_whole_conversation_and_only_the_models_words_count():
+def test_a_rollout_is_the_templates_conversation():
+    """Only the model's own words count."""
     env = make_env(QWEN)
     said = [call("multiply", a=12, b=34) + "\n" + call("look_up", word="cat"), "It is 408."]
     rollout = play(env, *said)
@@ -149,7 +150,7 @@ def test_a_rollout_is_what_the_template_makes_of_the_whole_conversation_and_only
     assert env.metrics["reward/left_out"] == 0
 
 
-def test_a_template_that_ignores_tools_gets_them_in_the_system_message():
+def test_a_template_without_tools_gets_a_system_text():
     system = {"role": "system", "content": "Be brief."}
     env = make_env(prompt=[system, *QUESTION])
     text = env.tokenizer.decode(ids(play(env, SIX, "6")))
@@ -161,7 +162,7 @@ def test_a_template_that_ignores_tools_gets_them_in_the_system_message():
     assert "<tools>" in make_env().tokenizer.decode(ids(play(make_env(), "6")))
 
 
-def test_without_a_template_schemas_and_results_are_plain_text():
+def test_without_a_template_tools_are_plain_text():
     env = make_env(None, prompt="What is 2 * 3?\n")
     text = env.tokenizer.decode(ids(play(env, SIX, "6")), skip_special_tokens=True)
     assert text.startswith("You may call:\n<tools>")
@@ -216,7 +217,7 @@ def test_errors_are_texts_for_the_model(said, expected):
     assert result.startswith("Error: ") and all(word in result for word in expected)
 
 
-def test_calls_are_found_side_by_side_in_a_list_and_without_their_end():
+def test_calls_are_found_in_every_form():
     assert results(f"First {SIX} then {SIX}") == ["6", "6"]
     assert results(f"{SIX} {call('divide')} {call('multiply', a=3, b=3)}")[::2] == ["6", "9"]
     both = '[{"name": "multiply", "arguments": {"a": 2, "b": 2}}, {"name": "multiply", "arguments": {"a": 2, "b": 4}}]'
@@ -237,7 +238,7 @@ def test_a_late_tool_is_an_error_and_holds_up_nobody():
     assert len(late) == 2 and all("time limit of 0.3 s" in text for text in late) and time.monotonic() - begin < 20
 
 
-def test_rounds_are_limited_and_the_last_turn_is_scored():
+def test_rounds_are_limited_and_the_last_is_scored():
     seen = []
     env = make_env(reward=lambda completions: seen.extend(completions) or [0.5] * len(completions), max_turns=3)
     rollout = play(env, SIX, SIX, SIX)
@@ -257,7 +258,7 @@ def test_stepping_gives_the_same_as_whole_episodes():
     assert observation["tokens"][0, : observation["length"][0, 0]].tolist() == ids(whole)
 
 
-def test_a_game_does_not_hear_calls_and_pays_for_its_own_turns_only():
+def test_a_game_hears_no_calls_and_pays_its_own_turns():
     games = []
     env = TokenVectorEnv(
         lambda: games.append(Parrot()) or games[-1], tools=[multiply], tokenizer=byte_tokenizer(PLAIN),
@@ -274,7 +275,7 @@ def test_a_game_does_not_hear_calls_and_pays_for_its_own_turns_only():
     assert rollout["reward"].sum() == 1 and rollout["truncated"].any()
 
 
-def test_ppo_trains_on_the_models_tokens_with_kl_at_these_only():
+def test_ppo_trains_on_the_models_tokens_only():
     """A prompt of calls; sampled bytes are no calls, so scripted ones are mixed in by a rule."""
     tokenizer = byte_tokenizer()
     script = [*tokenizer("<tool_call>{}</tool_call>")["input_ids"], tokenizer.eos_token_id]
@@ -299,7 +300,7 @@ def test_ppo_trains_on_the_models_tokens_with_kl_at_these_only():
     assert metrics["tools/calls"] == metrics["tools/errors"] == 1 and np.isfinite(metrics["reference/kl"])
 
 
-def test_wrong_tools_are_refused_when_the_environment_is_made():
+def test_wrong_tools_are_refused_at_construction():
     def untyped(a):
         """Untyped."""
 

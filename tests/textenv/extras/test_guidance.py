@@ -79,7 +79,7 @@ def test_every_text_of_an_untrained_model_fits(tokenizer, form):
 WORDS = ["the", "then", "there", "a good film", "a bad film", "x", "xx", "été"]
 
 
-def test_the_mask_is_exact_at_every_prefix_and_has_eos_where_a_text_may_end(tokenizer):
+def test_the_mask_is_exact_at_every_prefix(tokenizer):
     """By brute force: every token is tried after every prefix of every text of a small language."""
     rule, eos = Guided("regex", "|".join(WORDS)), tokenizer.eos_token_id
     pieces = {i: bytes_of(tokenizer, i) for i in range(len(tokenizer)) if i not in tokenizer.all_special_ids}
@@ -104,7 +104,7 @@ def bytes_of(tokenizer, token):
     return bytes(table[character] for character in tokenizer.convert_ids_to_tokens(token))
 
 
-def test_a_complete_text_may_end_as_the_models_turns_do():
+def test_a_complete_text_ends_as_turns_do():
     tokenizer = tokenizer_of(FAMILIES["gemma"])
     rule = Guided("regex", "ab?")
     prompt = Prompt("x")
@@ -115,7 +115,8 @@ def test_a_complete_text_may_end_as_the_models_turns_do():
         assert (ends <= allowed) is more and (ends.isdisjoint(allowed)) is not more
 
 
-def test_policy_and_reference_have_the_same_mask_and_probabilities_over_it_add_up_to_1(tokenizer):
+def test_policy_and_reference_share_the_mask(tokenizer):
+    """Probabilities over it add up to 1."""
     policy = untrained(tokenizer)
     rollout = collect(make_env(tokenizer, Guided("json_schema", SCHEMA)), policy, num_episodes=16)
     mask, allowed = rollout["mask"], rollout.get_non_tensor("allowed_sets")[rollout["allowed"]]
@@ -138,7 +139,8 @@ def test_ppo_trains_under_a_grammar(tokenizer):
     assert history and all(np.isfinite(value) for row in history for value in row.values() if value is not None)
 
 
-def test_a_turn_of_a_conversation_begins_the_grammar_anew_and_other_tokenizers_get_their_own(tokenizer):
+def test_each_turn_begins_the_grammar_anew(tokenizer):
+    """Other tokenizers get a grammar of their own."""
     rule = Guided("regex", "ab")
     first, second = (Turn(Prompt("?"), [5], context, [], False, tokenizer) for context in ([5], [5, 6, 7]))
     assert rule(first).tolist() == rule(second).tolist() != []
@@ -151,7 +153,7 @@ def test_a_turn_of_a_conversation_begins_the_grammar_anew_and_other_tokenizers_g
     assert rule(first).tolist() == rule(second).tolist()
 
 
-def test_grammars_that_cannot_be_used_are_refused_with_the_reason():
+def test_unusable_grammars_are_refused():
     with refused(ValueError, "regex", "unclosed group"):
         Guided("regex", "(a")
     with refused(ValueError, "look-around"):

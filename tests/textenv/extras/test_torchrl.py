@@ -87,7 +87,7 @@ TRAINABLE = sorted(CASES.keys() - {"one-hot observation", "nested", "two entries
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_specs_become_spaces_that_contain_what_is_returned(case):
+def test_specs_become_spaces_that_hold_the_data(case):
     make, shown, slots, observation_kind, action_space = CASES[case]
     env = from_torchrl(make(), shown)
     assert env.num_envs == slots and env.metadata["autoreset_mode"] is DISABLED
@@ -117,7 +117,7 @@ def test_entries_keep_their_names_bounds_and_values():
     assert from_torchrl(GymEnv("FrozenLake-v1")).reset(seed=0)[0].tolist() == [0]
 
 
-def test_slots_end_apart_and_a_reset_mask_begins_only_its_own():
+def test_slots_end_apart_and_are_reset_alone():
     env = from_torchrl(Countdown(), "left")
     first, _ = env.reset(seed=7)
     assert env.env.seeded == [7] and first.tolist() == [[1], [2], [3]]
@@ -140,7 +140,7 @@ def test_slots_end_apart_and_a_reset_mask_begins_only_its_own():
     (("done", "terminated"), [True, True, False], [False, False, True]),
     (("done",), [True, True, True], [False, False, False]),
 ])  # fmt: skip
-def test_how_an_episode_ended_is_read_from_the_entries_there_are(ends, terminated, truncated):
+def test_how_an_episode_ended_is_read_from_entries(ends, terminated, truncated):
     env = from_torchrl(Countdown(ends=ends))
     env.reset()
     env.env.age[:] = torch.tensor([0, 1, 2])
@@ -148,7 +148,7 @@ def test_how_an_episode_ended_is_read_from_the_entries_there_are(ends, terminate
     assert (given_terminated.tolist(), given_truncated.tolist()) == (terminated, truncated)
 
 
-def test_writing_into_an_observation_does_not_change_the_environment():
+def test_writing_into_observations_is_harmless():
     def play(write):
         env, angles = from_torchrl(pendulum(), "th"), []
         observation, _ = env.reset(seed=1)
@@ -161,7 +161,8 @@ def test_writing_into_an_observation_does_not_change_the_environment():
     assert play(1.0) == play(0.0)
 
 
-def test_a_partial_reset_leaves_the_state_that_an_environment_keeps_in_its_entries():
+def test_a_partial_reset_leaves_other_state():
+    """What an environment keeps in its entries stays as it is."""
     env = from_torchrl(SerialEnv(2, pendulum), "th")
     env.reset(seed=1)
     before, *_ = env.step(np.zeros((2, 1)))
@@ -222,7 +223,7 @@ def ppo(env, **options):
     return PPO(env, policy, PPOConfig(**(dict(num_steps=64, minibatch_size=32, seed=5) | options)))
 
 
-def test_ppo_plays_and_learns_the_same_as_on_gymnasiums_own_environment():
+def test_ppo_learns_as_on_gymnasiums_environment():
     plain = SyncVectorEnv([lambda: SecondEpisode(gymnasium.make("CartPole-v1"))], autoreset_mode=DISABLED)
     agents = [ppo(from_torchrl(cartpole())), ppo(plain)]
     for agent in agents:
@@ -236,7 +237,7 @@ def test_ppo_plays_and_learns_the_same_as_on_gymnasiums_own_environment():
 
 
 @pytest.mark.parametrize("case", TRAINABLE)
-def test_ppo_trains_on_every_kind_of_torchrl_environment(case):
+def test_ppo_trains_on_every_torchrl_environment(case):
     make, shown, slots, *_ = CASES[case]
     agent = ppo(from_torchrl(make(), shown))
     before = [parameter.clone() for parameter in agent.policy.parameters()]
@@ -247,7 +248,7 @@ def test_ppo_trains_on_every_kind_of_torchrl_environment(case):
 
 
 @pytest.mark.long
-def test_ppo_learns_cartpole_in_two_torchrl_environments():
+def test_ppo_learns_cartpole_in_two_of_torchrls():
     agent = ppo(from_torchrl(SerialEnv(2, cartpole)), num_steps=128, num_epochs=8, minibatch_size=64,
                 learning_rate=1e-3, gamma=0.98, gae_lambda=0.9)  # fmt: skip
     returns = [metrics["episode/return"] for metrics in agent.learn(5120) if "episode/return" in metrics]

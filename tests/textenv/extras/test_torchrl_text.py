@@ -34,7 +34,7 @@ def model_folder(tmp_path_factory):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("batched", [False, True])
-def test_registered_environments_pass_check_env_specs_with_integer_actions(name, batched, model_folder):
+def test_registered_environments_pass_check_env_specs(name, batched, model_folder):
     if name in ("OpenEnv", "TextWorld"):
         pytest.skip("needs a server, or longer prompts: tests of its own")
     made = dict(model=str(model_folder), max_prompt_tokens=80, max_length=128)
@@ -53,7 +53,7 @@ def test_registered_environments_pass_check_env_specs_with_integer_actions(name,
     check_env_specs(env)
 
 
-def test_a_torchrl_rollout_is_what_plain_gymnasium_plays():
+def test_a_rollout_is_what_gymnasium_plays():
     env = to_torchrl(TextEnv(**text_arguments()))
     env.set_seed(3)
     torch.manual_seed(0)
@@ -75,7 +75,8 @@ def test_a_torchrl_rollout_is_what_plain_gymnasium_plays():
     assert ends["reward"].any() and not ends["reward"][~ends["done"]].any()
 
 
-def test_a_batched_rollout_resets_single_slots_and_is_what_plain_gymnasium_plays():
+def test_a_batched_rollout_is_what_gymnasium_plays():
+    """Single slots are reset."""
     env = to_torchrl(text_vector_env())
     env.set_seed(3)
     torch.manual_seed(0)
@@ -105,7 +106,7 @@ def forbid(*ids):
     (lambda: text_vector_env(forbidden=(EOS, 2)), [{EOS, 2}] * 3),
     (lambda: SyncVectorEnv([lambda: forbid(4), lambda: forbid(5)], autoreset_mode=DISABLED), [{4}, {5}]),
 ])  # fmt: skip
-def test_forbidden_tokens_are_an_action_mask_and_are_never_drawn(make, forbidden):
+def test_forbidden_tokens_are_an_action_mask(make, forbidden):
     env = to_torchrl(make())
     check_env_specs(env)
     torch.manual_seed(0)
@@ -143,7 +144,7 @@ def test_what_torchrl_cannot_wrap_is_refused():
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Creating .* which inherits from WeightUpdaterBase:DeprecationWarning")  # at import
-def test_torchrls_own_collector_and_clipped_loss_learn_periods(model_folder):
+def test_torchrls_collector_and_loss_learn_periods(model_folder):
     """Its GAE, its loss, its actor: nothing of ours but the environment; three full stops of three tokens earn 1."""
     from torchrl.collectors import Collector
 

@@ -33,7 +33,7 @@ def answer_to(observation):
     return str(int(left) + int(right))
 
 
-def test_a_task_is_asked_once_and_paid_by_its_weighted_rewards():
+def test_a_task_is_paid_by_its_weighted_rewards():
     source = Verifiers("adding_up")
     env, asked = begin(source)
     assert asked.startswith("Add.\n\n") and asked.endswith("=")
@@ -44,7 +44,7 @@ def test_a_task_is_asked_once_and_paid_by_its_weighted_rewards():
     assert len({begin(source, seed)[1] for seed in range(8)}) > 3
 
 
-def test_every_task_is_in_one_split_and_settings_reach_the_taskset():
+def test_every_task_is_in_one_split():
     parts = [Verifiers("adding_up", split, config={"taskset": {"most": 6}}).tasks for split in ("train", "test")]
     prompts = [{task.data.prompt for task in part} for part in parts]
     assert not prompts[0] & prompts[1] and len(prompts[0] | prompts[1]) == 24
@@ -60,7 +60,7 @@ def test_a_game_plays_the_user():
     assert (text, reward, terminated, truncated) == ("", pytest.approx(1 + 0.1 * 2 + 0.01), True, False)
 
 
-def test_the_turn_limit_of_the_agent_ends_the_game_with_its_rewards():
+def test_the_turn_limit_ends_the_game_with_rewards():
     env, _ = begin(Verifiers("guessing", config={"player": {"max_turns": 2}}))
     assert env.step("3")[0] == "higher"
     text, reward, terminated, truncated, _ = env.step("3")
@@ -68,7 +68,8 @@ def test_the_turn_limit_of_the_agent_ends_the_game_with_its_rewards():
 
 
 @pytest.mark.parametrize(("said", "reason"), [("boom", "the judge is gone"), ("slow", "TimeoutError")])
-def test_an_episode_that_fails_or_is_too_slow_is_truncated_and_the_next_one_is_sound(said, reason, caplog):
+def test_a_failed_or_slow_episode_is_truncated(said, reason, caplog):
+    """The next one is sound."""
     source = Verifiers("adding_up", seconds=3.0 if said == "boom" else 0.3)
     env, _ = begin(source)
     assert env.step(said) == ("", 0.0, False, True, {})
@@ -78,7 +79,7 @@ def test_an_episode_that_fails_or_is_too_slow_is_truncated_and_the_next_one_is_s
     assert env.step(answer_to(asked))[1] == 2.25
 
 
-def test_an_answer_that_the_game_cannot_read_breaks_off_its_own_episode_only(caplog):
+def test_an_unreadable_answer_ends_its_own_episode(caplog):
     source = Verifiers("guessing")
     (bad, _), (good, _) = begin(source), begin(source)
     assert bad.step("seven")[1:4] == (0.0, False, True)
@@ -115,7 +116,7 @@ def test_what_cannot_be_played_is_refused_at_once(arguments, words):
         Verifiers("adding_up", **arguments)
 
 
-def test_without_the_package_the_error_says_what_to_install(monkeypatch):
+def test_a_missing_package_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "verifiers.v1", None)
     with pytest.raises(ImportError, match=r"textenv\[verifiers\]"):
         Verifiers("adding_up")

@@ -92,7 +92,7 @@ def learnt_runs(chat):
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES, ids=[f"{name}-{kind}" for name, kind in CASES])
-def test_each_answer_is_learnt_once_as_the_template_writes_it(name, kind):
+def test_each_answer_is_learnt_once(name, kind):
     tokenizer = template_tokenizer(name)
     messages = read_messages(CHATS[kind], where="row")
     chats = learnt_chats(messages, tokenizer)
@@ -122,7 +122,7 @@ def test_ids_are_those_of_the_whole_rendering(name, kind):
 
 
 @pytest.mark.parametrize(("name", "kind"), sorted(REFUSED))
-def test_an_answer_that_the_template_does_not_write_is_refused(name, kind):
+def test_an_answer_the_template_drops_is_refused(name, kind):
     with pytest.raises(ValueError, match=r"message \d|in one token"):
         learnt_chats(read_messages(CHATS[kind], where="row"), template_tokenizer(name))
 
@@ -137,7 +137,7 @@ TEXTS = st.lists(FRAGMENTS, max_size=5).map("".join)
 @given(
     name=st.sampled_from(sorted(TEMPLATES)), texts=st.lists(TEXTS, min_size=2, max_size=6), thoughts=st.none() | TEXTS
 )
-def test_any_chat_is_learnt_as_it_is_rendered_or_refused(name, texts, thoughts):
+def test_any_chat_is_learnt_as_rendered_or_refused(name, texts, thoughts):
     tokenizer = template_tokenizer(name)
     speakers = itertools.cycle(["user", "assistant"])
     messages = [{"role": role, "content": text} for role, text in zip(speakers, texts, strict=False)]
@@ -159,7 +159,7 @@ def test_any_chat_is_learnt_as_it_is_rendered_or_refused(name, texts, thoughts):
 
 
 @pytest.mark.parametrize("kind", ["plain", "system", "several", "calls", "says and calls", "empty"])
-def test_the_mask_is_the_templates_own_where_it_marks_answers(kind):
+def test_marked_answers_give_the_templates_mask(kind):
     tokenizer = template_tokenizer("marked")
     messages = read_messages(CHATS[kind], where="row")
     marked = tokenizer.apply_chat_template(messages, return_assistant_tokens_mask=True, return_dict=True)
@@ -167,7 +167,7 @@ def test_the_mask_is_the_templates_own_where_it_marks_answers(kind):
     assert chat.ids == marked["input_ids"] and chat.learnt == [bool(x) for x in marked["assistant_masks"]]
 
 
-def test_tools_are_shown_and_answers_to_older_questions_get_their_own_chat():
+def test_older_answers_get_a_chat_of_their_own():
     """Mistral shows tools before the last question only: what came before is rendered otherwise then."""
     tokenizer = template_tokenizer("tools before the last user")
     messages = CHATS["several"]
@@ -177,7 +177,7 @@ def test_tools_are_shown_and_answers_to_older_questions_get_their_own_chat():
         assert len(learnt_runs(chat)) == 1
 
 
-def test_only_what_follows_the_beginning_of_an_answer_is_learnt():
+def test_a_begun_answer_is_learnt_from_there_on():
     tokenizer = template_tokenizer("qwen 3")
     messages = [USER, {"role": "assistant", "content": "it is four."}]
     (chat,) = learnt_chats(messages, tokenizer, first=1, begun="it is")
@@ -198,7 +198,7 @@ def test_only_what_follows_the_beginning_of_an_answer_is_learnt():
         ("plain", "4", "4<eos>"),
     ],
 )
-def test_a_text_is_what_the_model_writes_after_the_start_of_its_answer(name, text, expected):
+def test_a_text_is_what_follows_the_answers_start(name, text, expected):
     tokenizer = template_tokenizer(name)
     chat = written_answer(as_prompt(0, [USER]), text, tokenizer, {})
     ((start, end),) = learnt_runs(chat)
@@ -222,7 +222,7 @@ def play(tokenizer, tokens):
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if FAMILIES[name].template and name != "r1"])
-def test_an_answer_ends_where_the_environment_ends_the_turn(name):
+def test_an_answer_ends_as_the_environments_turn(name):
     tokenizer = tokenizer_of(FAMILIES[name])
     (chat,) = learnt_chats([USER, PLAIN], tokenizer)
     ((start, end),) = learnt_runs(chat)
@@ -231,14 +231,14 @@ def test_an_answer_ends_where_the_environment_ends_the_turn(name):
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if FAMILIES[name].template])
-def test_a_written_answer_ends_where_the_environment_ends_the_turn(name):
+def test_a_written_answer_ends_as_the_turn_does(name):
     tokenizer = tokenizer_of(FAMILIES[name])
     chat = written_answer(as_prompt(0, [USER]), "it is four.", tokenizer, {})
     ((start, end),) = learnt_runs(chat)
     assert play(tokenizer, chat.ids[start:end]) == [False] * (end - start - 1) + [True]
 
 
-def test_a_tokenizer_without_eos_learns_the_ends_of_its_template_only():
+def test_without_eos_the_templates_ends_are_learnt():
     tokenizer = byte_tokenizer(["<|im_start|>", "<|im_end|>"], template=TEMPLATES["chatml"], eos=None)
     (chat,) = learnt_chats([USER, PLAIN], tokenizer)
     ((_, end),) = learnt_runs(chat)

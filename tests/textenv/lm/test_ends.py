@@ -14,6 +14,7 @@ from algos.collection import Collector, collect
 from algos.finetuning.packing import read_example
 from tests.helpers.chat_families import FAMILIES, byte_tokenizer, scripted_model, tokenizer_of
 from tests.helpers.engines import FakeEngine
+from tests.helpers.text_envs import zero
 from textenv import RewardModel, TextEnv, TextVectorEnv, check_text_env
 from textenv.envs.string_env import TokenEnv
 from textenv.lm.ends import closing_ids, ids_after_end, turn_ends
@@ -23,10 +24,6 @@ from textenv.prompts.tokenize import prompt_ids, reply_ids
 CHAT = [{"role": "user", "content": "Hi"}]
 CASES = [(name, end) for name, family in FAMILIES.items() for end in family.ends]
 LISTED = [(name, end) for name, family in FAMILIES.items() for end in family.listed]
-
-
-def zero(prompts, completions, **columns):
-    return [0.0] * len(completions)
 
 
 def prompt_of(tokenizer):
@@ -52,7 +49,7 @@ def policy_of(name, *ends):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_set_has_eos_the_ids_of_the_model_and_the_end_of_the_template(name):
+def test_ends_are_eos_the_models_and_the_templates(name):
     family = FAMILIES[name]
     policy = policy_of(name)
     ends = policy.lm.turn_ends
@@ -64,7 +61,7 @@ def test_the_set_has_eos_the_ids_of_the_model_and_the_end_of_the_template(name):
     assert env.ends.texts == ends.texts
 
 
-def test_a_template_that_wants_a_system_message_ends_turns_too():
+def test_a_template_with_a_system_message_has_ends():
     family = FAMILIES["chatml, end not special"]
     refusal = "{% if messages[0]['role'] != 'system' %}{{ raise_exception('need system') }}{% endif %}"
     tokenizer = tokenizer_of(family._replace(template=refusal + family.template))
@@ -112,7 +109,7 @@ def test_the_generate_of_transformers_ends_there_too(name, end):
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "r1"])
-def test_what_fine_tuning_teaches_ends_the_turn_with_its_last_token_and_not_before(name):
+def test_fine_tuning_teaches_where_a_turn_ends(name):
     """Without R1, whose template asks for thoughts that it then leaves out of the message: such a row is refused."""
     tokenizer = tokenizer_of(FAMILIES[name])
     row = {"prompt": "Hi", "completion": "ab"}
@@ -127,11 +124,11 @@ def test_what_fine_tuning_teaches_ends_the_turn_with_its_last_token_and_not_befo
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_checker_agrees_with_the_environment_of_each_family(name):
+def test_the_checker_agrees_with_every_family(name):
     check_text_env(env_of(policy_of(name).tokenizer, max_new_tokens=6))
 
 
-def test_the_checker_finds_an_environment_that_misses_an_end():
+def test_the_checker_finds_a_missed_end():
     class OnlyEOS(TextVectorEnv):
         def __init__(self, **options):
             super().__init__(**options)
@@ -144,7 +141,7 @@ def test_the_checker_finds_an_environment_that_misses_an_end():
         check_text_env(env)
 
 
-def test_what_the_template_writes_by_letters_ends_a_turn_as_a_text():
+def test_an_end_of_letters_is_a_stop_text():
     tokenizer = tokenizer_of(FAMILIES["chatml, end not a token"])
     env = env_of(tokenizer, max_new_tokens=40)
     env.reset(seed=0)
@@ -154,7 +151,7 @@ def test_what_the_template_writes_by_letters_ends_a_turn_as_a_text():
 
 
 @pytest.mark.parametrize("default", [2, 1])
-def test_an_ordinary_token_that_only_a_class_names_by_default_ends_nothing(default):
+def test_an_ordinary_token_of_a_default_ends_nothing(default):
     """Llama's class has the EOS 2, which is ``#`` in this tokenizer."""
     tokenizer = byte_tokenizer()
     model = scripted_model(tokenizer)
@@ -172,7 +169,7 @@ def test_ids_that_no_token_has_are_left_out(written):
     assert LMPolicy(model, tokenizer).lm.turn_ends.ids == (tokenizer.eos_token_id,)
 
 
-def test_stop_strings_of_the_generation_config_end_a_turn():
+def test_stop_strings_of_a_model_end_a_turn():
     tokenizer = byte_tokenizer()
     model = says_ab(tokenizer)
     model.generation_config.stop_strings = ["b\n\n"]
@@ -184,7 +181,7 @@ def test_stop_strings_of_the_generation_config_end_a_turn():
     assert env_of(tokenizer).ends.texts == ("b\n\n",)
 
 
-def test_a_tokenizer_without_eos_ends_turns_as_its_template_does():
+def test_without_eos_the_template_ends_turns():
     tokenizer = tokenizer_of(FAMILIES["gemma"])
     tokenizer.eos_token = None
     end = tokenizer.convert_tokens_to_ids("<end_of_turn>")
@@ -207,7 +204,7 @@ def test_no_end_comes_before_the_minimum_length():
 # --- how they come to agree ---------------------------------------------------------------------------------------
 
 
-def test_the_folder_of_a_tokenizer_tells_the_environment_the_ids_of_its_model(tmp_path):
+def test_a_tokenizers_folder_tells_the_models_ends(tmp_path):
     policy = policy_of("llama 3")
     policy.lm.model.save_pretrained(tmp_path)
     policy.tokenizer.save_pretrained(tmp_path)
@@ -217,7 +214,7 @@ def test_the_folder_of_a_tokenizer_tells_the_environment_the_ids_of_its_model(tm
     assert {*env.ends.ids} == {*policy.lm.turn_ends.ids}
 
 
-def test_an_agent_tells_its_environment_where_its_model_ends_turns(caplog):
+def test_an_agent_tells_its_environment_the_ends(caplog):
     caplog.set_level("INFO")
     policy = policy_of("llama 3", "<|eom_id|>")
     env = env_of(tokenizer_of(FAMILIES["llama 3"]), num_envs=2)  # another tokenizer, of which no model is known
@@ -232,13 +229,13 @@ def test_an_agent_tells_its_environment_where_its_model_ends_turns(caplog):
     assert evaluate(other, policy, num_episodes=2).rollout["terminated"].any(1).all()
 
 
-def test_an_environment_of_another_tokenizer_is_refused():
+def test_another_tokenizers_environment_is_refused():
     other = byte_tokenizer()
     with pytest.raises(ValueError, match="give the environment the model's tokenizer"):
         evaluate(env_of(other, prompts=["Hi"]), policy_of("llama 3"), num_episodes=1)
 
 
-def test_the_log_of_a_run_and_its_description_show_the_set(tmp_path, capsys):
+def test_log_and_description_show_the_ends(tmp_path, capsys):
     env = env_of(tokenizer_of(FAMILIES["gemma"]), stop=["\n\n"], num_envs=2)
     policy = policy_of("gemma", "<end_of_turn>")
     agent = PPO(env, policy, PPOConfig(num_steps=None, num_episodes=2, minibatch_size=2))
@@ -273,7 +270,7 @@ def test_a_saved_agent_keeps_the_set(tmp_path, adapter):
     assert {*fresh.ends.ids} == {*loaded.lm.turn_ends.ids}
 
 
-def test_stops_of_the_environment_end_turns_of_the_trained_policy_too():
+def test_environment_stops_hold_for_trained_policies():
     tokenizer = byte_tokenizer()
     policy = LMPolicy(says_ab(tokenizer), tokenizer)
     PPO(env_of(tokenizer, stop=["b"]), policy, PPOConfig(num_steps=None, num_episodes=2, minibatch_size=2))
@@ -286,7 +283,7 @@ def test_stops_of_the_environment_end_turns_of_the_trained_policy_too():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_completion_given_as_text_is_closed_as_the_template_closes_it(name):
+def test_a_completion_is_closed_by_the_template(name):
     family = FAMILIES[name]
     tokenizer = tokenizer_of(family)
     end = closing_ids(tokenizer, chat=family.template is not None)
@@ -305,7 +302,7 @@ def test_a_completion_given_as_text_is_closed_as_the_template_closes_it(name):
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.template is not None])
-def test_a_reply_closes_a_turn_that_was_cut_and_no_other(name):
+def test_a_reply_closes_only_a_cut_turn(name):
     tokenizer = tokenizer_of(FAMILIES[name])
     end = closing_ids(tokenizer, chat=True)
     cut = tokenizer("ab", add_special_tokens=False)["input_ids"]
@@ -319,7 +316,7 @@ def test_a_reply_closes_a_turn_that_was_cut_and_no_other(name):
     assert rendered.endswith("ab" + after_cut)
 
 
-def test_what_a_template_writes_after_the_end_is_no_part_of_the_turn():
+def test_text_after_the_end_is_no_part_of_a_turn():
     tokenizer = tokenizer_of(FAMILIES["gemma"])
     assert tokenizer.decode(ids_after_end(tokenizer)) == "\n"
     assert ids_after_end(tokenizer_of(FAMILIES["llama 3"])) == []
@@ -327,7 +324,7 @@ def test_what_a_template_writes_after_the_end_is_no_part_of_the_turn():
 
 
 @pytest.mark.parametrize("name", ["gemma", "llama 3", "qwen", "llama 2"])
-def test_a_reward_model_reads_the_ids_of_a_chat_as_its_template_writes_them(name):
+def test_a_reward_model_reads_the_templates_ids(name):
     """A line break after the end of a turn is read in training, so that it must not be missing here."""
     from transformers import LlamaConfig, LlamaForSequenceClassification
 

@@ -54,7 +54,7 @@ def logits(model):
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_merged_model_has_the_logits_of_the_adapted_one(kind, adapter, tmp_path):
+def test_merged_and_adapted_logits_are_equal(kind, adapter, tmp_path):
     _, embedding, _ = MODELS[kind]
     if kind in ("t5", "bart") and adapter in ("some tokens", "both whole and tied"):
         pytest.skip("peft cannot make or run it")
@@ -66,14 +66,14 @@ def test_a_merged_model_has_the_logits_of_the_adapted_one(kind, adapter, tmp_pat
 
 
 @pytest.mark.parametrize(("adapter", "tied"), [("no embedding", True), ("the output", False)])
-def test_weights_stay_tied_unless_the_adapter_parts_them(adapter, tied, tmp_path):
+def test_weights_stay_tied_unless_adapted_apart(adapter, tied, tmp_path):
     merged(adapted("llama", **ADAPTERS[adapter]("embed_tokens"))).save_pretrained(tmp_path)
     model = load_causal_lm(tmp_path)
     assert model.config.tie_word_embeddings is tied
     assert (model.get_input_embeddings().weight is model.get_output_embeddings().weight) is tied
 
 
-def test_a_merge_with_other_logits_is_refused_and_nothing_is_written(tmp_path):
+def test_a_merge_with_other_logits_writes_nothing(tmp_path):
     from algos import LMPolicy
 
     model = adapted("llama", targets=["lm_head"], trainable_token_indices=[1, 4])  # peft drops one of the two
@@ -83,7 +83,7 @@ def test_a_merge_with_other_logits_is_refused_and_nothing_is_written(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_adapters_that_peft_ties_by_shared_memory_are_refused(kind):
+def test_adapters_tied_by_memory_are_refused(kind):
     _, embedding, _ = MODELS[kind]
     model = adapted(kind, targets=[embedding, "lm_head"], ensure_weight_tying=True)
     with pytest.raises(ValueError, match="ensure_weight_tying=True for tied layers among its target_modules"):

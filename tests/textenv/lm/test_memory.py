@@ -9,8 +9,15 @@ import torch
 import algos
 from algos import LMPolicy, collect
 from algos.training.invariants import InvariantError, scoring_dtype
+from tests.helpers.architectures import make_family
 from tests.helpers.lora import adapted, lora
-from tests.helpers.models import MODELS, WORDS, make_gpt2, make_llama, make_tokenizer
+from tests.helpers.models import (
+    MODELS,
+    WORDS,
+    make_gpt2,
+    make_llama,
+    make_tokenizer,
+)
 from tests.helpers.small_agents import (
     agent_of,
     close_gradients,
@@ -25,6 +32,7 @@ from tests.helpers.small_agents import (
 from tests.helpers.text_envs import play, text_env
 from textenv import KLPenalty, KLReward, TextEnv
 from textenv.lm import memory
+from textenv.lm.model import LanguageModel
 from textenv.prompts.prompts import PromptList
 
 ANSWERS = [(5, 1, 7), (7,), (3, 3, 3, 3, 3)]
@@ -98,7 +106,7 @@ def test_checkpointing_changes_no_gradient(name):
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_activations_inside_the_layers_are_dropped_and_computed_again(name):
+def test_activations_are_dropped_and_recomputed(name):
     rollout = play(text_env(), ANSWERS)
     plain, saving = (POLICIES[name](gradient_checkpointing=on) for on in (False, True))
     assert kept_bytes(saving, rollout) < 0.6 * kept_bytes(plain, rollout)
@@ -123,7 +131,7 @@ def test_checkpointing_leaves_dropout_off(make):
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_decoding_keeps_its_cache_and_is_transformers_generate(name, caplog):
+def test_decoding_keeps_its_cache(name, caplog):
     policy = LMPolicy(MODELS[name](), make_tokenizer(WORDS), gradient_checkpointing=True)
     loss_and_gradients(policy, play(text_env(), ANSWERS))  # nothing is left behind by a pass with gradient
     env = text_env(num_envs=1, max_new_tokens=8, forbidden=[7])
@@ -141,13 +149,16 @@ def test_decoding_keeps_its_cache_and_is_transformers_generate(name, caplog):
         assert rollout["action"][row][mask].tolist() == expected.tolist()
 
 
-def test_without_a_gradient_nothing_is_checkpointed_and_afterwards_the_layers_are_as_they_were(monkeypatch):
+def test_without_a_gradient_nothing_is_checkpointed():
+    """Afterwards the layers are as they were."""
     policy, rollout = lm_policy(gradient_checkpointing=True), play(text_env(), ANSWERS)
-    with monkeypatch.context() as without:
-        without.setattr(memory, "checkpoint", lambda *_, **__: pytest.fail("checkpointed without a gradient"))
-        policy.values(rollout)
-        collect(text_env(), policy, num_episodes=4)
+    layer, replaced = policy.lm.model.transformer.h[0], []
+    layer.ln_1.register_forward_pre_hook(lambda *_: replaced.append("forward" in vars(layer)))
+    policy.values(rollout)
+    collect(text_env(), policy, num_episodes=4)
+    assert set(replaced) == {False}
     loss_and_gradients(policy, rollout)
+    assert replaced[-2:] == [True, False], "a pass, and its recomputation after it"
     assert not any("forward" in vars(module) for module in policy.modules())
 
 
@@ -161,13 +172,13 @@ def test_a_forward_that_others_put_on_a_layer_is_kept():
     assert len(seen) == 2 and layer.forward is outer
 
 
-def test_a_model_that_does_not_mark_its_layers_is_refused():
+def test_a_model_without_marked_layers_is_refused():
     with pytest.raises(ValueError, match="has no GradientCheckpointingLayer"):
         LMPolicy(table_model(random_table()), make_tokenizer(WORDS), gradient_checkpointing=True)
 
 
 @pytest.mark.parametrize("micro", [1, 2, None])
-def test_the_cut_of_a_minibatch_does_not_matter_with_critic_lora_and_checkpointing_together(micro):
+def test_minibatch_cuts_do_not_change_gradients(micro):
     """Lengths 1, 3 and 5: by autograd on bare sequences, one mean over all nine tokens."""
     policy = with_critic(model=adapted("llama"), gradient_checkpointing=True)
     env = text_env()
@@ -195,7 +206,7 @@ def test_the_cut_of_a_minibatch_does_not_matter_with_critic_lora_and_checkpointi
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_autocast_computes_trunk_and_logits_in_bf16_and_everything_after_in_fp32(name):
+def test_autocast_is_bf16_to_the_logits_only(name):
     rollout = play(text_env(), ANSWERS)
     plain, policy = (POLICIES[name](autocast=dtype) for dtype in (None, torch.bfloat16))
     seen = []
@@ -208,8 +219,11 @@ def test_autocast_computes_trunk_and_logits_in_bf16_and_everything_after_in_fp32
     assert {x.dtype for x in two} == {torch.float32}
     for x, y in zip(one, two, strict=True):
         torch.testing.assert_close(x, y, atol=0.3, rtol=0.1)
-    log_probs, _ = policy.lm._normalized(policy.lm.hidden(rollout["observation"])[rollout["mask"]], None)
-    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(len(log_probs)), atol=1e-5, rtol=0)
+    probabilities = []
+    for token in range(len(WORDS)):
+        rollout["action"] = torch.full_like(rollout["action"], token)
+        probabilities.append(policy.evaluate(rollout).log_prob[rollout["mask"]].exp())
+    torch.testing.assert_close(sum(probabilities), torch.ones_like(probabilities[0]), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
@@ -227,7 +241,8 @@ def test_under_autocast_acting_and_scoring_agree(name):
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_gradients_under_autocast_are_fp32_and_steps_too_small_for_bf16_move_the_weights(name):
+def test_gradients_under_autocast_are_fp32(name):
+    """Steps that are too small for bf16 move the weights."""
     policy, rollout = POLICIES[name](autocast=torch.bfloat16), play(text_env(), ANSWERS)
     _, found = loss_and_gradients(policy, rollout)
     trained = {key: p for key, p in policy.named_parameters() if p.requires_grad}
@@ -254,7 +269,7 @@ def test_the_reference_is_scored_in_the_same_autocast():
     ("dtype", "gap", "refused"),
     [(torch.bfloat16, 0.3, False), (torch.bfloat16, 0.7, True), (None, 0.05, True), (None, 0.0, False)],
 )
-def test_kl_at_step_0_is_held_to_the_tolerance_of_the_autocast(dtype, gap, refused):
+def test_kl_at_step_0_has_autocasts_tolerance(dtype, gap, refused):
     """The sampler's log-probabilities are the scorer's and a gap: .5 is allowed in bf16, .001 in fp32."""
     policy = with_critic(autocast=dtype, gradient_checkpointing=True)
     rollout = scored(play(text_env(), ANSWERS), policy)
@@ -264,7 +279,7 @@ def test_kl_at_step_0_is_held_to_the_tolerance_of_the_autocast(dtype, gap, refus
     assert (policy.divergence(rollout, policy.reference()).abs() < 1e-2).all()
 
 
-def test_the_stepwise_penalty_decodes_under_autocast_too():
+def test_the_stepwise_penalty_uses_autocast_too():
     policy = lm_policy(autocast=torch.bfloat16)
     reference = policy.reference()
     computed_in = product_dtypes(reference.model)
@@ -278,7 +293,7 @@ def test_the_stepwise_penalty_decodes_under_autocast_too():
     assert computed_in == {torch.bfloat16} and info["kl"] == pytest.approx(0, abs=0.1)
 
 
-def test_the_tolerance_of_ratios_is_that_of_what_is_computed_in():
+def test_ratios_have_their_dtypes_tolerance():
     assert scoring_dtype(lm_policy()) is torch.float32
     assert scoring_dtype(lm_policy(autocast=torch.bfloat16)) is torch.bfloat16
     assert scoring_dtype(lm_policy(lambda: make_gpt2().bfloat16())) is torch.bfloat16
@@ -300,3 +315,23 @@ def test_both_options_are_saved_with_the_policy(tmp_path):
         for one, two in zip(agent.policy.evaluate(rollout), loaded.evaluate(rollout), strict=True):
             assert torch.equal(one, two)
         assert LMPolicy.load(tmp_path / str(number) / "policy", autocast=None).autocast is None
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3"])
+def test_rows_read_in_parts_equal_all_at_once(family):
+    """Without a gradient; padded on the left, so that positions and mask must be cut alike."""
+    lm, length = LanguageModel(make_family(family), make_tokenizer(WORDS)), 40
+    rows, at_once = 20, memory.POSITIONS_AT_ONCE // length
+    tokens = torch.randint(0, len(WORDS), (rows, length), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(tokens)
+    mask[1, :7] = mask[at_once + 1, :5] = 0
+    inputs = {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+    read = []
+    lm.model.base_model.register_forward_pre_hook(
+        lambda module, given, options: read.append(len(options["input_ids"])), with_kwargs=True
+    )
+    whole = lm.hidden(tokens, **inputs)
+    with torch.no_grad():
+        parts = lm.hidden(tokens, **inputs)
+    assert read == [rows, at_once, rows - at_once] and at_once < rows
+    torch.testing.assert_close(parts[mask.bool()], whole[mask.bool()], atol=1e-5, rtol=1e-5)

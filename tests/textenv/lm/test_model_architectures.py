@@ -16,7 +16,6 @@ from tests.helpers.architectures import REFUSED, RIGHT, UNCACHED, make_family
 from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
 from tests.helpers.text_envs import text_env
 from textenv import LanguageModel
-from textenv.lm import recording
 from textenv.lm.decoding import Decoder
 
 LENGTH = 24
@@ -70,7 +69,7 @@ def worst_gap_of_slots(lm, texts):
 
 
 @pytest.mark.parametrize("family", some(RIGHT))
-def test_a_family_acts_and_scores_as_a_plain_pass_of_its_own(family):
+def test_a_family_equals_a_plain_pass(family):
     lm, texts = language_model(make_family(family)), random_texts()
     tokens, plain = torch.from_numpy(texts), plain_log_probs(lm, texts)
     assert (plain.amax(-1) - plain.amin(-1)).mean() > 0.1, "its logits are all alike: the test guards nothing"
@@ -133,7 +132,7 @@ def test_a_family_that_cannot_is_refused_in_a_sentence(family):
     assert type(model).__name__ in str(refusal.value)
 
 
-def test_what_is_no_language_model_is_refused_with_the_error_that_it_raised():
+def test_no_language_model_is_refused_by_its_error():
     config = make_gpt2().config
     with pytest.raises(ValueError, match="GPT2Model cannot read a text.*no attribute 'logits'") as refusal:
         language_model(transformers.GPT2Model(config))
@@ -151,7 +150,7 @@ def test_a_model_that_can_be_made_causal_then_acts():
 
 
 @pytest.mark.parametrize(("max_length", "cached"), [(8, True), (9, False), (40, False)])
-def test_the_cache_is_looked_at_as_far_as_texts_may_grow(max_length, cached):
+def test_the_cache_is_checked_to_the_longest_text(max_length, cached):
     """GPT-Neo's local attention sees 8 tokens, and an additive mask says otherwise."""
     lm = language_model(make_family("gpt_neo"))
     assert Decoder(lm, num_slots=3, max_length=max_length).cached is cached
@@ -159,7 +158,7 @@ def test_the_cache_is_looked_at_as_far_as_texts_may_grow(max_length, cached):
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_the_check_reads_the_longest_text_twice_and_no_more(slots):
+def test_the_check_reads_the_longest_text_twice(slots):
     """In pieces where there is a mask of queries by keys: 600 tokens at once would be 600 by 600."""
     lm, plain, cached = language_model(make_gpt2(n_positions=1100)), [], []
     lm.model.transformer.register_forward_pre_hook(
@@ -171,9 +170,7 @@ def test_the_check_reads_the_longest_text_twice_and_no_more(slots):
     assert 1100 <= sum(cached) < 1100 + 8
 
 
-@pytest.mark.parametrize("after", [0, 512])
-def test_the_check_leaves_neither_texts_nor_recordings_behind(after, monkeypatch):
-    monkeypatch.setattr(recording, "RECORDED_AFTER", after)
+def test_the_check_leaves_nothing_behind():
     lm = language_model(make_llama())
     decoder, texts = Decoder(lm, num_slots=3, max_length=LENGTH), random_texts()[:3]
     assert not decoder.read.any()
@@ -201,14 +198,14 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize(("family", "options"), VARIANTS.values(), ids=VARIANTS)
-def test_a_cache_is_used_and_right_whatever_the_layers_see(family, options):
+def test_a_cache_is_right_for_every_kind_of_layer(family, options):
     lm = language_model(make_family(family, **options))
     assert worst_gap_of_slots(lm, random_texts()) < 1e-5 * 5
     assert lm.cached[LENGTH]
 
 
 @pytest.mark.parametrize("family", ["mamba", "bloom", "rwkv"])
-def test_a_slot_may_idle_jump_and_change_its_text_while_others_go_on(family):
+def test_a_slot_may_idle_jump_and_change(family):
     """States advance only with a slot's own tokens; several tokens at once are read from the beginning of the text."""
     lm, texts = language_model(make_family(family)), random_texts()
     plain, decoder = plain_log_probs(lm, texts), Decoder(lm, num_slots=3, max_length=LENGTH)
@@ -248,7 +245,8 @@ def make_long(family, **more):
 
 
 @pytest.mark.parametrize("family", ["phi3", "llama"])
-def test_a_model_of_two_sets_of_frequencies_is_right_up_to_its_original_length_and_refused_beyond(family):
+def test_two_sets_of_frequencies_stop_at_the_first(family):
+    """They are right up to their original length and refused beyond."""
     lm = language_model(make_long(family))
     texts = random_texts(ORIGINAL + 1)
     longer = plain_log_probs(lm, texts)[:, :ORIGINAL]
@@ -262,7 +260,7 @@ def test_a_model_of_two_sets_of_frequencies_is_right_up_to_its_original_length_a
         check_context(lm, ORIGINAL + 1)
 
 
-def test_texts_that_cross_the_original_length_are_refused_when_the_agent_is_made():
+def test_texts_beyond_the_original_length_are_refused():
     policy = LMPolicy(make_long("llama"), make_tokenizer(WORDS))
     env = text_env(max_new_tokens=14)
     assert env.max_length > ORIGINAL
@@ -276,7 +274,7 @@ def test_with_one_set_of_frequencies_it_goes_beyond():
     assert worst_gap_of_slots(lm, random_texts()) < 1e-4
 
 
-def test_a_model_that_contradicts_itself_in_a_way_that_its_configuration_does_not_tell_is_refused():
+def test_a_model_that_contradicts_itself_is_refused():
     """Phi-MoE scales its attention otherwise in long texts, by equal frequencies."""
     factor = [4.0, 3.0, 2.0, 8.0]
     scales = dict(short_mscale=1.0, long_mscale=2.0)
@@ -304,7 +302,7 @@ def test_float64_weights_act_score_and_learn(make):
     assert all(p.grad.dtype == torch.float64 and p.grad.isfinite().all() for p in lm.parameters())
 
 
-def test_a_critic_is_copied_from_a_trunk_that_is_not_where_the_model_says():
+def test_a_critic_copies_an_unusual_trunk():
     lm, tokens = language_model(make_family("llama4_text")), torch.from_numpy(random_texts())
     critic = Critic.from_language_model(lm)
     assert (critic.values(tokens) == 0).all() and not {*critic.trunk.parameters()} & {*lm.parameters()}

@@ -86,7 +86,7 @@ def test_an_adapter_over_a_changed_base_comes_back(change, by, named, tmp_path):
 
 
 @pytest.mark.parametrize("start", ["pissa", "olora"])
-def test_an_adapter_that_changes_its_base_at_the_start_comes_back(start, tmp_path):
+def test_an_adapter_that_changes_its_base_comes_back(start, tmp_path):
     make_llama().save_pretrained(tmp_path / "model")
     model = with_adapter(load_causal_lm(tmp_path / "model"), "llama", init_lora_weights=start)
     with torch.no_grad():
@@ -97,7 +97,7 @@ def test_an_adapter_that_changes_its_base_at_the_start_comes_back(start, tmp_pat
     assert torch.equal(logits(load_causal_lm(tmp_path / "saved")), logits(model))
 
 
-def test_a_base_that_is_what_its_name_gives_is_only_named(named, tmp_path):
+def test_an_unchanged_base_is_only_named(named, tmp_path):
     name, folder = named
     base = load_causal_lm(folder, dtype=torch.bfloat16)
     base.config.use_cache = False
@@ -108,7 +108,7 @@ def test_a_base_that_is_what_its_name_gives_is_only_named(named, tmp_path):
     assert not (tmp_path / "saved" / "base").exists()
 
 
-def test_a_base_is_saved_anew_over_the_folder_that_it_was_read_from(named, tmp_path):
+def test_a_base_is_saved_over_its_own_folder(named, tmp_path):
     name, folder = named
     model = with_adapter(train_everything(load_causal_lm(folder)), name)
     save_model(model, tmp_path / "saved")
@@ -118,7 +118,7 @@ def test_a_base_is_saved_anew_over_the_folder_that_it_was_read_from(named, tmp_p
     assert torch.equal(logits(load_causal_lm(tmp_path / "saved")), logits(again))
 
 
-def test_a_base_whose_files_have_changed_since_is_saved(named, tmp_path):
+def test_a_base_with_changed_files_is_saved(named, tmp_path):
     name, folder = named
     model = with_adapter(load_causal_lm(folder), name)
     MAKERS[name][0](seed=5).save_pretrained(folder)
@@ -138,7 +138,7 @@ def test_a_base_that_changes_after_saving_is_noticed(named, tmp_path, caplog):
     assert "was trained on other weights of its base model" in caplog.text
 
 
-def test_an_adapter_that_is_merged_for_the_moment_is_not_saved(tmp_path):
+def test_a_merged_adapter_is_not_saved(tmp_path):
     model = with_adapter(make_llama(), "llama")
     model.merge_adapter()
     with pytest.raises(ValueError, match="unmerge_adapter"):

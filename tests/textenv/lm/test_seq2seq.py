@@ -38,7 +38,7 @@ RELATIVES = {
 
 
 @pytest.mark.parametrize("name", RELATIVES)
-def test_their_relatives_decode_with_a_cache_that_agrees(name):
+def test_relatives_decode_with_a_right_cache(name):
     """With sliding windows and a cap on the logits in T5Gemma, which by default leaves out <pad> in an answer."""
     kind = getattr(transformers, name)
     with torch.random.fork_rng():
@@ -67,7 +67,7 @@ def plain_log_probs(lm, prompt, answer):
     return logits[0, :, : len(WORDS)].log_softmax(-1)
 
 
-def test_scores_of_padded_rows_are_those_of_transformers_for_each_alone(case):
+def test_padded_rows_score_as_each_alone(case):
     """Prompts and answers of unequal lengths; the third row has an answer in two turns, with a reply between them."""
     lm, start, end = case
     rows, prompt_length = np.random.default_rng(0).integers(0, 7, (3, 9)), [1, 4, 2]
@@ -86,7 +86,7 @@ def test_scores_of_padded_rows_are_those_of_transformers_for_each_alone(case):
         torch.testing.assert_close(others[length - 1 :][here], spread[here], atol=2e-5, rtol=0)
 
 
-def test_decoding_in_slots_with_refill_and_replies_equals_a_plain_pass(case):
+def test_refilled_slots_equal_a_plain_pass(case):
     """Slots at unequal positions: refilled after `reset`, or without it, given replies, asked twice, and empty."""
     lm, start, end = case
     decoder, rng = Seq2SeqDecoder(lm, num_slots=4, max_length=14), np.random.default_rng(0)
@@ -149,7 +149,7 @@ def test_a_cache_that_gives_other_logits_is_not_used(caplog):
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
 
 
-def test_an_eos_that_a_prompt_has_already_is_not_added_again():
+def test_an_eos_of_the_prompt_is_not_repeated():
     lm = LanguageModel(make_t5(), make_tokenizer(WORDS, ends=True))
     ids, known = lm.seq2seq.prompts(torch.tensor([[1, 2, EOS, 4], [1, 2, 3, 4]]), torch.tensor([3, 2]))
     assert ids[0, :3].tolist() == [1, 2, EOS] and ids[1, :3].tolist() == [1, 2, EOS]

@@ -62,7 +62,7 @@ def test_parts_of_a_content_are_one_text(name):
         ("a", "expected {'role': ..., 'content': ...}"),
     ],
 )
-def test_a_message_of_another_form_is_refused_with_its_row(message, words):
+def test_a_malformed_message_is_refused_by_row(message, words):
     with pytest.raises(ValueError, match=words) as caught:
         PromptList([ASKED, [*ASKED, message]]).prompt(1)
     assert str(caught.value).startswith("prompt 1 ")

@@ -35,7 +35,7 @@ def score(tokenizer, text, reward=None, prompt=CHAT):
 
 @pytest.mark.parametrize("template", [OPENED, THINKING, R1])
 @pytest.mark.parametrize("kind", ["text", "added", "special"])
-def test_a_tag_that_the_template_opens_belongs_to_the_answer(template, kind):
+def test_a_tag_the_template_opens_is_the_answers(template, kind):
     tokenizer = tokenizer_with(template, **({} if kind == "text" else {kind: TAGS}))
     assert score(tokenizer, REST) == (1, REST)
     assert score(tokenizer, RIGHT) == (0, RIGHT), "a doubled tag"
@@ -43,7 +43,7 @@ def test_a_tag_that_the_template_opens_belongs_to_the_answer(template, kind):
 
 
 @pytest.mark.parametrize("kind", ["text", "added", "special"])
-def test_tags_reach_the_reward_whatever_kind_of_token_they_are(kind):
+def test_tags_reach_the_reward_as_any_token(kind):
     tokenizer = tokenizer_with(CHATML, **({} if kind == "text" else {kind: TAGS}))
     assert score(tokenizer, RIGHT) == (1, RIGHT)
     assert score(tokenizer, REST)[0] == 0
@@ -51,7 +51,7 @@ def test_tags_reach_the_reward_whatever_kind_of_token_they_are(kind):
     assert score(tokenizer, RIGHT, matches("(?s)^<think>.*</answer>$")) == (1, RIGHT)
 
 
-def test_a_text_prompt_and_an_assistants_message_may_begin_the_answer_too():
+def test_a_prompt_may_begin_the_answer():
     reward = format_tags("think", "answer")
     assert score(byte_tokenizer(), REST, prompt="2+2=<think>")[0] == 1
     assert score(byte_tokenizer(), REST, prompt="2+2=<think> (in this tag)")[0] == 0
@@ -60,7 +60,7 @@ def test_a_text_prompt_and_an_assistants_message_may_begin_the_answer_too():
     assert reward(prompts=[begun, CHAT], completions=[answer, answer]) == [1, 0]
 
 
-def test_what_the_template_opens_is_said_when_the_environment_is_made(caplog):
+def test_opened_tags_are_told_at_construction(caplog):
     for template, said in ((OPENED.replace("think", "thought"), True), (CHATML, False)):
         caplog.clear()
         score(tokenizer_with(template), "4")
@@ -81,11 +81,11 @@ def test_what_the_template_opens_is_said_when_the_environment_is_made(caplog):
         ("{{ raise_exception('no') }}", ""),
     ],
 )
-def test_the_opened_tag_is_the_end_of_the_prompt_that_no_message_has(template, tag):
+def test_the_opened_tag_ends_the_prompt(template, tag):
     assert opened_tag(tokenizer_with(template)) == tag
 
 
-def test_texts_show_pairs_of_tags_and_no_other_special_tokens():
+def test_texts_show_tags_but_no_other_special_tokens():
     special = ["<think>", "</think>", "[THINK]", "[/THINK]", "<unpaired>", "<|im_start|>", "[INST]", "[/INST]", "</s>"]
     template = "{% for m in messages %}[INST]{{ m.content }}[/INST]{% endfor %}"
     tokenizer = byte_tokenizer(special, (), template, bos="<s>")
@@ -96,13 +96,13 @@ def test_texts_show_pairs_of_tags_and_no_other_special_tokens():
     assert "[INST]é[/INST]é" in plain_text(ids, tokenizer)
 
 
-def test_without_such_tags_a_text_is_that_of_transformers():
+def test_without_tags_a_text_is_transformers_own():
     tokenizer = byte_tokenizer(["<think>", "<a>", "<|im_start|>"])
     ids = tokenizer("<think>é<a> 。<eos><|im_start|>x", add_special_tokens=False)["input_ids"]
     assert plain_text(ids, tokenizer) == tokenizer.decode(ids, skip_special_tokens=True) == "é 。x"
 
 
-def test_generate_shows_the_tags_as_an_environment_does():
+def test_generate_shows_the_tags_too():
     tokenizer = tokenizer_with(CHATML, special=["<think>", "</think>"])
     ids = tokenizer("\n<think>a</think><|im_end|>", add_special_tokens=False)["input_ids"]
     policy = LMPolicy(scripted_model(tokenizer, *zip(ids, ids[1:], strict=False)), tokenizer)

@@ -1,6 +1,4 @@
-"""The contract of reward functions: what may be returned, what is logged, and what happens when one fails."""
-
-from collections import OrderedDict, deque
+"""Several reward functions as one: weights, names, answers that are left out, and scores of tokens."""
 
 import numpy as np
 import pytest
@@ -8,65 +6,16 @@ import torch
 
 from algos import PPO, LMPolicy, PPOConfig, collect
 from algos.training.metrics import rollout_metrics
-from algos.training.reward_hacking import RewardHackingMonitor
 from tests.helpers.conversations import Parrot
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from tests.helpers.text_envs import EOS, GOOD, REWARDED, good, make_env, play, rewarded
+from tests.helpers.text_envs import GOOD, REWARDED, figures_of, good, make_env, paid, rewarded
 from tests.helpers.tolerances import METRIC, METRIC_NEAR_0
 from textenv import Rewards, TextVectorEnv, TokenVectorEnv
-from textenv.rewards.metrics import correlation, distinct, repeated, reward_metrics
 
 
-def figures_of(reward, answers):
-    """What the log says of them."""
-    env = make_env(reward)
-    play(env, answers)
-    return env.metrics
+def test_an_answer_without_a_score_is_left_out():
+    """The update does not see it; the log counts it."""
 
-
-def paid(rollout):
-    return [row[mask].tolist() for row, mask in zip(rollout["reward"], rollout["mask"], strict=True)]
-
-
-# --- what may be returned ----------------------------------------------------------------------------------------
-
-
-def test_functions_are_given_the_keywords_that_they_take():
-    seen = {}
-
-    def narrow(completions, terminated):
-        seen["narrow"] = completions, terminated
-        return [0.0] * 4
-
-    def wide(**everything):
-        seen["wide"] = set(everything)
-        return [0.0] * 4
-
-    rewarded(Rewards({"narrow": narrow, "wide": wide}), REWARDED, prompts=[{"prompt": "a", "answer": 1}])
-    assert [text.split() for text in seen["narrow"][0]][0] == ["good"]
-    assert seen["narrow"][1] == [True, True, False, True]
-    assert seen["wide"] == {
-        "prompts",
-        "completions",
-        "prompt_ids",
-        "completion_ids",
-        "terminated",
-        "tool_calls",
-        "answer",
-    }
-
-
-def test_a_reward_function_of_trl_works_unchanged():
-    """As in TRL's documentation of GRPO: positional names, **kwargs, None where it does not apply."""
-
-    def reward_func(prompts, completions, ground_truth, **kwargs):
-        return [float(truth in text) if truth else None for text, truth in zip(completions, ground_truth, strict=True)]
-
-    prompts = [{"prompt": "a", "ground_truth": "good"}]
-    assert paid(rewarded(reward_func, REWARDED, prompts=prompts)) == [[0, 1], [0, 0, 1], [0] * 5, [0]]
-
-
-def test_an_answer_to_which_nothing_applies_is_left_out_of_the_update_and_counted():
     def picky(completions, **columns):
         return [None if "bad" in text else 1.0 for text in completions]
 
@@ -78,7 +27,7 @@ def test_an_answer_to_which_nothing_applies_is_left_out_of_the_update_and_counte
     assert rollout["mask"].any(1).all() and rollout["reward"].sum(1).tolist() == [2, 1, 0, 1]
 
 
-def test_left_out_answers_do_not_move_the_policy_or_the_log():
+def test_left_out_answers_do_not_move_the_policy():
     """The same update as with only the others in the rollout."""
 
     def picky(completions, **columns):
@@ -97,21 +46,6 @@ def test_left_out_answers_do_not_move_the_policy_or_the_log():
     assert results[0] == pytest.approx(results[1], rel=METRIC, abs=METRIC_NEAR_0)
 
 
-def test_async_functions_are_awaited_in_a_running_loop_too():
-    import asyncio
-
-    async def slow(completions):
-        await asyncio.sleep(0.01)
-        return [1.0] * len(completions)
-
-    assert rewarded(slow, REWARDED)["reward"].sum() == 4
-
-    async def notebook():
-        return rewarded(slow, REWARDED)["reward"].sum()
-
-    assert asyncio.run(notebook()) == 4
-
-
 @pytest.mark.parametrize("make", [list, np.array, torch.tensor], ids=["list", "numpy", "torch"])
 def test_a_list_is_one_number_a_token(make):
     def dense(completion_ids):
@@ -123,27 +57,7 @@ def test_a_list_is_one_number_a_token(make):
     assert paid(both)[:2] == [[0.25, 1.75], [-0.25, 0.25, 1.75]]
 
 
-def test_named_components_by_answer_or_by_column_are_logged_by_name():
-    """Share and correlation by hand: lengths 2, 3, 5, 1; 'good' 1, 1, 0, 0; 'short' -.1 a token."""
-
-    def by_answer(completion_ids):
-        return [{"good": ids.count(GOOD), "short": -0.1 * len(ids)} for ids in completion_ids]
-
-    def by_column(completion_ids):
-        return {"good": [ids.count(GOOD) for ids in completion_ids], "short": [-0.1 * len(x) for x in completion_ids]}
-
-    for function in (by_answer, by_column):
-        rollout = rewarded(function, REWARDED)
-        assert rollout["reward"].sum(1).tolist() == pytest.approx([0.8, 0.7, -0.5, -0.1])
-        figures = figures_of(function, REWARDED)
-        assert figures["reward/good"] == pytest.approx(0.5) and figures["reward/short"] == pytest.approx(-0.275)
-        assert figures["reward_share/good"] == pytest.approx(2 / 3.1)
-        assert figures["reward_length_correlation/short"] == pytest.approx(-1)
-        expected = np.corrcoef([1, 1, 0, 0], [2, 3, 5, 1])[0, 1]
-        assert figures["reward_length_correlation/good"] == pytest.approx(expected)
-
-
-def test_weights_scale_what_is_paid_and_logged_and_names_nest():
+def test_weights_scale_what_is_paid_and_logged():
     def two(completions):
         return [{"x": 1.0, "y": None}] * len(completions)
 
@@ -154,7 +68,7 @@ def test_weights_scale_what_is_paid_and_logged_and_names_nest():
     assert figures["reward_raw/two/x"] == 1 and figures["reward_raw/good"] == 0.5
 
 
-def test_what_parts_add_adds_up_to_the_score_though_one_applies_now_and_then_and_another_is_only_logged():
+def test_what_parts_add_adds_up_to_the_score():
     """`rare` says 1 of two answers in four, so it adds .5 on average; by weight 0 `length` adds nothing."""
 
     def rare(completions):
@@ -175,7 +89,7 @@ def test_what_parts_add_adds_up_to_the_score_though_one_applies_now_and_then_and
     assert sum(figures[f"reward/{name}"] for name in ("rare", "constant", "length")) == pytest.approx(score)
 
 
-def test_a_part_of_weight_0_changes_nothing_that_is_paid():
+def test_a_part_of_weight_0_changes_no_payment():
     """It gave 0 where nothing applied, so that answers were learnt from which should have been left out."""
 
     def rare(completions):
@@ -190,51 +104,6 @@ def test_a_part_of_weight_0_changes_nothing_that_is_paid():
         assert torch.equal(logged["reward"], alone["reward"]) and torch.equal(logged["mask"], alone["mask"])
 
 
-def test_arrays_that_a_reward_changes_are_copies():
-    seen = []
-
-    def spoils(completions, facts, words):
-        for fact, word in zip(facts, words, strict=True):
-            fact[:] = 99
-            word.clear()
-        return [0.0] * len(completions)
-
-    def looks(completions, facts, words):
-        seen.extend(zip((fact.tolist() for fact in facts), map(list, words), strict=True))
-        return [0.0] * len(completions)
-
-    columns = {"facts": [np.array([1, 2]), np.array([3])], "words": [deque(["a"]), OrderedDict(b=1)]}
-    Rewards({"spoils": spoils, "looks": looks})(prompts=["p", "q"], completions=["a", "b"], **columns)
-    assert seen == [([1, 2], ["a"]), ([3], ["b"])]
-
-
-def test_a_reward_that_changes_what_it_is_given_changes_nothing_else():
-    seen = []
-
-    def spoils(prompts, completions, completion_ids, notes):
-        for each in (prompts, completions, completion_ids, notes):
-            each.clear() if each is prompts else each[0].clear() if isinstance(each[0], (list, dict)) else None
-        return [1.0] * len(completions)
-
-    def looks(prompts, completions, completion_ids, notes):
-        seen.append((list(prompts), list(completion_ids), [dict(note) for note in notes]))
-        return [1.0] * len(completions)
-
-    notes = {"kind": ["a", "b"]}
-    rollout = rewarded(Rewards({"spoils": spoils, "looks": looks}), REWARDED, prompts=[{"prompt": "a", "notes": notes}])
-    prompts, ids, given = seen[0]
-    assert len(prompts) == 4 and ids == [list(answer) for answer in REWARDED] and given == [notes] * 4
-    assert notes == {"kind": ["a", "b"]} and (rollout["reward"].sum(1) == 2).all()
-
-
-def test_components_are_in_the_log_of_a_training():
-    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
-    agent = PPO(make_env(Rewards({"good": good})), policy, PPOConfig(num_steps=None, num_episodes=8, minibatch_size=8))
-    (metrics,) = agent.learn(1)
-    assert metrics["reward/good"] == pytest.approx(metrics["episode/return"])
-    assert {"reward_share/good", "reward_length_correlation/good", "text/distinct_2", "reward/failed"} <= set(metrics)
-
-
 def test_a_conversation_is_paid_by_the_turn_and_logged():
     env = TokenVectorEnv(Parrot, tokenizer=make_tokenizer(WORDS), max_prompt_tokens=4, max_new_tokens=4, max_length=40)
     rollout = collect(env, LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0), num_episodes=8, seed=0)
@@ -243,56 +112,7 @@ def test_a_conversation_is_paid_by_the_turn_and_logged():
     assert env.metrics["reward/score"] == pytest.approx(counts.sum().item() / 24, abs=0.2)
 
 
-def test_columns_of_another_argument_are_refused():
-    with pytest.raises(ValueError, match=r"\['completions'\].*rename"):
-        rewarded(good, [(EOS,)], prompts=[{"prompt": "a", "completions": "x"}])
-
-
-# --- reward hacking ----------------------------------------------------------------------------------------------
-
-
-def test_a_batch_without_a_score_is_logged_though_a_function_of_weight_0_returns_numbers():
-    rewards = Rewards({"none": lambda completions: [None, None], "logged": (lambda completions: [1.0, 2.0], 0.0)})
-    found = reward_metrics(rewards(prompts=["a", "b"], completions=["c", "d"]), [[1], [2]])
-    assert found["reward/left_out"] == 2 and "reward/logged" not in found
-
-
-def test_variety_and_repetition_by_hand():
-    assert distinct([[1, 2, 1, 2], [1, 2]]) == 2 / 4
-    assert repeated([[1, 1, 1, 1, 1, 1], [1, 2, 3, 4, 5], [1]]) == pytest.approx((2 / 3 + 0) / 2)
-    assert distinct([[1]]) == 1 and repeated([[]]) == 0
-    assert correlation(np.array([1.0, 2, 3]), np.array([5, 5, 5])) == 0
-
-
-def history(scores, variety):
-    return [{"episode/return": s, "text/distinct_2": v} for s, v in zip(scores, variety, strict=True)]
-
-
-def test_one_warning_when_the_score_rises_while_the_texts_become_alike():
-    watch = RewardHackingMonitor()
-    rising, falling = np.linspace(1, 5, 30), np.linspace(0.8, 0.1, 30)
-    with pytest.warns(UserWarning, match=r"score rises \(.*distinct 2-grams 0\.7\d to 0\.3\d\)") as caught:
-        for metrics in history(rising, falling):
-            watch.look(metrics)
-    assert len(caught) == 1
-
-
-@pytest.mark.parametrize(
-    ("scores", "variety"),
-    [
-        (np.linspace(1, 5, 30), np.linspace(0.8, 0.6, 30)),
-        (np.linspace(5, 5, 30), np.linspace(0.8, 0.1, 30)),
-        (np.linspace(-1, -5, 30), np.linspace(0.8, 0.1, 30)),
-    ],
-)
-def test_no_warning_otherwise(scores, variety):
-    watch = RewardHackingMonitor()
-    for metrics in history(scores, variety):
-        watch.look(metrics)
-    assert not watch.warned
-
-
-def test_whitened_rewards_keep_their_mean_and_have_variance_one():
+def test_whitened_rewards_keep_their_mean():
     """And the rollout keeps what was paid."""
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
     config = PPOConfig(num_steps=None, num_episodes=4, whiten_rewards=True, gamma=0.0, normalize_advantage=False)

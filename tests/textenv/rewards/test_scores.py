@@ -83,7 +83,7 @@ OUT_OF_ORDER = {
 
 
 @pytest.mark.parametrize("name", OUT_OF_ORDER)
-def test_what_is_not_in_the_order_of_the_completions_is_refused(name):
+def test_unordered_scores_are_refused(name):
     returned, words = OUT_OF_ORDER[name]
     with pytest.raises(RewardError, match=words):
         scores_of(returned)
@@ -92,7 +92,7 @@ def test_what_is_not_in_the_order_of_the_completions_is_refused(name):
             check_reward(lambda completions: returned, **{key: ROWS[key] for key in ("prompts", "completions")})
 
 
-def test_what_is_logged_is_in_the_order_of_the_completions_too():
+def test_logged_values_are_in_order_too():
     def logs(completions, log):
         log("length", pd.Series([3, 1, 2, 4]).sort_values())
         return [0.0] * 4
@@ -110,7 +110,7 @@ def test_parts_of_scores_are_numbers():
         scores_of(Scores(earned=[1.0, 2.0, float("nan"), 3.0]))
 
 
-def test_numbers_of_numpy_and_torch_are_written_to_the_files_of_a_run(tmp_path):
+def test_numpy_and_torch_numbers_are_written_to_runs(tmp_path):
     def reward(completions):
         return Scores(earned=[np.float32(len(text)) for text in completions])
 

@@ -1,31 +1,19 @@
-"""A reward function sees where the training stands, and reports numbers that are not paid; async ones run at once."""
+"""A reward function sees where the training stands, and reports numbers that are not paid."""
 
-import asyncio
 import logging
-import threading
 
 import pytest
 
-from tests.helpers.slow_rewards import sees_training
+from tests.helpers.slow_rewards import Judge, sees_training, sees_training_async
 from tests.helpers.text_envs import GOOD, REWARDED, make_env, play
 from textenv import HumanReward, Rewards, TextEnv, check_reward
 from textenv.checks.reward_checker import run_reward_checks
 from textenv.envs.task import FunctionTask
-from textenv.rewards import Normalize, clip
+from textenv.rewards import clip
 from textenv.rewards.scores import RewardError
 from textenv.rewards.training import RewardLog, training
 
 ROWS = {"prompts": ["?"] * 5, "completions": ["a", "bb", "ccc", "dddd", "eeeee"]}
-
-
-async def sees_training_async(completions, step, progress, log):
-    await asyncio.sleep(0)
-    return sees_training(completions, step, progress, log)
-
-
-class Judge:
-    async def __call__(self, completions, step, progress, log):
-        return sees_training(completions, step, progress, log)
 
 
 def human(tmp_path):
@@ -58,7 +46,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_function_sees_step_and_progress_and_its_log_arrives_however_it_is_called(way):
+def test_step_progress_and_log_arrive_in_every_way(way):
     rewards = WAYS[way]()
     with training(8, 0.5):
         scores = rewards(**ROWS)
@@ -68,14 +56,15 @@ def test_a_function_sees_step_and_progress_and_its_log_arrives_however_it_is_cal
     assert rewards(**ROWS).earned == [0] * 5, "outside a training"
 
 
-def test_what_a_fallback_logs_stands_at_the_rows_that_it_scored(tmp_path):
+def test_a_fallback_logs_at_the_rows_it_scored(tmp_path):
     with training(8, 0.5):
         scores = Rewards(human(tmp_path))(**ROWS)
     assert scores.earned == [1.0, 8.5, 8.5, 8.5, 8.5]
     assert scores.logged == {"length": [None, 2, 3, 4, 5], "rows": [None, 4, 4, 4, 4]}
 
 
-def test_values_logged_several_times_are_averaged_and_none_does_not_count():
+def test_values_logged_twice_are_averaged():
+    """None does not count."""
     log = RewardLog(3)
     for value in (1, [3, None, 6], 2.0):
         log("x", value)
@@ -86,7 +75,7 @@ def test_values_logged_several_times_are_averaged_and_none_does_not_count():
 @pytest.mark.parametrize("value", [[], [1, 2], [1, 2, 3, 4], None, "good", ["1", "2", "3"], [[1], [2], [3]],
                                    float("nan"), [1, float("inf"), None], {"a": 1}, 1j, [1, 2, "x"]],
                          ids=repr)  # fmt: skip
-def test_a_value_that_is_no_number_for_each_completion_is_refused(value):
+def test_a_logged_value_is_a_number_per_completion(value):
     with pytest.raises(
         ValueError, match=r"log\('x', ...\) was given .* for 3 completions, expected a name, and a finite"
     ):
@@ -108,7 +97,7 @@ def test_a_wrong_log_is_an_error_of_the_function():
         Rewards({"wrong": wrong, "other": sees_training})(**ROWS)
 
 
-def test_logged_numbers_are_metrics_and_samples_but_not_paid():
+def test_logged_numbers_are_shown_but_not_paid():
     def words(completions, log):
         log("words", [len(text.split()) or None for text in completions])
         return [float("good" in text) for text in completions]
@@ -124,7 +113,7 @@ def test_logged_numbers_are_metrics_and_samples_but_not_paid():
     assert "reward/log/c" not in " ".join(several.metrics)
 
 
-def test_what_is_logged_for_a_completion_that_fails_does_not_count():
+def test_logs_of_a_failed_completion_do_not_count():
     def length(completions, log):
         log("length", [len(text) for text in completions])
         if "bb" in completions:
@@ -135,7 +124,8 @@ def test_what_is_logged_for_a_completion_that_fails_does_not_count():
     assert scores.failed == {1} and scores.logged == {"length": [1, None, 3, 4, 5]}
 
 
-def test_a_column_of_the_prompts_goes_before_the_training_and_a_warning_says_so(caplog):
+def test_columns_of_prompts_win_over_the_training(caplog):
+    """A warning says so."""
     seen = {}
 
     def look(completions, step, progress, log):
@@ -149,14 +139,14 @@ def test_a_column_of_the_prompts_goes_before_the_training_and_a_warning_says_so(
     assert caplog.text.count("the prompts have columns named log, step: rewards get these, not the training's") == 1
 
 
-def test_a_function_with_further_columns_gets_only_columns_in_them():
+def test_further_columns_hold_only_columns():
     def look(completions, **columns):
         return [float("step" in columns or "progress" in columns or "log" in columns)] * len(completions)
 
     assert Rewards(look)(**ROWS).earned == [0] * 5
 
 
-def test_a_single_environment_calls_its_reward_outside_a_training():
+def test_a_single_environment_sees_no_training():
     env = make_env(sees_training, num_envs=1)
     single = TextEnv(env.task, tokenizer=env.tokenizer, max_prompt_tokens=4, max_new_tokens=2)
     for where, paid in ((training(8, 0.5), 8.5), (training(0, 0.0), 0.0)):
@@ -166,7 +156,7 @@ def test_a_single_environment_calls_its_reward_outside_a_training():
             assert single.step(GOOD)[1] == paid
 
 
-def test_check_reward_gives_these_arguments_and_finds_a_wrong_log():
+def test_check_reward_gives_step_progress_and_log():
     assert not run_reward_checks(
         lambda completions, step, progress, log: [len(x) + step + progress for x in completions]
     ).broken
@@ -177,77 +167,3 @@ def test_check_reward_gives_these_arguments_and_finds_a_wrong_log():
 
     with pytest.raises(ValueError, match=r"reward 'wrong' raised ValueError .*log\('length', ...\) was given"):
         check_reward(wrong)
-
-
-# --- async functions ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("options", [{}, {"timeout": 60}, {"workers": 2}, {"on_error": "skip"}], ids=str)
-def test_async_functions_run_at_once_and_keep_their_order(options):
-    """All calls are needed to pass the barrier."""
-    meeting = threading.Barrier(3 * options.get("workers", 1), timeout=30)
-
-    def function(score):
-        async def waits(completions):
-            await asyncio.to_thread(meeting.wait)
-            return [score + len(text) for text in completions]
-
-        return waits
-
-    functions = {f"f{score}": (function(score), float(score)) for score in (3, 1, 2)}
-    scores = Rewards({"first": lambda completions: [0.5] * len(completions), **functions}, **options)(**ROWS)
-    assert list(scores.raw) == ["first", "f3", "f1", "f2"]
-    assert scores.raw["f1"] == [2, 3, 4, 5, 6] and scores.parts["f3"] == [12, 15, 18, 21, 24]
-
-
-def test_async_functions_run_inside_the_event_loop_of_a_notebook():
-    async def cell():
-        return Rewards({"f": Judge(), "g": sees_training_async})(**ROWS).logged["g/length"]
-
-    assert asyncio.run(cell()) == [1, 2, 3, 4, 5]
-
-
-def test_one_of_several_async_functions_may_fail_or_be_late():
-    async def fails(completions):
-        if "ccc" in completions:
-            raise KeyError("no such thing")
-        return [1.0] * len(completions)
-
-    async def late(completions):
-        await asyncio.Event().wait()
-
-    async def leaves(completions):
-        raise SystemExit("good bye")
-
-    async def good(completions):
-        return [1.0] * len(completions)
-
-    with pytest.raises(RewardError, match=r"reward 'fails' raised KeyError: 'no such thing' in row 2 .*'ccc'"):
-        Rewards({"good": good, "fails": fails})(**ROWS)
-    assert Rewards({"good": good, "fails": fails}, on_error="skip", max_failed=0.5)(**ROWS).earned == [2, 2, None, 2, 2]
-    one = {name: column[:1] for name, column in ROWS.items()}
-    with pytest.raises(RewardError, match="reward 'late' raised TimeoutError: the call took longer than .* 0.05 s"):
-        Rewards({"good": good, "late": late}, timeout=0.05)(**one)
-    with pytest.raises(RewardError, match=r"reward 'leaves' raised RuntimeError: ended by SystemExit\('good bye'\)"):
-        Rewards({"good": good, "leaves": leaves})(**one)
-
-
-def test_an_async_function_is_not_called_if_a_plain_one_before_it_fails():
-    called = threading.Event()
-
-    async def paid(completions):
-        called.set()
-        return [1.0] * len(completions)
-
-    def fails(completions):
-        raise ValueError("no")
-
-    with pytest.raises(RewardError, match="reward 'fails'"):
-        Rewards({"fails": fails, "paid": paid})(**ROWS)
-    assert not called.is_set()
-
-
-def test_functions_that_need_whole_batches_are_found_at_any_depth():
-    inner = clip(Rewards({"a": Normalize(sees_training)}), -1, 1)
-    with pytest.raises(ValueError, match="reward 'outer' needs whole batches"):
-        Rewards({"outer": Rewards({"inner": inner})}, workers=2)

@@ -23,7 +23,7 @@ def contents(task):
     return {task.prompt(index).content for index in range(len(task.prompts))}
 
 
-def test_the_splits_share_no_prompt_and_together_are_all(tmp_path):
+def test_the_splits_share_no_prompt(tmp_path):
     (tmp_path / "own.jsonl").write_text("".join(json.dumps({"q": text}) + "\n" for text in PROMPTS))
     train, test = (
         contents(Prompts(split, prompts=tmp_path / "own.jsonl", reward=zero, prompt_column="q"))
@@ -32,13 +32,14 @@ def test_the_splits_share_no_prompt_and_together_are_all(tmp_path):
     assert not train & test and train | test == set(PROMPTS) and len(test) < len(train)
 
 
-def test_too_few_prompts_are_all_in_both_splits_and_the_log_says_so(caplog):
+def test_too_few_prompts_are_in_both_splits(caplog):
     for split in ("train", "test"):
         assert contents(Prompts(split, prompts=["one", "four"], reward=zero)) == {"one", "four"}
     assert "too few to hold some out" in caplog.text
 
 
-def test_prompts_for_evaluation_leave_all_others_to_the_training_and_common_ones_are_counted(caplog):
+def test_evaluation_prompts_are_not_trained_on(caplog):
+    """Those that both have are counted."""
     own = dict(prompts=PROMPTS, eval_prompts=["another"], reward=zero)
     assert contents(Prompts("train", **own)) == set(PROMPTS) and contents(Prompts("test", **own)) == {"another"}
     assert not caplog.text
@@ -46,7 +47,8 @@ def test_prompts_for_evaluation_leave_all_others_to_the_training_and_common_ones
     assert "1 of 2 test prompts are also training prompts" in caplog.text
 
 
-def test_a_system_prompt_and_chat_make_messages_and_keep_those_that_there_are():
+def test_a_system_prompt_and_chat_make_messages():
+    """Messages that are there already stay."""
     messages = [{"role": "system", "content": "mine"}, {"role": "user", "content": "hello"}]
     made = Prompts(prompts=["hi", messages, messages[1:]], reward=zero, system_prompt="be brief", chat=True)
     brief = {"role": "system", "content": "be brief"}
@@ -59,7 +61,7 @@ def test_a_system_prompt_and_chat_make_messages_and_keep_those_that_there_are():
         Prompts(prompts=[[1, 2]], reward=zero, chat=True)
 
 
-def test_rewards_by_name_are_those_of_the_functions_with_their_weights(tmp_path):
+def test_rewards_by_name_keep_their_weights(tmp_path):
     (tmp_path / "rewards.py").write_text(
         "def long(completions): return [float(len(text)) for text in completions]\n"
         "def vowels(completions): return [float(text.count('a')) for text in completions]\n"
@@ -98,7 +100,7 @@ class Constant:
         return [2 * self.value for _ in completions]
 
 
-def test_lambdas_partial_functions_and_objects_are_given_several_times():
+def test_one_object_may_be_given_several_times():
     def scaled(completions, factor):
         return [factor * len(text) for text in completions]
 
@@ -118,7 +120,7 @@ def test_a_reward_that_is_given_twice_is_refused(entry):
         read_rewards([entry, entry])
 
 
-def test_a_file_of_rewards_is_run_once_and_again_after_a_change(tmp_path):
+def test_a_changed_file_of_rewards_is_run_again(tmp_path):
     """It may load a model; training and evaluation each name it."""
     (tmp_path / "once.py").write_text(
         "from pathlib import Path\n"
@@ -132,7 +134,8 @@ def test_a_file_of_rewards_is_run_once_and_again_after_a_change(tmp_path):
     assert read_rewards(f"{tmp_path / 'once.py'}:f")(prompts=["x"], completions=["y"]).earned == [7]
 
 
-def test_the_environment_is_made_by_name_with_limits_that_can_be_changed(tmp_path):
+def test_the_environment_is_made_by_name(tmp_path):
+    """With limits that can be changed."""
     make_gpt2(n_positions=1024).save_pretrained(tmp_path)
     make_tokenizer(WORDS).save_pretrained(tmp_path)
     own = dict(model=str(tmp_path), prompts=["a b", "c"], reward=lambda completions: list(map(len, completions)))
@@ -158,6 +161,7 @@ def test_the_environment_is_made_by_name_with_limits_that_can_be_changed(tmp_pat
     ({"prompts": PROMPTS, "reward": lambda completions, answer: []}, "needs the column 'answer'"),
     ({"prompts": PROMPTS, "reward": zero, "promts": 3}, "did you mean 'prompts'"),
 ])  # fmt: skip
-def test_what_is_missing_or_of_another_kind_is_named_when_the_environment_is_made(own, said):
+def test_what_is_missing_is_named_at_construction(own, said):
+    """And what is of another kind."""
     with pytest.raises((ValueError, TypeError, FileNotFoundError), match=said):
         gymnasium.make_vec("textenv/Prompts-v0", **own)

@@ -172,7 +172,7 @@ def no_wrapper(env):
 
 
 @pytest.mark.long
-def test_what_is_wrapped_keeps_the_arguments_of_its_preset(tmp_path):
+def test_what_is_wrapped_keeps_its_presets_arguments(tmp_path):
     options = {"total_steps": 64, "processes": 0, "quiet": True, "wrappers": [no_wrapper]}
     compare("CliffWalking-v1", seeds=1, run_dir=tmp_path, **options)
     (record,) = tmp_path.glob("*/comparison.json")

@@ -1,4 +1,4 @@
-"""Human feedback in a real browser: by mouse, by keys, two people at once, after a kill; and their agreement."""
+"""Human feedback in a real browser: by mouse, by keys, two people at once, after a kill."""
 
 import json
 import signal
@@ -10,101 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.helpers.browser import Browser, needs_chromium
-from tests.helpers.errors import refused
+from tests.helpers.feedback import call, lines
 from textenv import HumanReward
-from textenv.extras.human import BrowserAnnotator, FeedbackFile, FeedbackStopped
+from textenv.extras.human import BrowserAnnotator, FeedbackStopped
 from textenv.extras.human.feedback_file import krippendorff_alpha
-
-
-class Named:
-    """Answers from a list, under a name."""
-
-    def __init__(self, name, answers):
-        self.name, self.left = name, list(answers)
-
-    def ask(self, question):
-        return self.left.pop(0)
-
-    def cancel(self):
-        pass
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def call(human, completions, prompt="the film"):
-    return human(prompts=[prompt] * len(completions), completions=completions)
-
-
-# --- several people ---------------------------------------------------------------------------------------------------
-
-
-def test_alpha_is_that_of_krippendorffs_own_example():
-    """Krippendorff 2011, section C, with missing values: four observers and twelve units."""
-    observers = ["123321412 * * *", "1 2 3 3 2 2 4 1 2 5 * 3", "* 3 3 3 2 3 4 2 2 5 1 *", "1 2 3 3 2 4 4 1 2 5 1 *"]
-    columns = zip(*(row.replace(" ", "").ljust(12, "*") for row in observers), strict=True)
-    units = [[float(x) for x in column if x != "*"] for column in columns]
-    assert krippendorff_alpha(units) == pytest.approx(0.743, abs=5e-4)
-    assert krippendorff_alpha(units, squared=True) == pytest.approx(0.849, abs=5e-4)
-
-
-def test_alpha_is_that_of_the_package():
-    krippendorff = pytest.importorskip("krippendorff", reason="pip install krippendorff compares with the package")
-    units = [[0.0, 0.2, 0.0], [1.0, 0.8], [0.4], [0.6, 0.6, 1.0]]
-    table = [[unit[i] if i < len(unit) else float("nan") for unit in units] for i in range(3)]
-    for squared, level in ((False, "nominal"), (True, "interval")):
-        expected = krippendorff.alpha(reliability_data=table, level_of_measurement=level)
-        assert krippendorff_alpha(units, squared=squared) == pytest.approx(expected, abs=1e-12)
-
-
-def test_each_person_is_asked_everything_and_the_score_is_their_mean(tmp_path):
-    path = tmp_path / "thumbs.jsonl"
-    people = [Named("ann", ["up", "down", "up"]), Named("bob", ["up", "up", "skip"])]
-    human = HumanReward(path, annotator=people)
-    assert call(human, ["a", "b", "c"]) == [1.0, 0.5, 1.0] == call(human, ["a", "b", "c"])
-    assert sorted((x["annotator"], x["completion"], x["answer"]) for x in lines(path)) == [
-        ("ann", "a", "up"), ("ann", "b", "down"), ("ann", "c", "up"),
-        ("bob", "a", "up"), ("bob", "b", "up"), ("bob", "c", "skip"),
-    ]  # fmt: skip
-    file = FeedbackFile(path)
-    assert len(file.scored()) == 5 and file.agreement() == {"thumbs": krippendorff_alpha([[1, 1], [0, 1]])}
-    from textenv.rewards.training import RewardLog, training
-
-    with training(0, 0.0, log := RewardLog(3)):
-        call(human, ["a", "b", "c"])
-    assert log.columns() == {"agreement": [file.agreement()["thumbs"]] * 3}
-    one = HumanReward(path, annotator=Named("eve", []))
-    assert call(one, ["a", "b", "c"]) == [1.0, 0.5, 1.0], "one person alone is asked only what nobody has answered"
-
-
-def test_people_who_saw_a_pair_in_either_order_agree(tmp_path):
-    file = FeedbackFile(tmp_path / "pairs.jsonl")
-    from textenv.extras.human import Question
-
-    for name, shown, answer in [("ann", ("x", "y"), "first"), ("bob", ("y", "x"), "second")]:
-        file.append(Question("p", shown, "pairs"), answer, annotator=name)
-    for name, answer in [("ann", "second"), ("bob", "second")]:
-        file.append(Question("q", ("x", "y"), "pairs"), answer, annotator=name)
-    assert file.agreement() == {"pairs": 1.0}
-    assert [row["chosen"] for row in file.preferences()] == ["x", "x", "y", "y"]
-
-
-@pytest.mark.parametrize(
-    ("people", "error", "says"),
-    [
-        ([Named("a", []), Named("a", [])], ValueError, "give each its own name"),
-        ([], TypeError, "or a list of them"),
-        ([Named("a", []), 3], TypeError, "or a list of them"),
-        ([Named("a", []), type("Bare", (), {"name": "b", "ask": print})()], TypeError, "only several BrowserAnnotator"),
-    ],
-)
-def test_people_who_cannot_be_asked_are_refused(tmp_path, people, error, says):
-    with refused(error, says):
-        HumanReward(tmp_path / "x.jsonl", annotator=people)
-
-
-# --- the browser ------------------------------------------------------------------------------------------------------
 
 STATE = "document.querySelector('#state').textContent"
 
@@ -115,11 +24,11 @@ def showing(browser, number):
 
 
 @needs_chromium
-def test_a_person_clicks_through_thumbs_goes_back_and_comments(tmp_path):
+def test_a_person_clicks_goes_back_and_comments(tmp_path):
     human = HumanReward(tmp_path / "thumbs.jsonl", annotator=(ann := BrowserAnnotator("ann")))
     evil = "<img src=x onerror=alert(1)>\x1b[2J"
     with ThreadPoolExecutor(1) as pool, Browser() as browser:
-        scores = pool.submit(call, human, ["good .", evil, "dull ."])
+        scores = pool.submit(call, human, ["good .", evil, "dull ."], "the film")
         browser.open(ann.url)
         showing(browser, 1)
         assert "the film" in browser.run("document.body.innerText")
@@ -147,7 +56,7 @@ def test_a_person_clicks_through_thumbs_goes_back_and_comments(tmp_path):
 
 
 @needs_chromium
-def test_by_keys_alone_a_pair_is_rated_commented_and_chosen(tmp_path):
+def test_a_pair_is_judged_by_keys_alone(tmp_path):
     human = HumanReward(tmp_path / "pairs.jsonl", scale="pairs", annotator=(ann := BrowserAnnotator("ann")))
     with ThreadPoolExecutor(1) as pool, Browser() as browser:
         scores = pool.submit(call, human, ["a", "b"])
@@ -169,7 +78,7 @@ def test_by_keys_alone_a_pair_is_rated_commented_and_chosen(tmp_path):
 
 
 @needs_chromium
-def test_two_people_answer_at_once_and_one_who_quits_ends_it_for_both(tmp_path):
+def test_one_of_two_people_may_quit_for_both(tmp_path):
     people = [BrowserAnnotator("ann"), BrowserAnnotator("bob")]
     human = HumanReward(tmp_path / "marks.jsonl", scale="0-5", annotator=people)
     with ThreadPoolExecutor(1) as pool, Browser() as ann, Browser() as bob:
@@ -201,7 +110,7 @@ def test_two_people_answer_at_once_and_one_who_quits_ends_it_for_both(tmp_path):
 
 
 @needs_chromium
-def test_a_held_key_and_a_second_click_answer_no_question_that_nobody_has_read(tmp_path):
+def test_held_keys_and_second_clicks_answer_nothing(tmp_path):
     human = HumanReward(tmp_path / "thumbs.jsonl", annotator=(ann := BrowserAnnotator("ann")))
     with ThreadPoolExecutor(1) as pool, Browser() as browser:
         scores = pool.submit(call, human, ["a", "b", "c", "d"])
@@ -254,7 +163,7 @@ def test_after_a_kill_only_the_rest_is_asked(tmp_path):
             assert second.stdout.readline() == "[1.0, 0.0, 1.0]\n"
 
 
-def test_wrong_answers_of_a_page_are_refused_and_the_question_stays():
+def test_wrong_posts_are_refused_and_asked_again():
     import urllib.error
     import urllib.request
 
