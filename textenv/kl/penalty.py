@@ -294,18 +294,19 @@ def _check_start(rollout: TensorDict, log_ratio: Tensor, kl: Tensor, policy: _Po
     Both are checked, because a user's estimator may violate KL(π‖π) = 0. The tolerance, in nats, bounds
     `textenv.rollout.ratio_gap`; None: by the dtype.
     """
-    # Tolerance
     module = _scoring_module(policy)
     assert module is not None
+
+    # What rounding may explain depends on the model
     choices: tuple[str, ...] = ()
-    computed_in = next(module.parameters()).dtype
+    dtype = next(module.parameters()).dtype
     if isinstance(module, LanguageModel):
         choices = module.hard_choices
-        computed_in = module.autocast or computed_in
+        dtype = module.autocast or dtype
     if tolerance is None:
-        tolerance = start_tolerance(computed_in, choices)
+        tolerance = start_tolerance(dtype, choices)
 
-    # Largest gap
+    # The larger of both gaps at each entry
     gap = torch.maximum(log_ratio.abs(), kl.abs())
     if not ratio_gap(gap, mask=rollout["mask"], choices=choices) <= tolerance:
         raise InvariantError(
