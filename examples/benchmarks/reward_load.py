@@ -72,7 +72,7 @@ def measure(*, answers, workers, batch_size, failures, hangs, timeout):
     begun = time.perf_counter()
     try:
         service = RewardService(f"http://127.0.0.1:{port}", **options)
-        earned = service(prompts=["?"] * answers, completions=[str(i) for i in range(answers)]).earned
+        earned = service(prompts=["?"] * answers, completions=[str(i) for i in range(answers)]).score
         seconds = time.perf_counter() - begun
     finally:
         server.should_exit = server.force_exit = True

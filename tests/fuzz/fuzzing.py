@@ -141,7 +141,7 @@ OBJECTS = [
     lambda: range(2), lambda: "ab", lambda: 1 + 2j, lambda: object(), lambda: int, lambda: len,
     lambda: Fraction(1, 3), lambda: Decimal("sNaN"), lambda: Decimal("1e999"), lambda: OrderedDict(a=1),
     lambda: {}.keys(), lambda: {"a": 1.0}.values(), lambda: recursive(), lambda: deep(), lambda: (1.0, 2.0),
-    lambda: Scores(earned=[1.0, None]), lambda: Scores(earned=[1.0]), lambda: Scores(earned=None),
+    lambda: Scores(score=[1.0, None]), lambda: Scores(score=[1.0]), lambda: Scores(score=None),
     lambda: {1: 2.0, None: 3.0}, lambda: {(1,): [1.0, 2.0]}, lambda: [np.float32(1), torch.tensor(2)],
     lambda: [[1.0, 2.0], [3.0, 4.0]], lambda: [[1.0], [np.nan]], lambda: ...,
     lambda: [{"a": 1.0}, {"a": [1.0, 2.0], "b": None}], lambda: {"a": [1.0, 2.0], "b": [None, 3]}, lambda: slice(2),
@@ -178,8 +178,8 @@ def score_objects(dice):
     """What a reward function returned, for two answers."""
     rows = Rows({"prompts": ["p", "q"], "completions": ["a", "b"], "completion_ids": [[1, 2], [3]]})
     found = read_scores(python_object(dice), rows, name="f", finite=dice.below(4) > 0)
-    assert len(found.earned) == 2 and all(len(column) == 2 for column in found.parts.values())
-    for earned, tokens in zip(found.earned, (2, 1), strict=True):
+    assert len(found.score) == 2 and all(len(column) == 2 for column in found.parts.values())
+    for earned, tokens in zip(found.score, (2, 1), strict=True):
         assert earned is None or isinstance(earned, float) or (earned.dtype, earned.shape) == (np.float32, (tokens,))
 
 

@@ -64,8 +64,8 @@ def test_fuzzing_finds_readers_that_break_the_contract(does, said, monkeypatch):
         [np.ma.masked_array([1.0, 2.0], [True, False]), 0.0],
         [torch.ones(2).to_sparse(), 0.0],
         [torch.ones(2, device="meta"), 0.0],
-        Scores(earned=[1.0]),
-        Scores(earned=[1.0, 2.0], parts={"a": [1.0]}),
+        Scores(score=[1.0]),
+        Scores(score=[1.0, 2.0], parts={"a": [1.0]}),
     ],
     ids=repr,
 )
@@ -78,7 +78,7 @@ def test_a_reward_is_a_real_number_or_none(returned):
 
 def test_scores_beyond_float32_become_infinite():
     rows = Rows({"prompts": ["p"], "completions": ["a"], "completion_ids": [[1, 2]]})
-    (earned,) = read_scores([np.array([1e300, 1.0])], rows, name="f", finite=False).earned
+    (earned,) = read_scores([np.array([1e300, 1.0])], rows, name="f", finite=False).score
     assert earned.tolist() == [np.inf, 1.0]
 
 

@@ -89,7 +89,7 @@ class Trial:
         except RewardError as error:
             self.invalid = str(error)
             return returned  # the checks report the problem
-        return [total(earned) for earned in scores.earned]
+        return [total(score) for score in scores.score]
 
     def scores(self, rows: Sequence[Row]) -> list[float | None]:
         """Return the scores of these rows; raise if the function does, or unless it returns one per row."""

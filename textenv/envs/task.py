@@ -76,7 +76,7 @@ class FunctionTask(PromptList):
         rows = rows_of(turns, names=self.names)
         scores = self.rewards(tokenizer=rows.tokenizer, **rows.columns)
         if len(turns) >= MIN_EQUAL_SCORES:
-            distinct_scores = {str(score) for score in scores.earned}
+            distinct_scores = {str(score) for score in scores.score}
             if len(distinct_scores) == 1:
                 hint = ""
                 if is_chat(turns[0].prompt):

@@ -329,7 +329,7 @@ class Transcript:
 
         # A failed turn leaves out its whole row
         failed_rows = {self._unscored[index].row for index in scores.failed}
-        for (row, last_token, turn), score in zip(self._unscored, scores.earned, strict=True):
+        for (row, last_token, turn), score in zip(self._unscored, scores.score, strict=True):
             if score is None or row in failed_rows:
                 continue
             self.has_score[row] = True

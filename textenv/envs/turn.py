@@ -176,7 +176,7 @@ def _sample(row: int, turns: Sequence[Turn], row_of_turn: Sequence[int], scores:
     sample: Sample = {
         "prompt": first.prompt_text,
         "completion": last.conversation,
-        "score": _sum(total(scores.earned[i]) for i in indices),
+        "score": _sum(total(scores.score[i]) for i in indices),
         "parts": parts,
     }
     if is_chat(first.prompt):

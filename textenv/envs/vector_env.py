@@ -228,7 +228,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
 
         # Whole episodes: those being generated, and results of those returned last
         self._batch: EpisodeBatch | None = None
-        self.scored_turns = ScoredTurns([], [], Scores(earned=[]))
+        self.scored_turns = ScoredTurns([], [], Scores(score=[]))
         """Turns of the episodes returned last; see `report`."""
         self.metrics: dict[str, float] = {}
         """Metrics of the rewards, texts and calls of the episodes returned last; see `textenv.rewards.metrics`."""
@@ -416,7 +416,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         if turns:
             scores = score_turns(self.task, turns)
         else:
-            scores = Scores(earned=[])
+            scores = Scores(score=[])
         reward = transcript.assign_reward(scores)
 
         # End episodes, and begin others as the autoreset mode says

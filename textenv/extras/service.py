@@ -64,7 +64,7 @@ class Request(BaseModel, extra="forbid", ser_json_inf_nan="constants"):
 
 
 class Reply(BaseModel, extra="forbid", ser_json_inf_nan="constants"):
-    """The fields of `Scores`, as JSON."""
+    """The fields of `Scores`, as JSON; in this version of the protocol ``score`` is called ``earned``."""
 
     version: Literal[1] = 1
     earned: list[float | list[float] | None]
@@ -179,9 +179,11 @@ class RewardService:
         scores_of_parts = []
         for key in bodies:
             reply = self._replies.pop(key)
-            scores_of_parts.append(Scores(**reply.model_dump(exclude={"version"})))
+            fields = reply.model_dump(exclude={"version"})
+            score = fields.pop("earned")
+            scores_of_parts.append(Scores(score=score, **fields))
         scores = merge(len(rows), zip(spans, scores_of_parts, strict=True))
-        return replace(scores, earned=read_scores(scores.earned, rows, name=self.__name__).earned)
+        return replace(scores, score=read_scores(scores.score, rows, name=self.__name__).score)
 
     def _body(self, columns: Mapping[str, Sequence[object]]) -> tuple[str, str]:
         """Return the key and the JSON of a request; ValueError if the columns are not JSON."""
@@ -398,8 +400,10 @@ def _compute(function: Callable[..., object], batch: Request) -> Reply:
     returned, logged = call_logged(function, columns, None, now)
     scores = read_scores(returned, Rows(columns), name=reward_name(function), finite=False)
     earned: list[object] = []
-    for entry in scores.earned:
+    for entry in scores.score:
         if entry is not None and not isinstance(entry, float):
             entry = entry.tolist()
         earned.append(entry)
-    return Reply(**vars(scores) | {"earned": earned, "logged": {**scores.logged, **logged}})
+    fields = vars(scores) | {"earned": earned, "logged": {**scores.logged, **logged}}
+    del fields["score"]
+    return Reply(**fields)

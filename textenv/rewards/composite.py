@@ -15,9 +15,9 @@ from textenv.device import move
 from textenv.names import check_names
 from textenv.rewards.calling import Returned, call_logged, is_async, line_of_error, reward_name
 from textenv.rewards.scores import (
-    Earned,
     RewardError,
     Rows,
+    Score,
     Scores,
     StopTraining,
     add,
@@ -93,7 +93,7 @@ class Rewards:
         >>> def short(completions): return [-float(len(text)) for text in completions]
         >>> def polite(completions): return [float("please" in text) for text in completions]
         >>> rewards = Rewards({"polite": polite, "short": (short, 0.5)})
-        >>> rewards(prompts=["?"], completions=["please"], completion_ids=[[7]]).earned
+        >>> rewards(prompts=["?"], completions=["please"], completion_ids=[[7]]).score
         [-2.0]
     """
 
@@ -176,7 +176,7 @@ class Rewards:
         self._check_failures(len(rows), len(failed_rows))
 
         # Weighted sums
-        sums: list[Earned] = []
+        sums: list[Score] = []
         for row in range(len(rows)):
             if row in failed_rows:
                 sums.append(None)
@@ -184,7 +184,7 @@ class Rewards:
             weighted_scores = []
             for name in weighted_names:
                 _, weight = self.functions[name]
-                weighted_scores.append(_times(scores_by_name[name].earned[row], weight))
+                weighted_scores.append(_times(scores_by_name[name].score[row], weight))
             sums.append(add(weighted_scores, rows.tokens(row)))
 
         # Numbers that the functions logged
@@ -194,7 +194,7 @@ class Rewards:
                 logged[self._column_name(name, key)] = _without(failed_rows, column)
 
         return Scores(
-            earned=sums,
+            score=sums,
             parts=self._components(scores_by_name, failed_rows, weighted=True),
             raw=self._components(scores_by_name, failed_rows, weighted=False),
             failed=frozenset(failed_rows),
@@ -257,7 +257,7 @@ class Rewards:
                 components = scores.parts
             named = {self._column_name(name, key): column for key, column in components.items()}
             if not named:
-                named[name] = [total(score) for score in scores.earned]
+                named[name] = [total(score) for score in scores.score]
             for key, column in named.items():
                 contributions = [None if value is None else value * weight for value in column]
                 columns[key] = _without(failed_rows, contributions)
@@ -523,7 +523,7 @@ def _merged(rows: Rows, scored: Iterable[ScoredPart], failed_rows: Iterable[int]
     return merge(len(rows), pieces, failed_rows)
 
 
-def _times(score: Earned, weight: float) -> Earned:
+def _times(score: Score, weight: float) -> Score:
     """Return a score, a number or an array, times a weight; None stays None."""
     if score is None:
         return None

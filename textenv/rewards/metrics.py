@@ -31,13 +31,13 @@ def reward_metrics(scores: Scores, answers: Sequence[Sequence[int]]) -> dict[str
         ``text/repeated_4``: `repeated`.
     """
     # Contribution and raw value of each component, NaN where it does not apply
-    parts = scores.parts or {"score": [total(earned) for earned in scores.earned]}
+    parts = scores.parts or {"score": [total(score) for score in scores.score]}
     contributions = _as_arrays(parts)
     raw_values = _as_arrays(scores.raw or parts)
 
     metrics: dict[str, float] = {
         "reward/failed": len(scores.failed),
-        "reward/left_out": sum(earned is None for earned in scores.earned),
+        "reward/left_out": sum(score is None for score in scores.score),
         "text/distinct_2": distinct(answers),
         "text/repeated_4": repeated(answers),
     }
@@ -46,7 +46,7 @@ def reward_metrics(scores: Scores, answers: Sequence[Sequence[int]]) -> dict[str
     magnitudes = {name: float(np.nansum(np.abs(column))) for name, column in contributions.items()}
     total_magnitude = sum(magnitudes.values())
     lengths = np.array([len(ids) for ids in answers])
-    num_scored = sum(earned is not None for earned in scores.earned)
+    num_scored = sum(score is not None for score in scores.score)
     for name, column in contributions.items():
         applies = ~np.isnan(column)
         if not num_scored or not applies.any():

@@ -25,7 +25,7 @@ MAX_REWARD = float(np.finfo(np.float32).max)
 """Largest absolute value of a reward: the largest float32."""
 MAX_SHOWN_CHARACTERS = 1_000
 """Maximum number of characters shown of an exception's text."""
-Earned = float | np.ndarray | None
+Score = float | np.ndarray | None
 """Reward of a completion: one number, float32 ``[tokens]``, or None if no function applies."""
 
 
@@ -53,7 +53,7 @@ class StopTraining(Exception):  # noqa: N818  (a request, not an error)
 class Scores:
     """Scores of n completions, and of their components."""
 
-    earned: list[Earned]
+    score: list[Score]
     """Total score: a number, float32 ``[tokens]``, or None for a completion that is left out of the update."""
     parts: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     """By component name: its contribution to each completion, weight included; None where it does not apply."""
@@ -64,6 +64,13 @@ class Scores:
     logged: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     """By name: numbers that a function logged by its argument ``log``, one per completion or None. They are no part of
     the reward."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            if name == "earned":
+                raise AttributeError("Scores.earned is now Scores.score")
+            raise AttributeError(f"Scores has no attribute {name!r}")
 
 
 def reward_parts(scores: Scores, rows: Sequence[int], *, episodes: int) -> np.ndarray:
@@ -106,19 +113,19 @@ def merge(count: int, pieces: Iterable[tuple[Sequence[int], Scores]], failed: It
     Returns:
         The scores of the batch, with None in rows that no piece covers.
     """
-    earned: list[Earned] = [None] * count
+    scores_of_rows: list[Score] = [None] * count
     parts: dict[str, list[float | None]] = {}
     raw: dict[str, list[float | None]] = {}
     logged: dict[str, list[float | None]] = {}
     failed_rows = set(failed)
     for rows, scores in pieces:
         failed_rows |= {rows[row] for row in scores.failed}
-        _write_rows(earned, rows, scores.earned)
+        _write_rows(scores_of_rows, rows, scores.score)
         for merged, columns in ((parts, scores.parts), (raw, scores.raw), (logged, scores.logged)):
             for name, column in columns.items():
                 merged_column = merged.setdefault(name, [None] * count)
                 _write_rows(merged_column, rows, column)
-    return Scores(earned=earned, parts=parts, raw=raw, failed=frozenset(failed_rows), logged=logged)
+    return Scores(score=scores_of_rows, parts=parts, raw=raw, failed=frozenset(failed_rows), logged=logged)
 
 
 def _write_rows(merged: list[T], rows: Sequence[int], column: Sequence[T]) -> None:
@@ -144,11 +151,11 @@ def read_scores(returned: Any, rows: Rows, *, name: str, finite: bool = True) ->
 
     # Scores, as by `Rewards`
     if isinstance(returned, Scores):
-        for column in (returned.earned, *returned.parts.values(), *returned.raw.values(), *returned.logged.values()):
+        for column in (returned.score, *returned.parts.values(), *returned.raw.values(), *returned.logged.values()):
             check(column)
         return replace(
             returned,
-            earned=[_read_entry(entry, rows, row, name, finite) for row, entry in enumerate(returned.earned)],
+            score=[_read_entry(entry, rows, row, name, finite) for row, entry in enumerate(returned.score)],
             parts=_read_columns(returned.parts, name),
             raw=_read_columns(returned.raw, name),
             logged=_read_columns(returned.logged, name),
@@ -163,23 +170,23 @@ def read_scores(returned: Any, rows: Rows, *, name: str, finite: bool = True) ->
 
     # An entry for each completion
     check(returned)
-    earned: list[Earned] = []
+    scores_of_rows: list[Score] = []
     parts: dict[str, list[float | None]] = {}
     for row, entry in enumerate(returned):
         if not isinstance(entry, Mapping):
-            earned.append(_read_entry(entry, rows, row, name, finite))
+            scores_of_rows.append(_read_entry(entry, rows, row, name, finite))
             continue
-        components: dict[str, Earned] = {}
+        components: dict[str, Score] = {}
         for key, value in entry.items():
             components[str(key)] = _read_entry(value, rows, row, f"{name}/{key}", finite)
         for component, value in components.items():
             column = parts.setdefault(component, [None] * len(rows))
             column[row] = total(value)
-        earned.append(add(list(components.values()), rows.tokens(row)))
-    return Scores(earned=earned, parts=parts)
+        scores_of_rows.append(add(list(components.values()), rows.tokens(row)))
+    return Scores(score=scores_of_rows, parts=parts)
 
 
-def add(values: Sequence[Earned], tokens: int) -> Earned:
+def add(values: Sequence[Score], tokens: int) -> Score:
     """Add the values of several functions for one completion.
 
     Args:
@@ -204,7 +211,7 @@ def add(values: Sequence[Earned], tokens: int) -> Earned:
     return sums
 
 
-def total(value: Earned) -> float | None:
+def total(value: Score) -> float | None:
     """Return the sum over a completion's tokens; a single number, or None, as it is."""
     if isinstance(value, np.ndarray):
         return float(value.sum())
@@ -325,7 +332,7 @@ def order_problem(values: object) -> str:
     return ""
 
 
-def _read_entry(entry: object, rows: Rows, row: int, name: str, finite: bool) -> Earned:
+def _read_entry(entry: object, rows: Rows, row: int, name: str, finite: bool) -> Score:
     """Return one entry as a number, float32 ``[tokens]``, or None."""
     if entry is None:
         return None

@@ -52,20 +52,22 @@ class Transform:
         rows = Rows({"completion_ids": [[0]] * count_rows(columns)} | columns)
         scores = read_scores(call_reward(self.function, columns, tokenizer), rows, name=self.__name__)
         log_again(scores.logged)
-        earned = scores.earned
-        if any(isinstance(score, np.ndarray) for score in earned):
+        former_scores = scores.score
+        if any(isinstance(score, np.ndarray) for score in former_scores):
             raise RewardError(
                 f"reward {self.__name__!r} is per token, but Normalize, clip and whiten need one number per completion"
             )
 
         # Change the numbers; None stays where it is
-        numbers = np.array([score for score in earned if score is not None], dtype=np.float64)
+        numbers = np.array([score for score in former_scores if score is not None], dtype=np.float64)
         if self.by_batch and not np.isfinite(numbers).all():
-            raise ValueError(f"reward {self.__name__!r} returned {earned!r:.200}: expected finite numbers or None")
+            raise ValueError(
+                f"reward {self.__name__!r} returned {former_scores!r:.200}: expected finite numbers or None"
+            )
         if not len(numbers):
-            return [None] * len(earned)
+            return [None] * len(former_scores)
         changed_numbers = iter(self.change(numbers).tolist())
-        return [None if score is None else next(changed_numbers) for score in earned]
+        return [None if score is None else next(changed_numbers) for score in former_scores]
 
     def to(self, device: "torch.device") -> None:
         """Move the function, if it is a reward model, to a device."""

@@ -533,7 +533,7 @@ from tests.helpers import slow_rewards
 from textenv.rewards.composite import Rewards
 if __name__ == "__main__":
     reward = Rewards(slow_rewards.{name}, workers=2, processes=True, timeout={timeout})
-    earned = reward(prompts=["", ""], completions=["a", "b"]).earned
+    earned = reward(prompts=["", ""], completions=["a", "b"]).score
     workers = [process.pid for process in multiprocessing.active_children()]
     print(*workers, *[int(pid) for pid in earned if pid > 1], flush=True)
     reward(prompts=["", ""], completions=["{answer}", "{answer}"])

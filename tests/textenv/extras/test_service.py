@@ -87,8 +87,8 @@ def test_a_call_is_cut_into_ordered_requests():
 
     with served(number, batch_size=4) as service:
         scores = service(**texts(10))
-        assert scores.earned == [float(i) for i in range(10)] and sorted(sizes) == [2, 4, 4]
-        assert service(prompts=[], completions=[]).earned == [] and len(sizes) == 3
+        assert scores.score == [float(i) for i in range(10)] and sorted(sizes) == [2, 4, 4]
+        assert service(prompts=[], completions=[]).score == [] and len(sizes) == 3
 
 
 def test_columns_and_all_forms_of_scores_arrive():
@@ -117,8 +117,8 @@ def test_columns_and_all_forms_of_scores_arrive():
     )
     assert columns["array"][0] == [0, 1] and np.isnan(columns["array"][1])
     assert (
-        found.earned[0].tolist() == [2.0, 5.0]
-        and found.earned[1] is None
+        found.score[0].tolist() == [2.0, 5.0]
+        and found.score[1] is None
         and list(found.logged.values()) == [[3.0, None]]
     )
     assert found.parts == {"judge/style": [1.0, None], "judge/dense": [6.0, None]}
@@ -138,9 +138,9 @@ def test_a_served_reward_gives_what_it_gives_here():
     model = RewardModel(make_model("llama"), make_tokenizer(WORDS))
     with served(here) as service, served(model) as rating:
         assert service(**columns) == here(**columns)
-        assert Rewards({"judge": service})(**columns).earned == Rewards({"judge": here})(**columns).earned
+        assert Rewards({"judge": service})(**columns).score == Rewards({"judge": here})(**columns).score
         said = dict(prompts=["a b"] * 2, completions=["c a", "b"])
-        assert rating(**said).earned == pytest.approx(model(**said), rel=METRIC, abs=METRIC_NEAR_0)
+        assert rating(**said).score == pytest.approx(model(**said), rel=METRIC, abs=METRIC_NEAR_0)
 
 
 def test_non_finite_numbers_are_refused():
@@ -173,7 +173,7 @@ def test_errors_keep_their_words_and_are_not_repeated():
             Rewards({"judge": service})(**texts(32))
         assert not [text for text, count in number.asked.items() if count > 1]
         skipped = Rewards({"judge": service}, on_error="skip")(**texts(32))
-        assert skipped.failed == {21} and skipped.earned[20:23] == [20.0, None, 22.0]
+        assert skipped.failed == {21} and skipped.score[20:23] == [20.0, None, 22.0]
 
 
 @pytest.mark.parametrize("raised", [SystemExit("bye"), StopIteration("x"), StopTraining("enough")])
@@ -186,7 +186,7 @@ def test_no_exception_of_the_function_ends_the_server(raised):
     with served(judge) as service:
         with refused(ChildError, *raised.args):
             service(**texts(1))
-        assert service(**texts(1, start=5)).earned == [1.0]
+        assert service(**texts(1, start=5)).score == [1.0]
 
 
 def test_equal_answers_are_scored_each():
@@ -194,7 +194,7 @@ def test_equal_answers_are_scored_each():
     state = iter(range(100))
     with served(lambda completions: [next(state) for _ in completions], batch_size=2) as service:
         for start in (0, 6):
-            earned = service(prompts=["?"] * 6, completions=["a"] * 6).earned
+            earned = service(prompts=["?"] * 6, completions=["a"] * 6).score
             assert sorted(earned) == list(range(start, start + 6))
 
 
@@ -219,7 +219,7 @@ def breaking(app, faults):
 def test_a_repeated_request_is_not_computed_again():
     number, faults = Number(), deque(["before 429", "after 502", "", "after 503", "after 500"])
     with served(number, around=lambda app: breaking(app, faults), batch_size=5, in_flight=1) as service:
-        assert service(**texts(10)).earned == [float(i) for i in range(10)]
+        assert service(**texts(10)).score == [float(i) for i in range(10)]
     assert set(number.asked.values()) == {1}
 
 
@@ -232,7 +232,7 @@ def test_a_late_score_is_computed_once():
         return number(completions)
 
     with served(slow, timeout=0.25) as service:
-        assert service(**texts(2)).earned == [0.0, 1.0]
+        assert service(**texts(2)).score == [0.0, 1.0]
     assert len(begun) == 1
 
 
@@ -248,7 +248,7 @@ def test_an_outage_keeps_what_was_scored(caplog):
             rewards(**texts(20))
         assert len([r for r in caplog.records if "trying for 2 s" in r.message]) == 1
         faults.clear()
-        assert rewards(**texts(20)).earned == [float(i) for i in range(20)]
+        assert rewards(**texts(20)).score == [float(i) for i in range(20)]
         assert set(number.asked.values()) == {1}
         rewards(**texts(20))
         assert set(number.asked.values()) == {2}, "replies are kept for the next try of a call that failed, no longer"
@@ -261,7 +261,7 @@ def test_a_server_that_is_not_there_yet_is_waited_for():
     with contextlib.ExitStack() as stack:
         later = threading.Timer(0.5, lambda: stack.enter_context(serving(reward_app(lengths, token=TOKEN), port)))
         later.start()
-        assert service(prompts=["?"], completions=["abc"]).earned == [3.0]
+        assert service(prompts=["?"], completions=["abc"]).score == [3.0]
         later.join()
 
 
@@ -395,7 +395,7 @@ def test_the_model_reply_of_the_malformed_is_right():
     body = json.dumps(REPLY).encode()
     answer = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
     with raw_server(lambda connection, closing: connection.sendall(answer)) as url:
-        assert RewardService(url, token=TOKEN)(**texts(2)).earned == [1.0, 2.0]
+        assert RewardService(url, token=TOKEN)(**texts(2)).score == [1.0, 2.0]
 
 
 def test_words_of_a_server_are_escaped():
@@ -454,7 +454,7 @@ def test_a_pickled_service_has_no_connection():
     with served(lengths, batch_size=3, patience=5.0) as service:
         again = pickle.loads(pickle.dumps(service))
         assert (again.url, again.token, again.batch_size, again.patience) == (service.url, TOKEN, 3, 5.0)
-        assert again(prompts=["?"], completions=["ab"]).earned == [2.0] and again.__name__ == "reward_service"
+        assert again(prompts=["?"], completions=["ab"]).score == [2.0] and again.__name__ == "reward_service"
         assert TOKEN not in repr(again)
         assert Normalize(service)(prompts=["?"] * 2, completions=["a", "abc"]) == [-1.0, 1.0]
 
@@ -507,7 +507,7 @@ def test_a_restarted_server_costs_only_open_requests(tmp_path):
     seen, found = tmp_path / "seen.txt", []
     command = [sys.executable, "-c", SERVER, str(port), str(seen)]
     service = RewardService(f"http://127.0.0.1:{port}", token=TOKEN, batch_size=5, in_flight=2)
-    call = threading.Thread(target=lambda: found.append(service(**texts(200)).earned))
+    call = threading.Thread(target=lambda: found.append(service(**texts(200)).score))
     with subprocess.Popen(command) as first:
         call.start()
         while not seen.exists() or seen.read_text().count("\n") < 50:

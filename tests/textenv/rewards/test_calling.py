@@ -160,7 +160,7 @@ def test_one_async_function_may_fail_or_be_late():
 
     with pytest.raises(RewardError, match=r"reward 'fails' raised KeyError: 'no such thing' in row 2 .*'ccc'"):
         Rewards({"good": good, "fails": fails})(**ROWS)
-    assert Rewards({"good": good, "fails": fails}, on_error="skip", max_failed=0.5)(**ROWS).earned == [2, 2, None, 2, 2]
+    assert Rewards({"good": good, "fails": fails}, on_error="skip", max_failed=0.5)(**ROWS).score == [2, 2, None, 2, 2]
     one = {name: column[:1] for name, column in ROWS.items()}
     with pytest.raises(RewardError, match="reward 'late' raised TimeoutError: the call took longer than .* 0.05 s"):
         Rewards({"good": good, "late": late}, timeout=0.05)(**one)

@@ -139,7 +139,7 @@ def test_a_list_of_functions_is_their_sum_as_in_trl():
     columns = {"prompts": ["?"] * 2, "completions": ["please", "no"]}
     listed = Rewards([short, (polite, 0.5)])
     named = Rewards({"short": short, "polite": (polite, 0.5)})
-    assert listed(**columns) == named(**columns) and listed(**columns).earned == [-5.5, -2.0]
+    assert listed(**columns) == named(**columns) and listed(**columns).score == [-5.5, -2.0]
     assert list(Rewards([short, short, polite, short]).functions) == ["short", "short_2", "polite", "short_3"]
     tokenizer = make_tokenizer(WORDS)
     env = TextVectorEnv(prompts=["a"], reward=[short, polite], tokenizer=tokenizer, num_envs=2)

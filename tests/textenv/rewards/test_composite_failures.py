@@ -76,7 +76,7 @@ def test_failures_count_as_of_a_hundred_answers():
     rows = {"prompts": ["?"] * 4, "completions": ["good", "bad", "good", "good"]}
     for _ in range(10):  # 10 of 40 answers, which count as 10 of 100
         scores = rewards(**rows)
-        assert scores.failed == {1} and scores.earned == [1.0, None, 1.0, 1.0]
+        assert scores.failed == {1} and scores.score == [1.0, None, 1.0, 1.0]
     with pytest.raises(RewardError, match="11 of the last 44 completions failed, more than 10% of 100;"):
         rewards(**rows)
 
@@ -84,7 +84,7 @@ def test_failures_count_as_of_a_hundred_answers():
 def test_a_failure_of_weight_0_leaves_nothing_out():
     rewards = Rewards({"paid": good, "watched": (raises, 0.0)}, on_error="skip", max_failed=0.1)
     scores = rewards(prompts=["?"] * 4, completions=["good", "bad", "good", "bad good"])
-    assert scores.earned == [1.0, 0.0, 1.0, 1.0] and scores.failed == frozenset() and rewards.failed == 0
+    assert scores.score == [1.0, 0.0, 1.0, 1.0] and scores.failed == frozenset() and rewards.failed == 0
     assert scores.raw["watched"] == [1.0, None, 1.0, None]
     rollout = play(make_env(rewards), REWARDED)
     assert rollout["mask"].any(1).all() and rollout["reward"].sum(1).tolist() == [1, 1, 0, 0]
@@ -135,7 +135,7 @@ def test_one_failing_answer_of_128_is_found_by_halving(on_error, row):
             rewards(prompts=["?"] * 128, completions=completions)
     else:
         scores = rewards(prompts=["?"] * 128, completions=completions)
-        assert scores.failed == {row} and scores.earned.count(1.0) == 127
+        assert scores.failed == {row} and scores.score.count(1.0) == 127
     assert len(function.calls) <= 1 + 2 * 7
 
 
@@ -160,7 +160,7 @@ def test_every_set_of_failing_rows_of_six_is_found(workers):
             with pytest.raises(RewardError, match=rf"in row {min(failing)} \("):
                 rewards(**rows)
         else:
-            assert rewards(**rows).earned == list(range(num_rows))
+            assert rewards(**rows).score == list(range(num_rows))
         assert len(function.calls) <= max(1, workers) + 2 * 3
 
         # Each is left out
@@ -172,7 +172,7 @@ def test_every_set_of_failing_rows_of_six_is_found(workers):
             assert failing >= tested_alone
         else:
             assert len(failing) < num_rows and scores.failed == failing
-            assert scores.earned == [None if row in failing else row for row in range(num_rows)]
+            assert scores.score == [None if row in failing else row for row in range(num_rows)]
         assert len(function.calls) <= max(1, workers) + 2 * 3 * len(failing) + 4 + 1
 
 
@@ -188,7 +188,7 @@ def test_a_failure_by_chance_costs_no_score(caplog):
 
     rewards = Rewards(now_and_then, on_error="skip", max_failed=0.5)
     scores = rewards(prompts=["?"] * 8, completions=["x"] * 8)
-    assert not scores.failed and scores.earned == [1.0] * 8
+    assert not scores.failed and scores.score == [1.0] * 8
     assert (rewards.seen, rewards.failed) == (8, 0) and attempts == [8, 4, 4]
     assert "failed on 8 completions (try again), but on neither half" in caplog.text
     with pytest.raises(RewardError, match="neither half: does it depend on the batch, or fail at random"):
@@ -209,7 +209,7 @@ def test_a_failed_batch_is_repeated_after_a_pause(recovers, tmp_path):
 
     rewards = Rewards(down, on_error="skip", pause=0.0)
     if recovers:
-        assert rewards(prompts=["?"] * 128, completions=["x"] * 128).earned == [1.0] * 128
+        assert rewards(prompts=["?"] * 128, completions=["x"] * 128).score == [1.0] * 128
     else:
         policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0)
         agent = PPO(make_env(rewards), policy, PPOConfig(num_steps=None, num_episodes=128, minibatch_size=64))
@@ -271,7 +271,7 @@ def test_a_failed_turn_leaves_its_conversation_out():
     class Fails(StringGames):
         def score(self, turns):
             earned = [None if turn.index == 0 and turn.prompt_ids == [3] else 1.0 for turn in turns]
-            return Scores(earned=earned, failed=frozenset(i for i, value in enumerate(earned) if value is None))
+            return Scores(score=earned, failed=frozenset(i for i, value in enumerate(earned) if value is None))
 
     tokenizer = make_tokenizer(WORDS)
     task = Fails(Parrot, tokenizer=tokenizer)
@@ -285,7 +285,7 @@ def test_a_failed_turn_leaves_its_conversation_out():
 def test_failures_of_nested_rewards_are_carried_out():
     inner = Rewards({"x": raises}, on_error="skip")
     scores = Rewards({"in": inner, "good": good})(prompts=["?"] * 3, completions=["good", "bad good", "a"])
-    assert scores.earned == [2.0, None, 1.0] and scores.failed == {1}
+    assert scores.score == [2.0, None, 1.0] and scores.failed == {1}
 
 
 def test_the_share_counts_every_function():

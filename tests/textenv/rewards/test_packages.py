@@ -38,7 +38,7 @@ def test_grammar_counts_remarks_on_the_completion():
     ]
     lock = Rewards({"grammar": grammar}, workers=4)  # a linter refuses calls from two threads at once
     prompts, texts = ["The film"] * 16, [" was an joy to watch"] * 16
-    assert lock(prompts=prompts, completions=texts).earned == [-20] * 16
+    assert lock(prompts=prompts, completions=texts).score == [-20] * 16
 
 
 def test_similarity_equals_the_model_cards_cosines():

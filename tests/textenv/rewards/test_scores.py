@@ -35,21 +35,21 @@ def scores_of(returned):
         torch.tensor(NUMBERS, requires_grad=True),
         pd.Series(NUMBERS, dtype="float32"),
         pd.Series(NUMBERS, index=[3, 7, 10, 11]),
-        Scores(earned=[np.float32(x) for x in NUMBERS]),
-        Scores(earned=np.array(NUMBERS, dtype=np.float32)),  # type: ignore[arg-type]
+        Scores(score=[np.float32(x) for x in NUMBERS]),
+        Scores(score=np.array(NUMBERS, dtype=np.float32)),  # type: ignore[arg-type]
         {"part": np.array(NUMBERS, dtype=np.float32)},
         [{"part": np.float32(x)} for x in NUMBERS],
     ],
     ids=lambda returned: type(returned).__name__,
 )
 def test_numbers_of_every_kind_are_scores(returned):
-    earned = scores_of(returned).earned
+    earned = scores_of(returned).score
     assert earned == NUMBERS and {type(score) for score in earned} == {float}
 
 
 @pytest.mark.parametrize("kind", [bool, np.bool_, np.int64, torch.tensor])
 def test_true_pays_1_and_false_0(kind):
-    assert scores_of([kind(True), kind(False), kind(1), kind(0)]).earned == [1.0, 0.0, 1.0, 0.0]
+    assert scores_of([kind(True), kind(False), kind(1), kind(0)]).score == [1.0, 0.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_true_pays_1_and_false_0(kind):
     ids=lambda tokens: type(tokens).__name__,
 )
 def test_numbers_of_every_kind_are_scores_of_tokens(tokens):
-    for score in scores_of([tokens] * 4).earned:
+    for score in scores_of([tokens] * 4).score:
         assert score.dtype == np.float32 and score.tolist() == [0.5, 2.0]
 
 
@@ -102,17 +102,17 @@ def test_logged_values_are_in_order_too():
 
 
 def test_parts_of_scores_are_numbers():
-    scores = scores_of(Scores(earned=NUMBERS, parts={"a": np.array(NUMBERS, np.float32)}, raw={"a": [None, 1, 2, 3]}))
+    scores = scores_of(Scores(score=NUMBERS, parts={"a": np.array(NUMBERS, np.float32)}, raw={"a": [None, 1, 2, 3]}))
     assert json.loads(json.dumps([scores.parts, scores.raw]))[0] == {"a": NUMBERS}
     with refused(RewardError, "has 'much' for row 1"):
-        scores_of(Scores(earned=NUMBERS, parts={"a": [1.0, "much", 2.0, 3.0]}))
+        scores_of(Scores(score=NUMBERS, parts={"a": [1.0, "much", 2.0, 3.0]}))
     with refused(RewardError, "returned nan for row 2"):
-        scores_of(Scores(earned=[1.0, 2.0, float("nan"), 3.0]))
+        scores_of(Scores(score=[1.0, 2.0, float("nan"), 3.0]))
 
 
 def test_numpy_and_torch_numbers_are_written_to_runs(tmp_path):
     def reward(completions):
-        return Scores(earned=[np.float32(len(text)) for text in completions])
+        return Scores(score=[np.float32(len(text)) for text in completions])
 
     class Adds(Callback):
         def on_iteration(self, run, metrics):

@@ -50,16 +50,16 @@ def test_step_progress_and_log_arrive_in_every_way(way):
     rewards = WAYS[way]()
     with training(8, 0.5):
         scores = rewards(**ROWS)
-    assert scores.earned == [8.5] * 5
+    assert scores.score == [8.5] * 5
     assert scores.logged["length"] == [1, 2, 3, 4, 5]
     assert scores.logged["rows"] in ([5] * 5, [2, 2, 3, 3, 3]), "one number for all rows of a call"
-    assert rewards(**ROWS).earned == [0] * 5, "outside a training"
+    assert rewards(**ROWS).score == [0] * 5, "outside a training"
 
 
 def test_a_fallback_logs_at_the_rows_it_scored(tmp_path):
     with training(8, 0.5):
         scores = Rewards(human(tmp_path))(**ROWS)
-    assert scores.earned == [1.0, 8.5, 8.5, 8.5, 8.5]
+    assert scores.score == [1.0, 8.5, 8.5, 8.5, 8.5]
     assert scores.logged == {"length": [None, 2, 3, 4, 5], "rows": [None, 4, 4, 4, 4]}
 
 
@@ -143,7 +143,7 @@ def test_further_columns_hold_only_columns():
     def look(completions, **columns):
         return [float("step" in columns or "progress" in columns or "log" in columns)] * len(completions)
 
-    assert Rewards(look)(**ROWS).earned == [0] * 5
+    assert Rewards(look)(**ROWS).score == [0] * 5
 
 
 def test_a_single_environment_sees_no_training():

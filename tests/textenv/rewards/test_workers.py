@@ -15,7 +15,7 @@ from textenv.rewards.scores import RewardError
 def test_an_exit_in_a_process_fails_its_row_only():
     rows = {"prompts": ["?"] * 3, "completions": ["x", "exit", "y"]}
     for options in ({"processes": True}, {"workers": 3}, {}):
-        assert Rewards(leaves, on_error="skip", **options)(**rows).earned == [1.0, None, 1.0]
+        assert Rewards(leaves, on_error="skip", **options)(**rows).score == [1.0, None, 1.0]
         with pytest.raises(RewardError, match=r"SystemExit.* in row 1 \(prompt"):
             Rewards(leaves, **options)(**rows)
 
@@ -41,7 +41,7 @@ def test_a_forked_process_ends_at_its_return(kind, returns):
                 {returns}
             os.wait()
             return [2.0]
-        print(Rewards(forks)(prompts=["?"], completions=["a"]).earned, flush=True)"""
+        print(Rewards(forks)(prompts=["?"], completions=["a"]).score, flush=True)"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "[2.0]\n" and "reward 'forks' called os.fork and r" in done.stderr
 
@@ -53,7 +53,7 @@ def test_a_call_beyond_its_time_is_named_or_skipped(processes):
     with pytest.raises(RewardError, match=r"TimeoutError.*time limit of .* row 1 \(prompt '\?', completion 'hang'"):
         Rewards(hangs, timeout=0.7 if processes else 0.3, processes=processes)(**rows)
     scores = Rewards(hangs, timeout=0.7 if processes else 0.3, processes=processes, on_error="skip")(**rows)
-    assert scores.earned == [1.0, None, 1.0]
+    assert scores.score == [1.0, None, 1.0]
     assert time.monotonic() - start < 60
 
 
@@ -62,12 +62,12 @@ def test_pools_keep_the_order(processes):
     rewards = Rewards(slow_square, workers=3, processes=processes)
     numbers = list(range(10))
     scores = rewards(prompts=["?"] * 10, completions=[str(n) for n in numbers])
-    assert scores.earned == [float(n * n) for n in numbers]
+    assert scores.score == [float(n * n) for n in numbers]
 
 
 def test_processes_want_importable_functions():
     scores = Rewards(own_process, workers=2, processes=True)(prompts=["?"] * 4, completions=["x"] * 4)
-    assert os.getpid() not in scores.earned and len(set(scores.earned)) >= 1
+    assert os.getpid() not in scores.score and len(set(scores.score)) >= 1
     with pytest.raises(TypeError, match="importable"):
         Rewards(lambda completions: [1.0], processes=True)(prompts=["?"], completions=["x"])
 
@@ -78,7 +78,7 @@ def test_processes_want_importable_functions():
 def test_a_dying_process_ends_nothing_else(function, word, message):
     rows = {"prompts": ["?"] * 3, "completions": ["x", word, "y"]}
     rewards = Rewards(function, processes=True, on_error="skip")
-    assert rewards(**rows).earned == [1.0, None, 1.0]
-    assert rewards(prompts=["?"], completions=["x"]).earned == [1.0]
+    assert rewards(**rows).score == [1.0, None, 1.0]
+    assert rewards(prompts=["?"], completions=["x"]).score == [1.0]
     with pytest.raises(RewardError, match=message):
         Rewards(function, processes=True)(**rows)

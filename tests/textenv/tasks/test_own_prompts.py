@@ -69,9 +69,9 @@ def test_rewards_by_name_keep_their_weights(tmp_path):
     (tmp_path / "other.py").write_text("def long(completions): return [1.0 for text in completions]\n")
     names = [f"{tmp_path}/rewards.py:long", f"{tmp_path}/rewards.py:vowels=-0.5", f"{tmp_path}/other.py:long=2"]
     scores = read_rewards(names)(prompts=["x"] * 2, completions=["banana", "sky"])
-    assert scores.earned == [6 - 1.5 + 2, 3 - 0 + 2]
+    assert scores.score == [6 - 1.5 + 2, 3 - 0 + 2]
     assert scores.parts == {"long": [6, 3], "vowels": [-1.5, 0], "other.long": [2, 2]}
-    assert read_rewards(names[0])(prompts=["x"], completions=["sky"]).earned == [3]
+    assert read_rewards(names[0])(prompts=["x"], completions=["sky"]).score == [3]
     assert read_rewards({"mine": (zero, 0.5)}).functions["mine"][1] == 0.5
     assert set(read_rewards([zero, f"{tmp_path / 'other.py'}:long"]).functions) == {"zero", "long"}
 
@@ -131,7 +131,7 @@ def test_a_changed_file_of_rewards_is_run_again(tmp_path):
         read_rewards([f"{tmp_path / 'once.py'}:f"])
     assert (tmp_path / "log").read_text() == "x"
     (tmp_path / "once.py").write_text("def f(completions): return [7.0] * len(completions)\n")
-    assert read_rewards(f"{tmp_path / 'once.py'}:f")(prompts=["x"], completions=["y"]).earned == [7]
+    assert read_rewards(f"{tmp_path / 'once.py'}:f")(prompts=["x"], completions=["y"]).score == [7]
 
 
 def test_the_environment_is_made_by_name(tmp_path):

@@ -249,7 +249,7 @@ class HumanReward:
         log_again(scores_of_all.logged)
         result = list(human_scores)
         for row in missing_rows:
-            result[row] = total(scores_of_all.earned[row])
+            result[row] = total(scores_of_all.score[row])
         return result
 
 
