@@ -9,7 +9,7 @@ from typing import Any, NotRequired, TypedDict
 from algos.config import CONFIGS
 from algos.storage.run_files import CONFIG, RUN
 from algos.storage.run_folder import status
-from algos.storage.run_reader import DamagedRunError, MadeBy, read_metrics, read_options_file, read_samples
+from algos.storage.run_reader import DamagedRunError, Provenance, read_metrics, read_options_file, read_samples
 from algos.training.save import describe, read_description
 
 SUMMARY = ("run", "environment", "algorithm", "status", "steps", "last_score", "best_score", "seconds")
@@ -43,7 +43,7 @@ class RunSummary(_Continue):
     last_score: float | None
     best_score: float | None
     seconds: float
-    made_by: MadeBy
+    made_by: Provenance
     config: dict[str, object]
     """Hyper-parameters that differ from the algorithm's defaults."""
     curves: dict[str, list[float]]
@@ -93,7 +93,7 @@ def read_run(folder: Path) -> RunSummary:
         "last_score": scores[-1] if scores else None,
         "best_score": max(scores, default=None),
         "seconds": last.get("time/seconds", 0.0),
-        "made_by": description.get("made_by") or MadeBy(),
+        "made_by": description.get("made_by") or Provenance(),
         "config": config,
         "curves": curves,
         "samples": read_samples(folder)[-3:],

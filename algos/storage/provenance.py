@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
 
-from algos.storage.run_reader import MadeBy, Plain
+from algos.storage.run_reader import Plain, Provenance
 
 LIBRARIES = ("textenv", "torch", "transformers", "tensordict", "torchrl", "gymnasium", "numpy")
 """Packages whose versions are recorded."""
@@ -20,7 +20,7 @@ GIT_SECONDS = 10
 """Seconds that git may take."""
 
 
-def made_by() -> MadeBy:
+def provenance() -> Provenance:
     """Describe this process and the present time, for ``config.json``."""
     import torch
 

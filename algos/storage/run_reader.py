@@ -29,7 +29,7 @@ class DamagedRunError(ValueError):
     """A file of a run is damaged, or holds something that this library does not write."""
 
 
-class MadeBy(TypedDict, total=False):
+class Provenance(TypedDict, total=False):
     """Command, versions and machine of a run; see `algos.storage.provenance`."""
 
     date: str
@@ -61,7 +61,7 @@ class AgentRecord(TypedDict):
     config: NotRequired[dict[str, Any]]
     reward_normalizer: NotRequired[dict[str, object] | None]
     penalty: NotRequired[dict[str, object] | None]
-    made_by: NotRequired[MadeBy]
+    made_by: NotRequired[Provenance]
 
 
 KINDS: dict[str, tuple[type, ...]] = {
@@ -84,7 +84,7 @@ KINDS_OF_ENVIRONMENT: dict[str, tuple[type, ...]] = {
     "wrappers": (list,),
 }
 """Types of the fields of an `EnvironmentRecord`."""
-KINDS_OF_MADE_BY: dict[str, tuple[type, ...]] = {
+KINDS_OF_PROVENANCE: dict[str, tuple[type, ...]] = {
     "date": (str,),
     "command": (str,),
     "folder": (str,),
@@ -93,9 +93,9 @@ KINDS_OF_MADE_BY: dict[str, tuple[type, ...]] = {
     "versions": (dict,),
     "machine": (dict,),
 }
-"""Types of the fields of `MadeBy`."""
+"""Types of the fields of `Provenance`."""
 PLAIN = (str, int, float, bool, type(None))
-"""Types of single values in `MadeBy`."""
+"""Types of single values in `Provenance`."""
 
 
 def read_record(path: Path) -> dict[str, object]:
@@ -136,8 +136,8 @@ def check_record(record: Mapping[str, object], path: Path) -> AgentRecord:
     check_kinds(agent.get("config", {}), {"seed": (int,)}, f"{path}: config.")
 
     # What made it: plain values, and dictionaries of these
-    made_by = agent.get("made_by", MadeBy())
-    check_kinds(made_by, KINDS_OF_MADE_BY, f"{path}: made_by.")
+    made_by = agent.get("made_by", Provenance())
+    check_kinds(made_by, KINDS_OF_PROVENANCE, f"{path}: made_by.")
     for name, value in made_by.items():
         values: list[object] = [value]
         if isinstance(value, dict):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gymnasium.envs.registration import EnvSpec
 
 from algos.storage.hub import agent_folder, download
-from algos.storage.provenance import made_by
+from algos.storage.provenance import provenance
 from algos.storage.run_files import CONFIG, POLICY
 from algos.storage.run_folder import replacing
 from algos.storage.run_reader import AgentRecord, DamagedRunError, check_record, read_record
@@ -80,7 +80,7 @@ def _write_policy_and_describe(agent: Learner[Config], policy_folder: Path) -> d
         "policy_arguments": agent.policy.save(policy_folder),
         "reward_normalizer": None,
         "penalty": None,
-        "made_by": made_by(),
+        "made_by": provenance(),
     }
 
     # What not every agent has

@@ -134,7 +134,7 @@ class Watch:
         if not self.on:
             return
         if event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.spawn", "pty.spawn"):
-            if "git" not in str(arguments[:2]) and "/bin/uname" not in str(arguments):  # of `made_by`
+            if "git" not in str(arguments[:2]) and "/bin/uname" not in str(arguments):  # of `provenance`
                 self.seen.append(f"{event} {arguments!r:.200}")
         elif event == "import":
             root = str(arguments[0]).partition(".")[0]

@@ -17,7 +17,7 @@ from algos.cli import main
 from algos.config import PPOConfig
 from algos.lab.comparison.report import summaries_table
 from algos.lab.comparison.summary import summary
-from algos.storage.provenance import commit, made_by
+from algos.storage.provenance import commit, provenance
 from algos.storage.run_folder import lock_run_folder
 from tests.helpers.finished_runs import run_of
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
@@ -148,7 +148,7 @@ def test_show_has_changed_fields_and_curves(runs, capsys):
     lines = [json.loads(line) for line in (runs / "first" / "metrics.jsonl").read_text().splitlines()]
     assert found["curves"]["policy/entropy"] == [line["policy/entropy"] for line in lines]
     text = printed(capsys, "show", runs / "first")
-    assert "gamma" in text and "█" in text and made_by()["machine"]["host"] in text
+    assert "gamma" in text and "█" in text and provenance()["machine"]["host"] in text
 
 
 def test_show_escapes_control_characters_of_samples(runs, capsys):
