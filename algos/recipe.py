@@ -26,6 +26,7 @@ from algos.storage.run_reader import check_kinds, read_options_file
 from algos.storage.saved_environment import runs_code
 from textenv.importing import load_function, name_of, read_module
 from textenv.kl.coefficients import CoefficientLike, as_coefficient
+from textenv.names import advice
 
 if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
@@ -73,6 +74,12 @@ KINDS: dict[str, tuple[type, ...]] = {
     "generator": (str, NoneType),
 }
 """Types of the options that are fields of a recipe."""
+OTHER_OPTIONS = {
+    "seed", "process_timeout", "wrapper", "workers", "staleness", "max_kl", "num_episodes", "eval_every",
+    "eval_num_episodes", "stop_at", "patience", "logger", "sample_every", "checkpoint_every", "dynamics_every",
+    "run_dir", "resume", "overwrite", "quiet", "json", "trust_remote_code",
+}  # fmt: skip
+"""Further options of ``algos train``: the first three are read too, the others say how a run is watched or stored."""
 IMPORT = "import"
 """Key of plain data that stands for a Python object: ``{"import": "package.module:name"}``, see `_described`."""
 
@@ -225,10 +232,14 @@ class Recipe:
                 are imported and run.
 
         Raises:
-            TypeError: if a hyper-parameter is unknown.
+            TypeError: if an option or a hyper-parameter is unknown.
             ValueError: if a value does not fit; or if something would be imported or run by data that is not trusted.
         """
         options = _with_underscores(options)
+        known_options = {*KINDS, *POLICY_OPTIONS, *ENV_OPTIONS, *OTHER_OPTIONS}
+        for name in options:
+            if name not in known_options:
+                raise TypeError(f"there is no option {name!r:.100} of a run; {advice(name, sorted(known_options))}")
         check_kinds(options, KINDS, "option ")
         if not trusted:
             _refuse_code(options)

@@ -167,6 +167,8 @@ def read_options_file(path: Path) -> dict[str, object]:
     Raises:
         DamagedRunError: if it is something else, too large or too deep.
     """
+    if not path.exists():
+        raise DamagedRunError(f"there is no file {path}")
     try:
         text = read_bytes(path, most=MOST_BYTES_OF_OPTIONS).decode("utf-8-sig")
         options = _PlainLoader(text).get_single_data()

@@ -14,11 +14,11 @@ from hypothesis import given, settings, strategies as st
 
 from algos import MLPPolicy, PPOConfig, losses, presets
 from algos.cli import main
-from algos.cli.train import PromptOptions, TextOptions
+from algos.cli.train import PromptOptions, TextOptions, Train
 from algos.config import CONFIGS
 from algos.lab.comparison.record import changed_settings
 from algos.ppo import PPO
-from algos.recipe import ENV_OPTIONS, POLICY_OPTIONS, Recipe
+from algos.recipe import ENV_OPTIONS, KINDS, OTHER_OPTIONS, POLICY_OPTIONS, Recipe
 from algos.storage.run_files import CONFIG, METRICS, RUN
 from tests.helpers.errors import refused
 from textenv.kl.coefficients import AdaptiveCoefficient
@@ -352,3 +352,18 @@ def test_absolute_paths_outlive_a_change_of_the_folder(tmp_path, monkeypatch):
     Path("rewards.py").touch()
     recipe = Recipe(model="gone", env_kwargs={"reward": ["rewards.py:f"]}).with_absolute_paths()
     assert recipe.env_kwargs == {"reward": [f"{tmp_path}/rewards.py:f"]} and recipe.model == "gone"
+
+
+def test_an_unknown_option_is_named_with_the_nearest():
+    with pytest.raises(TypeError, match="no option 'num_env' of a run; did you mean 'num_envs'"):
+        Recipe.from_dict({"env": "CartPole-v1", "num_env": 4})
+
+
+def test_every_option_of_a_training_is_known():
+    known = {*KINDS, *POLICY_OPTIONS, *ENV_OPTIONS, *OTHER_OPTIONS}
+    assert {option.name for option in fields(Train)} == known - {"seed"}, "the command line has config.seed"
+
+
+def test_a_missing_file_is_said_to_be_missing(tmp_path):
+    with pytest.raises(ValueError, match="there is no file .*none.yaml"):
+        Recipe.from_yaml(tmp_path / "none.yaml")

@@ -116,6 +116,13 @@ class Case:
         object.__setattr__(self, "recipe", replace(recipe, **changes))
         object.__setattr__(self, "name", name)
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            if name in ("env", "algorithm", "policy", "config", "total_steps", "num_envs", "kl_coef", "env_kwargs"):
+                raise AttributeError(f"Case.{name} is now Case.recipe.{name}")
+            raise AttributeError(f"'Case' object has no attribute {name!r}")
+
     def __str__(self) -> str:
         return self.name or f"{self.env_name}:{self.algorithm_name}"
 

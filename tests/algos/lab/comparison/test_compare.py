@@ -158,6 +158,8 @@ def test_a_case_is_a_recipe_and_a_name():
     assert Case(recipe=recipe, num_envs=3, name="three").recipe == replace(recipe, num_envs=3)
     assert {Case("Acrobot-v1"): 1}[Case(recipe=recipe)] == 1
     assert replace(Case(recipe=recipe), total_steps=7).recipe.total_steps == 7
+    with pytest.raises(AttributeError, match="Case.config is now Case.recipe.config"):
+        _ = Case("Acrobot-v1").config
 
 
 @pytest.mark.parametrize("options", [{}, {"env": "Acrobot-v1"}, {"algorithm": "a2c"}])
