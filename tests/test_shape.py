@@ -129,197 +129,9 @@ def test_a_folder_has_three_to_twenty_files():
     assert {folder.name for folder, count in folders.items() if count < 3} <= {"human"}
 
 
-UNFOLDED = """
-    algos/a2c.py algos/advantages.py algos/agent.py algos/dqn.py algos/grpo.py algos/losses.py algos/minibatches.py
-    algos/optimizer.py algos/ppo.py algos/reinforce.py algos/rloo.py algos/trpo.py algos/fast/closed_form.py
-    algos/training/learner.py algos/training/metrics.py algos/lab/comparison/figures.py algos/lab/comparison/compare.py
-    algos/lab/comparison/record.py algos/finetuning/reward_data.py textenv/acceleration.py textenv/plain.py
-    textenv/state.py textenv/lm/answers.py textenv/prompts/messages.py algos/envs/spaces.py algos/envs/batching.py
-    algos/envs/flatten.py algos/training/signals.py algos/training/unsaved.py algos/cli/user_code.py
-    textenv/importing.py textenv/processes.py
-    textenv/rewards/composite.py
-    textenv/rewards/scores.py
-    textenv/rewards/calling.py
-    textenv/rewards/reward_model.py
-    textenv/rewards/transforms.py
-    textenv/rewards/training.py
-    textenv/rewards/metrics.py
-    textenv/rewards/workers.py
-    textenv/rewards/packages.py
-    textenv/rewards/patterns.py
-    textenv/rewards/numeric.py
-    textenv/rewards/answer.py
-    textenv/rewards/references.py
-    textenv/rewards/lengths.py
-    textenv/checks/env_checker.py
-    textenv/checks/env_driver.py
-    textenv/checks/reward_checker.py
-    textenv/checks/reward_probes.py
-    textenv/kl/coefficients.py
-    textenv/kl/estimators.py
-    textenv/kl/penalty.py
-    textenv/prompts/prompts.py
-    textenv/prompts/tokenize.py
-    textenv/prompts/files.py
-    textenv/prompts/special_tokens.py
-    textenv/prompts/plain_text.py
-    textenv/prompts/lengths.py
-    textenv/rendering.py
-    textenv/loopback.py
-    textenv/names.py
-    textenv/json_files.py
-    textenv/errors.py
-    textenv/device.py
-    textenv/progress.py
-    textenv/registration.py
-    textenv/optional.py
-    textenv/tasks/builtin.py
-    textenv/tasks/own_prompts.py
-    textenv/games/calculator.py
-    textenv/games/dialogue.py
-    textenv/games/guess_number.py
-    textenv/games/twenty_questions.py
-    textenv/cache.py
-    textenv/embedded/folder.py
-    textenv/embedded/gguf.py
-    textenv/embedded/grammar.py
-    textenv/embedded/training.py
-    textenv/foreign.py
-    textenv/__init__.py
-    textenv/envs/vector_env.py
-    textenv/envs/transcript.py
-    textenv/rollout.py
-    textenv/envs/turn.py
-    textenv/envs/limits.py
-    textenv/envs/action_masks.py
-    textenv/envs/episode_batch.py
-    textenv/envs/early_scores.py
-    textenv/envs/task.py
-    textenv/envs/string_env.py
-    textenv/envs/tools.py
-    textenv/envs/kl_wrappers.py
-    textenv/envs/text_env.py
-    algos/policies/policy.py
-    algos/policies/distributions.py
-    algos/policies/gsde.py
-    algos/policies/lstm.py
-    algos/policies/lm.py
-    algos/policies/critic.py
-    algos/policies/fitted_value.py
-    algos/policies/mlp.py
-    algos/policies/towers.py
-    algos/policies/cnn.py
-    algos/policies/q_network.py
-    algos/policies/layers.py
-    algos/policies/normalizers.py
-    algos/policies/random_streams.py
-    algos/policies/registry.py
-    algos/fast/towers.py
-    algos/fast/sampling.py
-    algos/fast/adam.py
-    algos/collection.py
-    algos/config.py
-    algos/evaluation.py
-    algos/make.py
-    algos/presets.py
-    algos/recipe.py
-    algos/storage/run_files.py
-    algos/policies/generator.py
-    algos/envs/subprocess_env.py
-    algos/envs/env_worker.py
-    algos/envs/wrapping.py
-    algos/finetuning/sft.py
-    algos/finetuning/packing.py
-    algos/finetuning/reward_model.py
-    algos/finetuning/optimizer.py
-    algos/finetuning/text_loss.py
-    algos/training/loop.py
-    algos/training/run.py
-    algos/training/loggers.py
-    algos/training/save.py
-    algos/training/invariants.py
-    algos/training/diagnose.py
-    algos/training/callbacks.py
-    algos/training/live_view.py
-    algos/training/reward_hacking.py
-    algos/storage/run_folder.py
-    algos/storage/run_reader.py
-    algos/storage/checkpoint.py
-    algos/storage/serialization.py
-    algos/storage/env_state.py
-    algos/storage/saved_environment.py
-    algos/storage/hub.py
-    algos/storage/provenance.py
-    algos/storage/weights.py
-    algos/ranks/collectives.py
-    algos/ranks/sharding.py
-    textenv/lm/decoding.py
-    textenv/lm/caches.py
-    textenv/lm/model.py
-    textenv/lm/loading.py
-    textenv/lm/seq2seq.py
-    textenv/lm/sampling.py
-    textenv/lm/scoring.py
-    textenv/lm/recording.py
-    textenv/lm/padding.py
-    textenv/lm/memory.py
-    textenv/lm/ends.py
-    textenv/lm/origin.py
-    textenv/lm/choices.py
-    textenv/lm/adapter_config.py
-    textenv/extras/bounded_http.py
-    algos/extras/ray_workers.py
-    algos/extras/vllm.py
-    textenv/extras/human/feedback_file.py
-    textenv/extras/human/terminal.py
-    textenv/extras/human/browser.py
-    textenv/extras/human/annotator.py
-    textenv/extras/human/human.py
-    textenv/extras/safe_eval.py
-    textenv/extras/guidance.py
-    textenv/extras/reasoning_gym.py
-    textenv/extras/openenv.py
-    textenv/extras/textworld.py
-    textenv/extras/verifiers.py
-    textenv/extras/service.py
-    textenv/extras/torchrl.py
-    algos/cli/train.py
-    algos/cli/arguments.py
-    algos/cli/serve.py
-    algos/cli/__init__.py
-    algos/cli/evaluate.py
-    algos/cli/interpret.py
-    algos/cli/sample.py
-    algos/cli/show.py
-    algos/cli/plan.py
-    algos/cli/check.py
-    algos/cli/compare.py
-    algos/cli/report.py
-    algos/cli/tune.py
-    algos/cli/film.py
-    algos/cli/tables.py
-    algos/cli/request_fields.py
-    algos/lab/comparison/page.py
-    algos/lab/comparison/runs.py
-    algos/lab/comparison/words.py
-    algos/lab/comparison/summary.py
-    algos/lab/comparison/report.py
-    algos/lab/comparison/paper.py
-    algos/lab/comparison/tune.py
-    algos/lab/memory_plan.py
-    algos/lab/model_card.py
-    algos/lab/run_summary.py
-    algos/lab/insight/activations.py
-    algos/lab/insight/attribution.py
-    algos/lab/insight/blocks.py
-    algos/lab/insight/control.py
-    algos/lab/insight/dynamics.py
-    algos/lab/insight/finding.py
-    algos/lab/insight/language.py
-    algos/lab/insight/tokens.py
-"""
-"""Files to be read once: one idea a line. New files belong here; the others are unfolded one by one."""
-VAGUE = {"found", "said", "own", "given", "place", "whole", "known", "each"}
+VAGUE = {
+    "found", "said", "own", "given", "place", "whole", "known", "each", "other", "rest", "wanted", "taken", "before",
+}  # fmt: skip
 """No names of locals, except in comprehensions."""
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -332,6 +144,9 @@ def folded(path):
     tree = ast.parse(text)
     inside = [x for x in ast.walk(tree) if isinstance(x, COMPREHENSIONS)]
     targets = {id(x) for comprehension in inside for part in comprehension.generators for x in ast.walk(part.target)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):  # a field may be named beside its counterpart, as before and after are
+            targets |= {id(field.target) for field in node.body if isinstance(field, ast.AnnAssign)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in targets:
             if node.id in VAGUE:
@@ -349,9 +164,9 @@ def folded(path):
                 yield node.lineno, f"{node.name} is long and has no comment"
 
 
-@pytest.mark.parametrize("path", UNFOLDED.split())
-def test_an_unfolded_file_has_one_idea_a_line(path):
-    assert list(folded(ROOT / path)) == []
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_has_one_idea_a_line(path):
+    assert list(folded(path)) == []
 
 
 MIRRORED = ("textenv", "algos")
@@ -380,6 +195,8 @@ def test_every_row_of_the_pitfalls_names_its_tests():
         named = re.findall(r"^- `(tests/\S+\.py)::(test_\w+)`$", section, re.MULTILINE)
         assert named and len(named) == section.count("- "), f"row {row}"
         for path, name in named:
+            if path.startswith("tests/algos/fast/") and not (ROOT / "algos" / "fast").is_dir():
+                continue  # the fast paths may be deleted, with their tests
             assert f"\ndef {name}(" in (ROOT / path).read_text(), f"row {row}: {path}::{name}"
 
 
