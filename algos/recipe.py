@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -24,7 +24,7 @@ from algos.storage.run_files import RUN
 from algos.storage.run_folder import is_own
 from algos.storage.run_reader import check_kinds, read_options_file
 from algos.storage.saved_environment import runs_code
-from textenv.importing import load_function, name_of, read_module
+from textenv.importing import absolute_name, load_function, name_of, read_module
 from textenv.kl.coefficients import CoefficientLike, as_coefficient
 from textenv.names import advice
 
@@ -56,6 +56,8 @@ ENV_OPTIONS: dict[str, object] = {
     "max_prompt_tokens": None,
     "max_new_tokens": None,
     "stop": (),
+    "process_timeout": None,
+    "wrapper": (),
 }
 """Options of ``algos train`` that are arguments of the environment, with their defaults. A default is not passed on."""
 KINDS: dict[str, tuple[type, ...]] = {
@@ -75,11 +77,11 @@ KINDS: dict[str, tuple[type, ...]] = {
 }
 """Types of the options that are fields of a recipe."""
 OTHER_OPTIONS = {
-    "seed", "process_timeout", "wrapper", "workers", "staleness", "max_kl", "num_episodes", "eval_every",
+    "seed", "workers", "staleness", "max_kl", "num_episodes", "eval_every",
     "eval_num_episodes", "stop_at", "patience", "logger", "sample_every", "checkpoint_every", "dynamics_every",
     "run_dir", "resume", "overwrite", "quiet", "json", "trust_remote_code",
 }  # fmt: skip
-"""Further options of ``algos train``: the first three are read too, the others say how a run is watched or stored."""
+"""Further options of ``algos train``: the seed, and how a run is collected, watched and stored."""
 IMPORT = "import"
 """Key of plain data that stands for a Python object: ``{"import": "package.module:name"}``, see `_described`."""
 
@@ -112,6 +114,10 @@ class Recipe:
     """Share the weights among the processes of torchrun, see `algos.agent.Agent`."""
     generator: Literal["vllm"] | None = None
     """Engine that generates the rollouts (text only, `algos.policies.generator`). None: the policy itself."""
+
+    def __post_init__(self) -> None:
+        if self.generator is not None and self.generator not in GENERATORS:
+            raise ValueError(f"generator is {self.generator!r:.100}, expected None or one of {', '.join(GENERATORS)}")
 
     def environment(self, num_envs: int | None = None, *, split: str = "train") -> VectorEnv:
         """Make the environment.
@@ -201,9 +207,12 @@ class Recipe:
 
     def with_absolute_paths(self) -> Recipe:
         """Return the same recipe with absolute paths, because an environment may change the working folder."""
-        arguments = absolute_paths({"model": self.model} | dict(self.env_kwargs))
-        model = arguments.pop("model")
-        return replace(self, model=model, env_kwargs=arguments)
+        model = absolute_paths({"model": self.model})["model"]
+        policy_kwargs = dict(self.policy_kwargs)
+        critic = policy_kwargs.get("critic")
+        if isinstance(critic, (str, Path)) and critic != "copy":
+            policy_kwargs["critic"] = absolute_name(str(critic))
+        return replace(self, model=model, policy_kwargs=policy_kwargs, env_kwargs=absolute_paths(self.env_kwargs))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as plain data, for JSON and YAML, under the names of the options of ``algos train``.
@@ -213,10 +222,11 @@ class Recipe:
         """
         # A config of the algorithm's own class is written as its values; any other as an object that is imported
         options = field_values(self)
-        if type(self.config) is find_config(self.algorithm):
-            options["config"] = field_values(self.config)
-            del options["config"]["seed"]
-        config = options.pop("config")
+        del options["config"]
+        config: dict[str, Any] = field_values(self.config)
+        del config["seed"]
+        if type(self.config) is not find_config(self.algorithm):
+            config = {IMPORT: _importable_name(type(self.config)), "state": config}
         options = {"env": options.pop("env"), "algo": options.pop("algorithm"), **options, "config": config}
         return json.loads(json.dumps(options, default=_described))
 
@@ -224,7 +234,8 @@ class Recipe:
     def from_dict(cls, options: Mapping[str, object], *, trusted: bool = False) -> Recipe:
         """Make a recipe from what `to_dict` returned, or from options of ``algos train``.
 
-        Options that only say how a run is watched or stored, such as ``logger``, are left out.
+        Options that only say how a run is watched or stored, such as ``logger``, are left out. An option that is absent
+        has the default of a `Recipe`, not that of the environment's preset, which only ``algos train`` looks up.
 
         Args:
             options: values by name; hyper-parameters under ``config``.
@@ -264,14 +275,13 @@ class Recipe:
         policy_options = _changed(options, POLICY_OPTIONS)
         if policy_options.get("autocast") is True:
             policy_options["autocast"] = "bfloat16"
-        control_options: dict[str, Any] = {}
-        if "process_timeout" in options:
-            control_options["process_timeout"] = options["process_timeout"]
-        if "wrapper" in options:
-            control_options["wrappers"] = _as_tuple(options["wrapper"])
+        if policy_options.get("critic") == "head":
+            del policy_options["critic"]
         env_options = _changed(options, ENV_OPTIONS)
+        if "wrapper" in env_options:
+            env_options["wrappers"] = env_options.pop("wrapper")
         arguments["policy_kwargs"] = dict(arguments.get("policy_kwargs", {})) | policy_options
-        arguments["env_kwargs"] = control_options | dict(arguments.get("env_kwargs", {})) | env_options
+        arguments["env_kwargs"] = dict(arguments.get("env_kwargs", {})) | env_options
         return cls(**arguments)
 
     @classmethod
@@ -300,7 +310,9 @@ def _changed(options: Mapping[str, object], defaults: Mapping[str, object]) -> d
     changed = {}
     for name, default in defaults.items():
         value = _as_tuple(options.get(name, default))
-        if value != default:
+        if default == () and isinstance(value, str):
+            value = (value,)
+        if value != default and value is not None:
             changed[name] = value
     return changed
 
@@ -353,14 +365,23 @@ def _restored(value: Any) -> Any:
         return {name: _restored(item) for name, item in value.items()}
 
     # A function, a class, a partial, or an object
-    function = _import(value[IMPORT])
+    imported = _import(value[IMPORT])
     if "state" in value:
-        instance = function.__new__(function)
-        vars(instance).update(_restored(value["state"]))
+        state = _restored(value["state"])
+        if is_dataclass(imported):
+            return _dataclass_with(imported, state)
+        instance = imported.__new__(imported)
+        vars(instance).update(state)
         return instance
     if "arguments" in value:
-        return partial(function, *_restored(value.get("positional", [])), **_restored(value["arguments"]))
-    return function
+        return partial(imported, *_restored(value.get("positional", [])), **_restored(value["arguments"]))
+    return imported
+
+
+def _dataclass_with(kind: Any, values: Mapping[str, object]) -> Any:
+    """Make an instance of a dataclass by its constructor, which checks the values; lists become tuples."""
+    names = [kind_field.name for kind_field in fields(kind) if kind_field.init and kind_field.name in values]
+    return kind(**{name: _as_tuple(values[name]) for name in names})
 
 
 def _import(name: object) -> Any:

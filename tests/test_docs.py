@@ -23,7 +23,7 @@ PAGES = [ROOT / "README.md"] + sorted(
 )
 NAMING = [
     page
-    for page in (*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("**/*.md")))
+    for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("**/*.md")))
     if page.name != "CHANGELOG.md" and re.search(r"`(?:algos|textenv)\.\w", page.read_text())
 ]
 METRIC = re.compile(

@@ -16,6 +16,8 @@ def _by_name(entries: Mapping[str, str]) -> dict[str, str]:
 
 
 _THEIR_NAMES = {
+    # Scores of rewards
+    "score": "earned",
     # The length of a training, rollouts and minibatches
     "total_steps": "total_timesteps timesteps",
     "num_steps": "n_steps train_freq train_frequency",
@@ -284,6 +286,7 @@ METHODS: Mapping[str, str] = _by_name({
     "load": "algos.load(folder) reads the policy of a saved agent, and agent.learn(..., resume=folder) continues a run",
     "from_pretrained": "LMPolicy.load(name) loads a model, algos.load(folder) the policy of a saved agent",
     "get_env": "agent.env is the environment",
+    "earned": "a reward's Scores has score",
     "set_env": "agent.env is the environment, and may be replaced",
     "get_vec_normalize_env": "observations are normalized by the policy: MLPPolicy(..., normalize_observations=True)",
     "get_parameters": "agent.policy.state_dict()",

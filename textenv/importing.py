@@ -31,7 +31,6 @@ __path__: list[str] = []
 """Makes this module a package for Python: the user's files are its submodules."""
 USER_FILES = f"{__name__}."
 """How the module names of the user's files begin."""
-"""Beginning of the own name of each file."""
 _NEVER_BESIDE = sys.stdlib_module_names | {"textenv", "algos"}
 """Modules that a file of the same name beside the user's file never replaces."""
 _folders: list[Path] = []

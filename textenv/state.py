@@ -179,7 +179,7 @@ def attributes_of(used: object) -> Iterator[tuple[str, object]]:
 
 def _class_attributes(kind: type) -> Iterator[tuple[str, object]]:
     """Yield the attributes and functions of a class of the user's, with their names."""
-    if _is_library(kind) or is_ours(kind):
+    if _is_library(kind) or is_our_code(kind):
         return
     for name, value in vars(kind).items():
         if isinstance(value, (staticmethod, classmethod)):
@@ -226,7 +226,7 @@ def _is_foreign(used: object) -> bool:
     if isinstance(used, (str, bytes, int, float, complex, ModuleType, type(None))):
         return True
     if isinstance(used, type):
-        return _is_library(used) or is_ours(used)
+        return _is_library(used) or is_our_code(used)
     if isinstance(used, (FunctionType, MethodType)):
         return _is_library(used)
     kind = type(used)
@@ -240,8 +240,8 @@ def _is_foreign(used: object) -> bool:
     return _is_library(kind)
 
 
-def is_ours(code: object) -> bool:
-    """True for code of `textenv` and `algos`; modules of the user's files have names inside `textenv.importing`."""
+def is_our_code(code: object) -> bool:
+    """Return True for code of `textenv` and `algos`; the user's files have names inside `textenv.importing`."""
     module = str(getattr(code, "__module__", ""))
     return _root(code) in ("textenv", "algos") and not module.startswith(USER_FILES)
 

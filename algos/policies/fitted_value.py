@@ -91,6 +91,8 @@ class FittedValue:
         # Append a constant feature for the bias
         if not self.statistics:
             self.statistics = _first_statistics(fit_features, sizes, centered=bias is not None)
+        # A checkpoint is read on the CPU
+        self.statistics = {name: statistic.to(x.device) for name, statistic in self.statistics.items()}
         center = self.statistics["center"]
         scale = self.statistics["scale"]
         x = (x - center) / scale

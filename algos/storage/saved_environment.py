@@ -211,9 +211,12 @@ def runs_code(name: str, value: object) -> bool:
         return not _is_plain_object(value)
     if name == "logger":
         return value not in ("", "None", None)
-    return name in ("reward", "wrapper") and value not in ((), [])
+    return name in ("reward", "wrapper") and value not in ((), [], "", None)
 
 
 def _is_plain_object(arguments: object) -> bool:
     """Return True for a dictionary of plain data whose names are arguments of an environment itself."""
-    return isinstance(arguments, dict) and _is_plain(arguments) and not arguments.keys() & {*OF_MAKING, "task"}
+    if not isinstance(arguments, dict) or not _is_plain(arguments):
+        return False
+    set_arguments = {name for name, value in arguments.items() if value not in ((), [], None)}
+    return not set_arguments & {*OF_MAKING, "task"}

@@ -450,11 +450,13 @@ def iterate(
     charged = time.perf_counter()
 
     # Update
-    metrics |= agent.update(rollout)
+    update_metrics = agent.update(rollout)
+    metrics |= update_metrics
     if "advantage" in rollout.keys():  # DQN computes none
-        metrics |= rollout_metrics(rollout)
+        advantage_metrics = rollout_metrics(rollout)
         if agent.config.episodes_per_group > 1:
-            metrics |= group_metrics(rollout)
+            advantage_metrics |= group_metrics(rollout)
+        metrics |= advantage_metrics | update_metrics  # an algorithm may give its own value of one of them
     updated = time.perf_counter()
     if diagnose is not None:  # before the normalizer update, which would count as a change of the policy
         metrics |= diagnose(agent, rollout)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from algos.storage.env_state import user_objects
 from algos.training.learner import Learner
 from textenv.rewards.calling import reward_name
-from textenv.state import attributes_of, is_ours, stateful_objects, used_objects, variables_of
+from textenv.state import attributes_of, is_our_code, stateful_objects, used_objects, variables_of
 
 logger = logging.getLogger(__name__)
 COUNTED = {"progress", "steps"}
@@ -61,7 +61,7 @@ class UnsavedState:
         fingerprints: dict[str, Hashable] = {}
 
         # Algorithm and policy, if their classes are the user's
-        if not is_ours(type(self.agent)):
+        if not is_our_code(type(self.agent)):
             library_names, added_fingerprints = _saved_by(self.agent)
             for name, fingerprint in _attributes(vars(self.agent), modules=True):
                 # Saved under its own name, or by the user's class with the same content under another name
@@ -70,7 +70,7 @@ class UnsavedState:
                 if not is_saved and name not in COUNTED:
                     fingerprints[f"{type(self.agent).__name__}.{name}"] = fingerprint
         policy = self.agent.policy
-        if not is_ours(type(policy)):
+        if not is_our_code(type(policy)):
             values = {name: value for name, value in vars(policy).items() if name not in OF_POLICY}
             for name, fingerprint in _attributes(values):
                 fingerprints[f"{type(policy).__name__}.{name}"] = fingerprint
@@ -93,14 +93,14 @@ class UnsavedState:
         for _, used in used_objects(objects):
             defined = used if isinstance(used, (FunctionType, type)) else type(used)
             has_attributes = hasattr(used, "__dict__") or hasattr(defined, "__slots__")
-            is_library = is_ours(defined) or defined.__module__ == "functools"
+            is_library = is_our_code(defined) or defined.__module__ == "functools"
             if has_attributes and not is_library and id(used) not in saved:
                 yield used
 
 
 def _saved_by(agent: Learner) -> tuple[set[str], dict[str, Hashable]]:
     """Return the names that our part of an agent saves, and the fingerprints of what its own class adds, by name."""
-    library: Any = next((base for base in type(agent).__mro__ if is_ours(base)), None)
+    library: Any = next((base for base in type(agent).__mro__ if is_our_code(base)), None)
     try:
         state = agent.state_dict()
     except TypeError:  # of a policy that cannot be saved, which the checkpoint says
@@ -124,7 +124,7 @@ def _leaves(state: Mapping[Any, object]) -> Iterator[tuple[str, Hashable]]:
 def _attributes(values: Mapping[str, object], *, modules: bool = False) -> Iterator[tuple[str, Hashable]]:
     """Yield the names and fingerprints of attributes that could be saved; of networks too, if ``modules``."""
     for name, value in values.items():
-        if is_ours(type(value)):
+        if is_our_code(type(value)):
             continue
         if isinstance(value, (nn.Module, torch.optim.Optimizer)):
             if not modules:

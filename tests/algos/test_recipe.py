@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -158,7 +158,7 @@ def recipes(draw):
 
 
 @given(recipes())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, derandomize=True, database=None)
 def test_any_recipe_is_the_same_after_a_file(recipe):
     assert through_yaml(recipe) == recipe
 
@@ -367,3 +367,51 @@ def test_every_option_of_a_training_is_known():
 def test_a_missing_file_is_said_to_be_missing(tmp_path):
     with pytest.raises(ValueError, match="there is no file .*none.yaml"):
         Recipe.from_yaml(tmp_path / "none.yaml")
+
+
+def test_a_recipes_model_and_its_arguments_stay_apart(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    recipe = Recipe(
+        env="textenv/Reviews-v0",
+        model="a",
+        env_kwargs={"model": "b"},
+        policy_kwargs={"critic": "c", "temperature": 1.0},
+    )
+    absolute = recipe.with_absolute_paths()
+    assert (absolute.model, absolute.env_kwargs) == (str(tmp_path / "a"), {"model": str(tmp_path / "b")})
+    assert absolute.policy_kwargs == {"critic": str(tmp_path / "c"), "temperature": 1.0}
+
+
+def test_what_a_command_says_needs_no_trust():
+    """The file of `algos tune` has a recipe like this one."""
+    recipe = Train(env="CartPole-v1", config=PPOConfig()).recipe()
+    assert "wrappers" not in recipe.env_kwargs and Recipe.from_dict(recipe.to_dict()).env == "CartPole-v1"
+    Recipe.from_dict({"env": "CartPole-v1", "env_kwargs": {"process_timeout": None, "wrappers": []}, "reward": None})
+
+
+def test_a_flag_replaces_what_a_file_has():
+    options = {"env": "CartPole-v1", "env_kwargs": {"wrappers": ["a:b"]}, "wrapper": "c:d", "critic": "head"}
+    recipe = Recipe.from_dict(options, trusted=True)
+    assert recipe.env_kwargs == {"wrappers": ("c:d",)} and recipe.policy_kwargs == {}
+
+
+def test_an_unknown_generator_is_refused_at_once():
+    with pytest.raises(ValueError, match="generator is 'x', expected None or one of vllm"):
+        Recipe(env="textenv/Reviews-v0", generator="x")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnConfig(PPOConfig):
+    strength: float = 1.0
+
+
+def test_a_config_of_ones_own_is_checked_when_it_is_read():
+    recipe = Recipe(env="CartPole-v1", config=OwnConfig(strength=2.0, seed=5))
+    data = recipe.to_dict()
+    assert "seed" not in data["config"]["state"]
+    assert Recipe.from_dict(data, trusted=True).config == OwnConfig(strength=2.0)
+    data["config"]["state"]["learning_rate"] = -5
+    with pytest.raises(ValueError, match="learning_rate"):
+        Recipe.from_dict(data, trusted=True)

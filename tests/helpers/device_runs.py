@@ -278,7 +278,7 @@ RUNS = {
     "lstm": lambda _: control(PPO, policy="lstm", **(STEPS | dict(minibatch_size=1))),
     "text": lambda _: train(PPO, text_env(), lm_policy(), kl_coef=0.1, **TEXT),
     "text resumed": lambda folder: resumed(
-        lambda place: PPO(text_env(), lm_policy(), device=place, kl_coef=0.1, **TEXT), folder
+        lambda place: PPO(text_env(), lm_policy(), device=place, kl_coef=0.1, fit_value_head=True, **TEXT), folder
     ),
     "reward models": reward_models,
     "same numbers": same_numbers,

@@ -19,6 +19,7 @@ from algos import PPO, Callback, PPOConfig
 from algos.cli import main
 from algos.storage.checkpoint import checkpoints, read_checkpoint
 from algos.training.signals import Interrupted
+from tests.helpers.processes import dies_with_the_tests
 from tests.helpers.resumable_agents import mlp, ppo_normalized, ppo_sync
 
 ROOT = Path(__file__).parents[2]
@@ -127,7 +128,8 @@ def test_a_signal_in_the_last_evaluation_is_heeded(name, tmp_path):
     run = tmp_path / "run"
     words = ["CartPole-v1", "--num-envs", "4", "--total-steps", "128", "--num-episodes", "10000000", "--quiet"]
     command = [sys.executable, "-m", "algos", "train", *words, "--run-dir", str(run)]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+    options = dict(cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=dies_with_the_tests)
+    with subprocess.Popen(command, **options) as process:
         wait_until(lambda: (run / "config.json").exists())
         time.sleep(1.5)
         process.send_signal(getattr(signal, name))
@@ -223,6 +225,7 @@ def test_metrics_that_are_removed_are_written_again(whole, tmp_path, caplog):
 def without_the_right_of_root():
     """Let permissions of files count, as for any other user (PR_CAPBSET_DROP, CAP_DAC_OVERRIDE)."""
     ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)
+    dies_with_the_tests()
 
 
 @pytest.mark.long

@@ -27,6 +27,7 @@ from algos.cli import main
 from algos.storage import run_folder
 from algos.storage.checkpoint import checkpoints, read_checkpoint
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
+from tests.helpers.processes import dies_with_the_tests
 from tests.helpers.resumable_agents import (
     AGENTS,
     ITERATIONS,
@@ -373,7 +374,8 @@ def killed_and_resumed(tmp_path, kills):
     run = tmp_path / "run"
     command = [sys.executable, "-m", "algos", *TRAIN, "--total-steps", "100000000", "--run-dir", str(run)]
     for _ in range(kills):
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        silent = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with subprocess.Popen(command, preexec_fn=dies_with_the_tests, **silent) as process:
             limit, before = time.time() + 120, found[-1] if found else 0
             while newest(run) <= before and time.time() < limit and process.poll() is None:
                 time.sleep(0.02)

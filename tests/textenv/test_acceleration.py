@@ -16,6 +16,10 @@ def scaled(value):
         return part + total
 
     return twice(value)
+
+def ordered(values):
+    longest_first = sorted(values, key=lambda SCALE: -SCALE)
+    return [SCALE * value for value in longest_first]
 """
 
 
@@ -31,6 +35,13 @@ def test_a_digest_depends_on_what_globals_mean(module):
     former = digest("digested:scaled")
     module.SCALE = 3
     assert former is not None and digest("digested:scaled") != former
+
+
+def test_a_global_that_an_inner_function_hides_counts(module):
+    """`SCALE` is an argument of the lambda, but a global in the function around it."""
+    former = digest("digested:ordered")
+    module.SCALE = 3
+    assert digest("digested:ordered") != former
 
 
 @pytest.mark.parametrize("name", ["value", "total", "part", "twice"])

@@ -22,6 +22,7 @@ from tests.helpers.errors import refused
 from textenv import HumanReward, KLPenalty, Rewards, TextVectorEnv
 from textenv.foreign import ADVICE, FLAGS, METHODS, NO_EQUIVALENT, PLACES, RENAMED, our_names
 from textenv.names import advice, flag_advice, nearest
+from textenv.rewards.scores import Scores
 
 STORED = json.loads((Path(__file__).parents[1] / "data" / "foreign-names.json").read_text())["names"]
 
@@ -32,7 +33,7 @@ def parameters(function):
 
 def names_of_ours():
     """Everything that can be written: fields of configs, arguments, and flags."""
-    names = {field.name for config in (*CONFIGS.values(), algos.SFTConfig, algos.RewardModelConfig, Train)
+    names = {field.name for config in (*CONFIGS.values(), algos.SFTConfig, algos.RewardModelConfig, Train, Scores)
              for field in dataclasses.fields(config)}  # fmt: skip
     functions = (
         PPO.__init__, PPO.learn, algos.collect, algos.evaluate, MLPPolicy.__init__, LMPolicy.__init__, LMPolicy.load,

@@ -3,9 +3,7 @@
 import functools
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal, Protocol, runtime_checkable
-
-import torch
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from textenv.envs.turn import Cut, Turn
 from textenv.prompts.messages import prompt_and_answer
@@ -14,6 +12,9 @@ from textenv.prompts.tokenize import is_chat
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.scores import Rows, Scores, read_scores
 from textenv.rewards.training import Training
+
+if TYPE_CHECKING:
+    import torch
 
 MIN_EQUAL_SCORES = 32
 """A batch of at least this many completions that all have the same score logs a warning."""
@@ -84,7 +85,7 @@ class FunctionTask(PromptList):
                 _warn_once("all %d completions of a batch have the same score%s", len(turns), hint)
         return scores
 
-    def to(self, device: torch.device) -> None:
+    def to(self, device: "torch.device") -> None:
         """Move the reward models to a device."""
         self.rewards.to(device)
 

@@ -16,10 +16,11 @@ from textenv.prompts.prompts import Prompt
 from textenv.prompts.special_tokens import first_special_token, special_tokens
 from textenv.prompts.tokenize import is_chat
 from textenv.rewards.scores import Scores, total
-from textenv.rollout import Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from textenv.rollout import Sample
 
 
 class ToolCall(TypedDict):

@@ -171,7 +171,7 @@ class FunctionCoefficient(_StatefulCoefficient):
     def __init__(self, function: Callable[[int], float]) -> None:
         super().__init__(seen=0)
         self.function = function
-        self._checked_value()
+        self._checked_value()  # raises if the function is wrong
 
     @property
     def value(self) -> float:

@@ -57,15 +57,16 @@ def answer_text(completion: object) -> str:
     """
     if isinstance(completion, str):
         return completion
-    texts: list[object] = [None]  # None marks what is not a text, here the completion itself
-    if isinstance(completion, Sequence):
-        texts = [text for message in completion for text in _texts(message)]
-    valid_texts = [text for text in texts if isinstance(text, str)]
-    if len(valid_texts) < len(texts):
-        raise TypeError(
-            f"completion is {completion!r:.200}, expected text, or messages as {{'role': ..., 'content': ...}}"
-        )
-    return "".join(valid_texts)
+    expected = "expected text, or messages as {'role': ..., 'content': ...}"
+    if not isinstance(completion, Sequence):
+        raise TypeError(f"completion is {completion!r:.200}, {expected}")
+    whole_text = ""
+    for message in completion:
+        for text in _texts(message):
+            if not isinstance(text, str):
+                raise TypeError(f"completion is {completion!r:.200}, {expected}")
+            whole_text += text
+    return whole_text
 
 
 def _texts(message: object) -> list[object]:

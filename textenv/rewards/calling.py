@@ -21,7 +21,13 @@ from textenv.rewards.scores import count_rows, is_tensor
 from textenv.rewards.training import NOW, RewardLog, Training, training
 from textenv.rewards.workers import run_in_threads
 
-NOT_THE_USERS = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(Path(__file__).parents[1]))
+NOT_THE_USERS = tuple(
+    f"{folder}{os.sep}"
+    for folder in (
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        Path(__file__).parents[1],
+    )
+)
 """Folders of the standard library, of installed packages and of `textenv`."""
 Returned = tuple[object, dict[str, list[float | None]]]
 """What a reward function returned, and the numbers that it logged."""

@@ -155,6 +155,8 @@ class Rewards:
         self.failed = 0
         """Number of completions so far on which a function failed."""
         self._recent_counts: deque[tuple[int, int]] = deque()
+        self._warned: set[str] = set()
+        """Functions of which the log says that they fail on a batch, but on neither half of it."""
         """Number of completions, and of those that failed, in each recent batch."""
         self._last_error: RewardError | None = None
         self.__name__ = "+".join(self.functions)
@@ -317,12 +319,12 @@ class Rewards:
 
         Raises:
             _AllFail: if every row seems to fail, judged by calling a few of them alone.
-            RewardError: if more than the allowed fraction fails; with ``on_error="stop"``, for the first failing row.
+            RewardError: if more than the allowed fraction fails, or as many parts of the batch; with
+                ``on_error="stop"``, for the first failing row.
         """
         scored, failing = _separate(results)
         failed_rows: set[int] = set()
         was_tested = False
-        was_warned = False
         while failing:
             first_part, first_error = failing[0]
             self._last_error = self._error(name, first_part, first_error)
@@ -338,10 +340,10 @@ class Rewards:
                         raise _AllFail(str(self._last_error))
                     was_tested = True
 
-                # Stop early if this batch alone exceeds the limit: further calls may be slow
-                least_failed = len(failed_rows) + len(failing)
-                description = f"at least {least_failed} of the {len(rows)} completions of this batch failed"
-                self._check_limit(least_failed, max(len(rows), RECENT_ROWS), description)
+                # Stop early if this batch alone seems to exceed the limit: further calls may be slow
+                num_failing = len(failed_rows) + len(failing)
+                description = f"{num_failing} parts of this batch of {len(rows)} completions failed"
+                self._check_limit(num_failing, max(len(rows), RECENT_ROWS), description)
 
             # A part of one row is a row that fails. Call the function with both halves of each longer part
             failed_rows |= {part.first for part, _ in failing if len(part) == 1}
@@ -358,14 +360,14 @@ class Rewards:
                 failing += failing_halves
                 if not failing_halves:
                     description = (
-                        f"reward {name!r} failed on {len(part)} completions ({error}), but on neither half: "
-                        "does it depend on the batch, or fail at random? Use textenv.check_reward to find out"
+                        f"{self._error(name, part, error)}, but on neither half of these {len(part)} completions: does "
+                        "it depend on the batch, or fail at random? Use textenv.check_reward to find out"
                     )
                     if self.on_error == "stop":
                         raise RewardError(description) from error
-                    if not was_warned:
+                    if name not in self._warned:
                         logging.getLogger(__name__).warning("%s. The scores of the halves count", description)
-                    was_warned = True
+                        self._warned.add(name)
         return scored, failed_rows
 
     def _fails_on_rows_alone(self, name: str, rows: Rows) -> bool:

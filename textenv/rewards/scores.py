@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import numpy as np
 
+from textenv.names import NamedFields, no_attribute
 from textenv.prompts.prompts import by_position
 from textenv.rendering import printable
 
@@ -50,7 +51,7 @@ class StopTraining(Exception):  # noqa: N818  (a request, not an error)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scores:
+class Scores(NamedFields):
     """Scores of n completions, and of their components."""
 
     score: list[Score]
@@ -68,9 +69,7 @@ class Scores:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            if name == "earned":
-                raise AttributeError("Scores.earned is now Scores.score")
-            raise AttributeError(f"Scores has no attribute {name!r}")
+            raise no_attribute(self, name)
 
 
 def reward_parts(scores: Scores, rows: Sequence[int], *, episodes: int) -> np.ndarray:

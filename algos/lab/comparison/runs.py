@@ -12,6 +12,7 @@ from typing import Any
 from algos.lab.comparison.record import read_record, result_from
 from algos.lab.comparison.summary import Case, RunResult, by_case, name_cases
 from algos.lab.run_summary import describe_run, read_options
+from algos.recipe import IMPORT
 from algos.storage.run_files import METRICS
 from algos.storage.run_folder import status
 from algos.storage.run_reader import DamagedRunError, read_metrics
@@ -104,6 +105,13 @@ def folder_name(case: Case, seed: int) -> str:
     return f"{name.replace('/', '-').replace(':', '-')}-{seed}"
 
 
+def _name_of_setting(value: object) -> str:
+    """Return the name without its module of an environment or algorithm in the plain form of a recipe."""
+    if isinstance(value, dict):  # a function or class
+        value = value.get(IMPORT)
+    return str(value).rpartition(":")[2]
+
+
 def _read_run(folder: Path) -> RunResult:
     """Read a run from its folder: what `compare` keeps there or, of another run, its metrics and settings."""
     record = read_record(folder)
@@ -118,8 +126,8 @@ def _read_run(folder: Path) -> RunResult:
     algorithm = str(description.get("algorithm") or "?").lower()
     seed = (description.get("config") or {}).get("seed", 0)
     if record is not None:  # a run of `compare` under way
-        env = str(record.settings.get("env")).rpartition(":")[2]
-        algorithm = str(record.settings.get("algo")).rpartition(".")[2]
+        env = _name_of_setting(record.settings.get("env"))
+        algorithm = _name_of_setting(record.settings.get("algo")).rpartition(".")[2]
         seed = record.seed
     env = env or "an environment without an id"
 

@@ -33,6 +33,7 @@ from algos.advantages import whiten
 from algos.cli import main
 from algos.config import Config
 from algos.losses import clipped_policy_loss
+from algos.minibatches import minibatches
 from algos.optimizer import Optimizer
 from algos.training.invariants import InvariantError, NonFiniteError, check_advantages, check_whitened
 from tests.helpers.lora import lora_policy
@@ -312,6 +313,8 @@ def test_advantages_outside_the_mask_are_caught(name):
     with pytest.raises(InvariantError) as raised:
         check_advantages(rollout)
     assert raised.value.tensor == name and raised.value.rows == [[1, 2]]
+    with pytest.raises(InvariantError, match=name):  # where all but TRPO begin an update
+        next(iter(minibatches(rollout, sequential=False, generator=torch.Generator(), size=4, num_epochs=1)))
 
 
 def test_an_aggregation_off_the_mask_is_caught(tmp_path):

@@ -4,8 +4,10 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from algos import PPO
 from algos.training.metrics import EpisodeMeter, group_metrics, minibatch_means
 from tests.helpers.rollouts import draws, random_rollout
+from tests.helpers.small_agents import cartpole, mlp_for
 
 
 def test_logged_means_are_sums_without_gradient():
@@ -55,3 +57,16 @@ def test_silent_rows_do_not_count_rows_without_a_step():
         batch_size=[3, 1],
     )
     assert group_metrics(rollout) == {"rollout/silent_rows": 2}
+
+
+class Reports(PPO):
+    """An algorithm of one's own with a value of its own for a metric that the loop measures too."""
+
+    def update(self, rollout):
+        return super().update(rollout) | {"advantage/std": 123.0}
+
+
+def test_an_algorithms_own_metric_is_logged():
+    env = cartpole(4)
+    history = Reports(env, mlp_for(env), num_steps=16, minibatch_size=32).learn(64)
+    assert history[0]["advantage/std"] == 123.0 and "value/explained_variance" in history[0]

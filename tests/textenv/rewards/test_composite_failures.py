@@ -106,9 +106,7 @@ def test_skip_stops_once_more_than_the_share_fails():
 def test_too_many_failures_end_the_batch_early():
     rewards = Rewards(raises, on_error="skip", max_failed=0.01)
     completions = ["good", "bad"] * 16
-    message = (
-        "at least 16 of the 32 completions of this batch failed, more than 1% of 1000; last error: reward 'raises'"
-    )
+    message = "16 parts of this batch of 32 completions failed, more than 1% of 1000; last error: reward 'raises'"
     with pytest.raises(RewardError, match=message):
         rewards(prompts=["?"] * 32, completions=completions)
 
@@ -190,8 +188,11 @@ def test_a_failure_by_chance_costs_no_score(caplog):
     scores = rewards(prompts=["?"] * 8, completions=["x"] * 8)
     assert not scores.failed and scores.score == [1.0] * 8
     assert (rewards.seen, rewards.failed) == (8, 0) and attempts == [8, 4, 4]
-    assert "failed on 8 completions (try again), but on neither half" in caplog.text
-    with pytest.raises(RewardError, match="neither half: does it depend on the batch, or fail at random"):
+    assert "raised ConnectionError: try again in one of the rows 0 to 7" in caplog.text
+    assert "but on neither half of these 8 completions" in caplog.text
+    with pytest.raises(
+        RewardError, match="neither half of these 8 completions: does it depend on the batch, or fail at random"
+    ):
         attempts.clear()
         Rewards(now_and_then)(prompts=["?"] * 8, completions=["x"] * 8)
 

@@ -93,7 +93,7 @@ def test_a_wrong_log_is_an_error_of_the_function():
         return [1.0] * len(completions)
 
     said = r"log\('length', ...\) was given \[1.0\] for 2 completions, expected a name, and a finite number, or a list"
-    with pytest.raises(RewardError, match=rf"reward 'wrong' failed on 2 completions \({said}"):
+    with pytest.raises(RewardError, match=rf"reward 'wrong' raised ValueError: {said}"):
         Rewards({"wrong": wrong, "other": sees_training})(**ROWS)
 
 

@@ -13,6 +13,7 @@ import yaml
 
 from algos import cli
 from algos.lab.comparison.page import MAX_TEXT_CHARACTERS, page_data, read_samples
+from algos.lab.comparison.record import Record, write_record
 from algos.lab.comparison.report import report_page
 from algos.lab.comparison.runs import read_runs
 from algos.lab.comparison.summary import by_case
@@ -41,6 +42,21 @@ def test_curves_frontier_and_parts_by_hand(tmp_path):
     parts = panel(data, "reward components")["lines"]
     assert [part["name"] for part in parts] == ["a", "b"] and parts[0]["mean"][-1] == 0.3
     assert not [each for each in data["panels"] if "normalised" in each["title"]]
+
+
+def test_a_run_under_way_has_its_classs_name(tmp_path):
+    """What `compare` writes at its beginning has the plain form of functions and classes."""
+    for number, (env, algo) in enumerate(
+        [("CartPole-v1", "ppo"), ("own.py:made", "own.sub:Mine"), ("x:m.n", "old.Mine")]
+    ):
+        folder = tmp_path / str(number)
+        write_run(folder, seed=1)
+        settings = {"env": env, "algo": algo}
+        if number:
+            settings = {name: {"import": value} for name, value in settings.items()}
+        write_record(folder, Record("", 1, settings, None))
+    names = {(run.env, run.algorithm) for run in read_runs([tmp_path])}
+    assert names == {("CartPole-v1", "ppo"), ("made", "Mine"), ("m.n", "Mine")}
 
 
 def test_five_seeds_have_a_band(tmp_path):
