@@ -1,0 +1,1 @@
+"""Environments in words: descriptions of observations, words for actions, and the wrapper with Text spaces."""
