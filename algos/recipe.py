@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from algos.config import Config, PPOConfig, compares_groups, field_values, find_config
 from algos.make import absolute_paths, find_algorithm, is_ours, make_vector_environment
-from algos.policies.registry import make_policy
+from algos.policies.registry import EMBEDDED, make_policy
 from algos.storage.run_files import RUN
 from algos.storage.run_folder import is_own
 from algos.storage.run_reader import check_kinds, read_options_file
@@ -103,8 +103,8 @@ class Recipe:
     """Further arguments of the policy, if it is given by name."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the environment, if it is given by id."""
-    model: str = "embedded"
-    """Name or folder of the language model (text only), see `LMPolicy.load`."""
+    model: str = EMBEDDED
+    """Name or folder of the language model, for text and for the policy ``words``; see `LMPolicy.load`."""
     kl_coef: CoefficientLike | None = None
     """Reward charged per nat of KL, see `Agent`. Each agent gets a copy of a coefficient that changes."""
     device: str | None = None
@@ -176,7 +176,10 @@ class Recipe:
         if callable(self.policy):
             policy = self.policy(vector_env, seed)
         else:
-            policy = make_policy(vector_env, policy=self.policy, model=self.model, seed=seed, **self.policy_kwargs)
+            # The default model is none of a control policy, unless that is asked for
+            has_model = self.policy == "words" or self.model != EMBEDDED or is_episode_env(vector_env)
+            model = self.model if has_model else None
+            policy = make_policy(vector_env, policy=self.policy, model=model, seed=seed, **self.policy_kwargs)
 
         # Options of the agent
         config = replace(self.config, seed=seed)

@@ -7,10 +7,9 @@ import gymnasium
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import TransformObservation
 
-from algos.envs.wrapping import make_wrapped
+from algos.envs.wrapping import single_environment
 from algos.evaluation import evaluate
 from algos.storage.run_folder import replacing
-from algos.training.save import VECTOR_ONLY
 from textenv.rendering import rollout_frames
 from textenv.rollout import is_episode_env
 
@@ -86,10 +85,7 @@ def _film_control(film: Any, env: VectorEnv, policy: "Policy", **options: Any) -
     try:
         if "rgb_array" not in env.metadata.get("render_modes", ()):
             raise gymnasium.error.Error("it has no render_mode 'rgb_array'")
-        env_kwargs = {name: value for name, value in spec.kwargs.items() if name not in VECTOR_ONLY}
-        env_kwargs["render_mode"] = "rgb_array"
-        wrappers = spec.kwargs.get("wrappers", ())
-        with make_wrapped(spec.id, wrappers, **env_kwargs) as single:
+        with single_environment(spec, render_mode="rgb_array") as single:
             evaluate(TransformObservation(single, add_frame, None), policy, **options)
     except gymnasium.error.Error as error:  # also of a package that is not installed
         raise ValueError(f"{spec.id} cannot be filmed, leave --video out: {error}") from error

@@ -537,11 +537,16 @@ class ControlPolicy(nn.Module, Policy):
         from safetensors.torch import save_model
 
         save_model(self, str(folder / WEIGHTS))
-        saved = {
-            "observation": describe_space(self.observation_space),
-            "action": describe_space(self.action_space),
-        }
-        return saved | self.arguments()
+        return self.saved_spaces() | self.arguments()
+
+    def saved_spaces(self) -> dict[str, object]:
+        """Description of both spaces for JSON; `restored_spaces` reads it."""
+        return {"observation": describe_space(self.observation_space), "action": describe_space(self.action_space)}
+
+    @staticmethod
+    def restored_spaces(saved: dict[str, Any]) -> tuple[spaces.Space, spaces.Space]:
+        """Take what `saved_spaces` returned out of a dictionary; return the space of observations and of actions."""
+        return restore_space(saved.pop("observation")), restore_space(saved.pop("action"))
 
     @classmethod
     def load(cls, folder: Path, saved: dict[str, Any]) -> Self:
@@ -549,8 +554,7 @@ class ControlPolicy(nn.Module, Policy):
         from safetensors.torch import load_model
 
         arguments = dict(saved)
-        observation_space = restore_space(arguments.pop("observation"))
-        action_space = restore_space(arguments.pop("action"))
+        observation_space, action_space = cls.restored_spaces(arguments)
         policy = cls(observation_space, action_space, **arguments)
         load_model(policy, str(folder / WEIGHTS))
         return policy

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.envs.registration import EnvSpec
 
+from algos.envs.wrapping import VECTOR_ONLY
 from algos.storage.hub import agent_folder, download
 from algos.storage.provenance import provenance
 from algos.storage.run_files import CONFIG, POLICY
@@ -33,8 +34,6 @@ FORMAT = 4
 """Format version of the folder."""
 READ_FORMATS = (2, 3, FORMAT)
 """Formats that are read: 3 has the argument names of version 0.2; 2 has them too, and no dtype of observations."""
-VECTOR_ONLY = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
-"""Arguments of a vector environment's spec that the environment itself does not have."""
 
 
 def save(agent: Learner[Config], folder: str | Path) -> Path:
@@ -98,6 +97,7 @@ def load(
     *,
     device: str | torch.device | None = None,
     policy_class: type[Policy] | None = None,
+    describe: Callable[[Any], str] | str | None = None,
 ) -> Policy:
     """Load the policy of a saved agent, ready to act.
 
@@ -108,6 +108,8 @@ def load(
         policy_class: class of a policy of your own; a class that a folder names is never imported. It needs a
             classmethod ``load(folder, saved)`` that reads what its ``save(folder)`` wrote and returned, like
             `ControlPolicy`.
+        describe: for a `WordsPolicy` with a description of your own: the function, or its name ``file.py:function``; a
+            function that a folder names is never imported.
 
     Raises:
         FileNotFoundError: if the folder holds no saved agent, and the hub has none of this name.
@@ -130,7 +132,10 @@ def load(
     try:
         if _is_language_model(loaded_class):
             return loaded_class.load(weights, device=target)
-        policy = loaded_class.load(weights, description["policy_arguments"])
+        options: dict[str, object] = {}
+        if describe is not None:
+            options["describe"] = describe
+        policy = loaded_class.load(weights, description["policy_arguments"], **options)
     except ImportError:  # its message names what to install
         raise
     except Exception as error:  # the arguments come from a file, and safetensors has its own errors
