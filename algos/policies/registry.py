@@ -94,8 +94,8 @@ def make_policy(
         return _construct(WordsPolicy.of, env, model or EMBEDDED, seed=seed, **_with_dtypes(options)).to(target_device)
     if model is not None:
         raise ValueError(
-            f"model is {model!r}, a language model, but policy is {policy!r}, which has none: leave one of them out, or "
-            "give policy='words'"
+            f"model is {model!r}, a language model, but policy is {policy!r}, which has none: leave model out, or give "
+            "policy='words'"
         )
     return _construct(policy_class, observation_space, action_space, seed=seed, **options).to(target_device)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -12,7 +13,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from algos.envs.flatten import unflatten
 from algos.envs.wrapping import single_environment
@@ -33,8 +34,8 @@ from textenv.words.describing import Description, SpaceDescription, description_
 if TYPE_CHECKING:
     from peft import PeftConfig
 
-Describe = Callable[[Any], str]
-"""Function from the observation of one environment to a text."""
+Describe = Callable[[Any], object]
+"""Function from the observation of one environment to a text; that it is one is checked."""
 MAX_REMEMBERED = 100_000
 """Number of observations and of texts whose descriptions and tokens are remembered."""
 LANGUAGE_MODEL_OPTIONS = ("temperature", "gradient_checkpointing", "autocast")
@@ -45,14 +46,15 @@ class WordsPolicy(ControlPolicy):
     """Language model as the network of a control policy: it reads a description of the observation.
 
     The environment stays as it is. Each observation is described in words, and the probability of an action is that of
-    its word after the description, if only the words of actions may be written: the product over the word's tokens, each
+    its word after the description if only the words of actions may be written: the product over the word's tokens, each
     among the tokens that continue a word. So it is the distribution of a language model in a `LanguageWrapper` that
     sees the last observation only. No text grows, and an episode may be of any length. Equal descriptions in a batch
-    are read once. (Carta et al. 2023, "Grounding large language models in interactive environments with online
-    reinforcement learning", take the softmax of the words' own probabilities, which is the same for words of one token.)
+    are read once. Carta et al. 2023 ("Grounding large language models in interactive environments with online
+    reinforcement learning") take the softmax of the words' own probabilities, which is the same for words of one token.
 
-    With several choices (MultiDiscrete, or a Box in bins, see `ActionWords`) each is asked for in a text of its own. The
-    value comes from a linear head on the model's output after the description, initialized to zero, or from a critic.
+    With several choices (MultiDiscrete, or a Box in bins, see `ActionWords`) each is asked for in a text of its own.
+    The value comes from a linear head on the model's output after the description, initialized to zero, or from a
+    critic.
 
     Args:
         observation_space: space of one environment.
@@ -129,8 +131,8 @@ class WordsPolicy(ControlPolicy):
         self.detach_value = detach_value
         if critic is not None and detach_value:
             raise ValueError("detach_value is for a value head on the model, but a critic has its own: omit it")
-        self.value_model = critic
-        """Critic with a model of its own, or None."""
+        self.critic: nn.Module
+        """Linear head, or a `Critic` with a model of its own."""
         if critic is None:
             self.critic = fresh_head(language_model.hidden_size, language_model.device)
         else:
@@ -258,8 +260,6 @@ class WordsPolicy(ControlPolicy):
         frozen.__dict__["_modules"] = dict(self._modules)
         frozen.language_model = self.language_model.frozen_copy()
         frozen.critic = copy.deepcopy(self.critic).requires_grad_(False)
-        if self.value_model is not None:
-            frozen.value_model = frozen.critic
         frozen.generator = torch.Generator()
         return frozen
 
@@ -274,10 +274,10 @@ class WordsPolicy(ControlPolicy):
         lm = self.language_model
         save_model(lm.model, folder)
         lm.tokenizer.save_pretrained(folder)
-        if self.value_model is None:
-            save_file(self.critic.state_dict(), folder / VALUE_HEAD_FILE)
+        if isinstance(self.critic, Critic):
+            self.critic.save(folder / CRITIC_FOLDER, metadata={})
         else:
-            self.value_model.save(folder / CRITIC_FOLDER, metadata={})
+            save_file(self.critic.state_dict(), folder / VALUE_HEAD_FILE)
 
         # Everything else
         saved = self.saved_spaces()
@@ -337,7 +337,7 @@ class WordsPolicy(ControlPolicy):
     # --- reading ---------------------------------------------------------------------------------------------
 
     def _read(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of all words ``[*batch, size]`` and values ``[*batch]`` for observations ``[*batch, *]``."""
+        """Log-probabilities of words ``[*batch, size]`` and values ``[*batch]`` of observations ``[*batch, *]``."""
         batch_shape = observation.shape[: observation.ndim - len(self._shape)]
         texts = self._descriptions(observation.reshape(-1, *self._shape))
         if not texts:
@@ -393,8 +393,8 @@ class WordsPolicy(ControlPolicy):
         # Values, after the text that asks for the first choice
         first = torch.tensor(first_rows, device=device)
         last_position = prompt_length[first] - 1
-        if self.value_model is not None:
-            all_values = self.value_model.values(tokens[first], prompt_length[first], prompt_length[first])
+        if isinstance(self.critic, Critic):
+            all_values = self.critic.values(tokens[first], prompt_length[first], prompt_length[first])
             return torch.cat(scores, -1), all_values.gather(1, last_position[:, None]).squeeze(1)
         features = hidden[first, last_position].float()
         if self.detach_value:
@@ -406,14 +406,13 @@ class WordsPolicy(ControlPolicy):
         rows = observations.cpu().numpy()
         keys = [row.tobytes() for row in rows]
         remembered = self._text_of_observation
-        unknown = [i for i, key in enumerate(keys) if key not in remembered]
+        if len(remembered) > MAX_REMEMBERED:
+            remembered.clear()
+        unknown = {key: i for i, key in enumerate(keys) if key not in remembered}
         if unknown:
             parts = unflatten(self.observation_space, torch.from_numpy(rows))
-            if len(remembered) > MAX_REMEMBERED:
-                remembered.clear()
-                unknown = list(range(len(keys)))
-            for i in unknown:
-                remembered[keys[i]] = self._description(_entry(parts, i))
+            for key, i in unknown.items():
+                remembered[key] = self._description(_entry(parts, i))
         return [remembered[key] for key in keys]
 
     def _description(self, observation: object) -> str:
@@ -559,11 +558,11 @@ def _example(env: VectorEnv) -> object:
     """Return a first observation of another environment of this kind; None if there is no id to make one."""
     if env.spec is None:
         return None
-    with single_environment(env.spec) as single:
+    with closing(single_environment(env.spec)) as single:
         if single.observation_space != env.single_observation_space:
             return None  # a wrapper of the vector environment changes observations
         observation, _ = single.reset(seed=0)
-        return observation
+    return observation
 
 
 def _entry(parts: Any, index: int) -> Any:
