@@ -16,7 +16,7 @@ from algos import presets
 from algos.cli.arguments import ModelCommand, flag, json_object, named, one_thread, options
 from algos.config import CONFIGS, AlgorithmName, Config, field_values
 from algos.make import PROMPTS, READY_MODELS, is_text
-from algos.policies.registry import PolicyName
+from algos.policies.registry import CONTROL_POLICIES, PolicyName
 from algos.recipe import Recipe
 from algos.storage.run_files import BEST, RUN
 from algos.storage.run_folder import check_new, mark_as_own, run_folder_of
@@ -455,6 +455,8 @@ def train_command(arguments: Sequence[str], name: str = "train", kind: Any = Tra
         arguments = [name]
     algorithm = named(arguments, "--algo", "ppo")
     policy = named(arguments, "--policy", "auto")
+    if policy not in CONTROL_POLICIES:
+        policy = "auto"  # an unknown name is refused when the arguments are parsed
     model = named(arguments, "--model", "embedded")
     env_id, _ = options(arguments, switches())
 
@@ -464,10 +466,7 @@ def train_command(arguments: Sequence[str], name: str = "train", kind: Any = Tra
         with suppress(ValueError):  # raised again when the environment is made
             read_module(module)
 
-    if policy == "lstm" and algorithm == "ppo":
-        recipe = presets.RECURRENT
-    else:
-        recipe = presets.recipe(env_id, algorithm, model)
+    recipe = presets.recipe(env_id, algorithm, model, policy=policy)
     preset = recipe.to_dict()
     defaults = {option: preset[option] for option in ("algo", "total_steps", "num_envs", "policy", "kl_coef")}
     for option in ("policy_kwargs", "env_kwargs"):

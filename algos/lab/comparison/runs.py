@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from algos.lab.comparison.record import read_record, result_from
-from algos.lab.comparison.summary import Case, RunResult, by_case, name_cases
+from algos.lab.comparison.summary import Case, RunResult, by_case, case_name, name_cases
 from algos.lab.run_summary import describe_run, read_options
 from algos.recipe import IMPORT
 from algos.storage.run_files import METRICS
@@ -93,7 +93,7 @@ def read_study(path: Path) -> list[RunResult]:
         except (TypeError, KeyError, ValueError) as error:
             advice = "expected the results of a comparison: remove it, or give another folder"
             raise DamagedRunError(f"{path} is damaged, {advice}: {error!r:.200}") from error
-        if not run.label and not run.case.endswith(f"{run.env}:{run.algorithm}"):
+        if not run.label and f"{run.env}:{run.algorithm}" not in run.case:
             run.label = run.case  # of version 0.9, which stored no label
         runs.append(dataclasses.replace(run, folder=str(path.parent / folder)))
     return runs
@@ -145,7 +145,7 @@ def _read_run(folder: Path) -> RunResult:
     )
     if record is not None:
         run.label = record.name
-        run.name = record.name or f"{env}:{algorithm}"
+        run.name = record.name or case_name(env, algorithm, record.settings.get("policy"))
     return run
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from algos import presets
-from algos.config import Config, PolicyGradientConfig
+from algos.config import CONFIGS, Config, PolicyGradientConfig
+from algos.make import is_text
 from algos.recipe import Recipe
 from textenv.importing import read_module
 
@@ -63,11 +64,14 @@ class Case:
     Args:
         env: Gymnasium id, ``module:id``, which imports the module, or a function of the number of slots.
         algorithm: name of an algorithm, or a class of your own, which inherits `Agent`; by default ``"ppo"``.
-        policy, config, total_steps, num_envs, kl_coef, env_kwargs: fields of the recipe to replace; None leaves them.
+        policy: name of a policy (`algos.policies.registry`), or a function of environment and seed; None: the recipe's.
+        config, total_steps, num_envs, kl_coef, env_kwargs: fields of the recipe to replace; None leaves them.
             ``env_kwargs`` has ``wrappers`` too.
-        name: name in tables, figures and files; by default environment and algorithm. Cases of several environments may
-            share a name, such as "λ = .9": a figure for a paper then puts them together.
-        recipe: what to train; by default the one that `algos.presets.recipe` finds for environment and algorithm.
+        name: name in tables, figures and files; by default environment and algorithm, and the policy, if it is named
+            and not the recipe's own. Cases of several environments may share a name, such as "λ = .9": a figure for a
+            paper then puts them together.
+        recipe: what to train; by default the one that `algos.presets.recipe` finds for environment, algorithm and
+            policy.
 
     Raises:
         TypeError: unless there is either an environment or a recipe.
@@ -100,7 +104,8 @@ class Case:
             module, _, _ = env_id.rpartition(":")
             if module:
                 read_module(module)
-            recipe = presets.recipe(env_id, algorithm or "ppo")
+            policy_name = policy if isinstance(policy, str) else "auto"
+            recipe = presets.recipe(env_id, algorithm or "ppo", policy=policy_name)
 
         # What differs from it
         settings = {
@@ -124,7 +129,9 @@ class Case:
             raise AttributeError(f"'Case' object has no attribute {name!r}")
 
     def __str__(self) -> str:
-        return self.name or f"{self.env_name}:{self.algorithm_name}"
+        if self.name:
+            return self.name
+        return case_name(self.env_name, self.algorithm_name, self.recipe.policy)
 
     @property
     def env_name(self) -> str:
@@ -142,6 +149,25 @@ class Case:
         """Name of the algorithm, or of its class."""
         algorithm = self.recipe.algorithm
         return algorithm if isinstance(algorithm, str) else algorithm.__name__
+
+
+def case_name(env: str, algorithm: str, policy: object) -> str:
+    """Return the name of a case without a name of its own: ``ENV:ALGO``, or ``ENV:ALGO:POLICY``.
+
+    Args:
+        env: id of the environment, which may have a module, or name of its function.
+        algorithm: name of the algorithm, or of its class.
+        policy: the recipe's; only a name that is not what the recipe of environment and algorithm has is shown.
+    """
+    name = f"{env}:{algorithm}"
+    if not isinstance(policy, str) or is_text(env):
+        return name
+    own_policy = "auto"
+    if algorithm in CONFIGS:
+        own_policy = str(presets.recipe(env, algorithm).policy)
+    if policy in ("auto", own_policy):
+        return name
+    return f"{name}:{policy}"
 
 
 @dataclass
@@ -179,8 +205,9 @@ class RunResult:
         """Name of the case where its environment is said already, as in a panel of a figure."""
         if self.label:
             return self.label
-        if self.case.endswith(f"{self.env}:{self.algorithm}"):
-            return self.algorithm
+        _, named_by_env, ending = self.case.rpartition(f"{self.env}:")
+        if named_by_env and (ending == self.algorithm or ending.startswith(f"{self.algorithm}:")):
+            return ending
         return self.case
 
 
