@@ -1,4 +1,4 @@
-"""Wrappers of single environments, by function or by name."""
+"""Single environments by their specification, and their wrappers by function or by name."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
+VECTOR_ONLY = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
+"""Arguments of a vector environment's spec that the environment itself does not have."""
 Wrapper = str | Callable[[gymnasium.Env], gymnasium.Env]
 """Function that gets an environment and returns a wrapped one, or its name (``module:name``, ``file.py:name``)."""
 
@@ -32,3 +34,17 @@ def make_wrapped(spec: EnvSpec | str, wrappers: Sequence[Wrapper], **arguments: 
             raise ValueError(f"wrapper {wrapper!r} returned {wrapped!r:.100}, expected the wrapped gymnasium.Env")
         env = wrapped
     return env
+
+
+def single_environment(spec: EnvSpec, **arguments: Any) -> gymnasium.Env:
+    """Make a single environment of the kind that a vector environment with this specification has.
+
+    Args:
+        spec: specification of the vector environment.
+        arguments: further arguments of the environment.
+
+    Raises:
+        ValueError: as `make_wrapped`.
+    """
+    own_arguments = {name: value for name, value in spec.kwargs.items() if name not in VECTOR_ONLY}
+    return make_wrapped(spec.id, spec.kwargs.get("wrappers", ()), **(own_arguments | arguments))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.envs.registration import EnvSpec
 
+from algos.envs.wrapping import VECTOR_ONLY
 from algos.storage.hub import agent_folder, download
 from algos.storage.provenance import provenance
 from algos.storage.run_files import CONFIG, POLICY
@@ -33,8 +34,6 @@ FORMAT = 4
 """Format version of the folder."""
 READ_FORMATS = (2, 3, FORMAT)
 """Formats that are read: 3 has the argument names of version 0.2; 2 has them too, and no dtype of observations."""
-VECTOR_ONLY = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
-"""Arguments of a vector environment's spec that the environment itself does not have."""
 
 
 def save(agent: Learner[Config], folder: str | Path) -> Path:

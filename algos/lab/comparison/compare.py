@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from algos.config import CONFIGS
 from algos.envs.wrapping import Wrapper
+from algos.lab.comparison.games import game_of, in_steps_of_the_game, solved_return
 from algos.lab.comparison.record import Record, changed_settings, read_record, write_record
 from algos.lab.comparison.runs import STUDY, folder_name, read_study
 from algos.lab.comparison.summary import Case, RunResult, by_case, name_cases, summary, update_kl
@@ -29,6 +30,9 @@ from algos.storage.run_folder import checkpoints, holds_run
 from algos.training.signals import Interrupted, interrupted_by_signals
 
 if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from algos.agent import Agent
     from algos.lab.comparison.report import Report
     from algos.policies.policy import Policy
     from algos.training.run import Run
@@ -508,7 +512,7 @@ def _train(job: _Job, *, again: bool) -> RunResult:
         run_dir=folder,
         on_iteration=report,
         callbacks=callbacks,
-        diagnose=update_kl,
+        diagnose=_Measurements(),
         checkpoint_every=max(1, int(recipe.total_steps) // 10),
         resume=resume,
         overwrite=resume is None and (again or job.overwrite),
@@ -519,25 +523,43 @@ def _train(job: _Job, *, again: bool) -> RunResult:
     after = evaluate()
     samples_after = _samples(test_env, policy)
     samples = [(prompt, first, last) for (prompt, first), (_, last) in zip(samples_before, samples_after, strict=True)]
-    spec = agent.env.spec
-    best = None if spec is None else spec.reward_threshold
     result = RunResult(
         env=case.env_id,
         algorithm=case.algorithm_name,
         seed=seed,
         policy=type(policy).__name__,
         parameters=sum(p.numel() for p in policy.parameters()),
-        best=best,
+        best=solved_return(agent.env.spec),
         before=untrained_scores,
         after=after,
-        history=history,
+        history=in_steps_of_the_game(history, env_id=case.env_id, env_kwargs=recipe.env_kwargs),
         samples=samples,
         name=str(case),
         label=case.name,
         folder=str(folder),
+        game=game_of(case.env_id, recipe.env_kwargs),
+        trained_parameters=sum(p.numel() for p in policy.parameters() if p.requires_grad),
     )
     write_record(folder, record._replace(result=result))
     return result
+
+
+class _Measurements:
+    """Measures each iteration (a ``diagnose`` of `algos.training.loop.learn`): `update_kl` and ``time/processor``.
+
+    ``time/processor`` are the seconds that all processors spent on this process since the last iteration.
+    """
+
+    def __init__(self) -> None:
+        self._last = time.process_time()
+
+    def __call__(self, agent: Agent[Any], rollout: TensorDict) -> dict[str, float]:
+        """Return the measurements of an iteration."""
+        metrics = update_kl(agent, rollout)
+        now = time.process_time()
+        metrics["time/processor"] = now - self._last
+        self._last = now
+        return metrics
 
 
 def _samples(env: Any, policy: Policy, count: int = 8) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from algos.lab.comparison.games import game_of, in_steps_of_the_game
 from algos.lab.comparison.record import read_record, result_from
 from algos.lab.comparison.summary import Case, RunResult, by_case, case_name, name_cases
 from algos.lab.run_summary import describe_run, read_options
@@ -122,11 +123,14 @@ def _read_run(folder: Path) -> RunResult:
 
     # Environment, algorithm, seed
     description = describe_run(folder)
-    env = (description.get("environment") or {}).get("id")
+    environment = description.get("environment") or {}
+    env = environment.get("id")
+    env_kwargs = environment.get("kwargs") or {}
     algorithm = str(description.get("algorithm") or "?").lower()
     seed = (description.get("config") or {}).get("seed", 0)
     if record is not None:  # a run of `compare` under way
         env = _name_of_setting(record.settings.get("env"))
+        env_kwargs = record.settings.get("env_kwargs") or {}
         algorithm = _name_of_setting(record.settings.get("algo")).rpartition(".")[2]
         seed = record.seed
     env = env or "an environment without an id"
@@ -140,8 +144,9 @@ def _read_run(folder: Path) -> RunResult:
         best=None,
         before={},
         after={},
-        history=rows,
+        history=in_steps_of_the_game(rows, env_id=env, env_kwargs=env_kwargs),
         folder=str(folder),
+        game=game_of(env, env_kwargs),
     )
     if record is not None:
         run.label = record.name
