@@ -235,8 +235,10 @@ _TEXT_CONFIGS: dict[str, Config] = {
 }
 
 
-def recipe(env_id: str, algorithm: str | type[Agent[Any]] = "ppo", model: str = "embedded") -> Recipe:
-    """Find the recipe of an environment and an algorithm, and for text of a model.
+def recipe(
+    env_id: str, algorithm: str | type[Agent[Any]] = "ppo", model: str = "embedded", *, policy: str = "auto"
+) -> Recipe:
+    """Find the recipe of an environment and an algorithm, for text of a model, in control of a policy.
 
     Without an entry in `RECIPES`, a control environment gets the algorithm's defaults. Text gets the algorithm's text
     preset, with the steps and the KL coefficient of PPO's recipe. Models other than the embedded one get the learning
@@ -245,13 +247,40 @@ def recipe(env_id: str, algorithm: str | type[Agent[Any]] = "ppo", model: str = 
     A class of your own with the config of one of our algorithms gets the recipe of that algorithm; with another config
     it gets the defaults of that config.
 
+    Args:
+        env_id: Gymnasium id, or ``module:id``.
+        algorithm: name of an algorithm, or a class of your own.
+        model: name or folder of the language model.
+        policy: name of a policy (`algos.policies.registry`). ``"auto"`` is the recipe's own. ``"lstm"`` gets
+            `RECURRENT` with PPO. ``"words"`` gets the learning rate of its model's size. Other policies get the
+            settings of ``"auto"``.
+
     Raises:
         ValueError: if the algorithm is unknown or not for text.
     """
     if not isinstance(algorithm, str):
-        return _recipe_of_class(env_id, algorithm, model)
-    bare_id = env_id.rpartition(":")[2]
-    return replace(_settings(bare_id, algorithm, model), env=env_id, algorithm=algorithm, model=model)
+        settings = _settings_of_class(env_id, algorithm, model)
+    else:
+        settings = _settings(env_id.rpartition(":")[2], algorithm, model)
+    if policy != "auto":
+        settings = _with_policy(settings, policy, algorithm)
+    return replace(settings, env=env_id, algorithm=algorithm, model=model)
+
+
+def _with_policy(settings: Recipe, policy: str, algorithm: str | type[Agent[Any]]) -> Recipe:
+    """Return the settings for a policy other than the recipe's own."""
+    if policy == "lstm" and algorithm == "ppo":
+        return RECURRENT
+
+    # Arguments of the recipe's own policy are not those of another class; every policy can normalize observations
+    policy_kwargs = dict(settings.policy_kwargs)
+    if policy != settings.policy:
+        policy_kwargs = {name: value for name, value in policy_kwargs.items() if name in _NORMALIZED}
+    config = settings.config
+    if policy == "words":
+        policy_kwargs = {}  # a description has the observation's own numbers
+        config = replace(config, learning_rate=None, final_learning_rate=None)
+    return replace(settings, policy=policy, policy_kwargs=policy_kwargs, config=config)
 
 
 def _settings(env_id: str, algorithm: str, model: str) -> Recipe:
@@ -274,18 +303,11 @@ def _settings(env_id: str, algorithm: str, model: str) -> Recipe:
     return replace(ppo_recipe, config=_TEXT_CONFIGS[algorithm])
 
 
-def _recipe_of_class(env_id: str, algorithm: type[Agent[Any]], model: str) -> Recipe:
-    """Recipe of an algorithm that is given as a class, see `recipe`."""
+def _settings_of_class(env_id: str, algorithm: type[Agent[Any]], model: str) -> Recipe:
+    """Find the settings of an algorithm that is given as a class, see `recipe`."""
     config_type = find_config(algorithm)
     for name, known_type in CONFIGS.items():
         if config_type is known_type:
-            return replace(recipe(env_id, name, model), algorithm=algorithm)
+            return _settings(env_id.rpartition(":")[2], name, model)
     num_envs = 64 if is_text(env_id.rpartition(":")[2]) else 8
-    return Recipe(
-        env=env_id,
-        algorithm=algorithm,
-        model=model,
-        config=config_type(),
-        policy=algorithm.policy_name,
-        num_envs=num_envs,
-    )
+    return Recipe(config=config_type(), policy=algorithm.policy_name, num_envs=num_envs)

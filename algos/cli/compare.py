@@ -19,7 +19,8 @@ class Compare(Command):
 
     prints: ClassVar[bool] = True
     cases: tyro.conf.Positional[tuple[str, ...]] = DEFAULT_CASES
-    """ENV or ENV:ALGO,ALGO, such as CartPole-v1:ppo,a2c textenv/Reviews-v0:ppo,grpo."""
+    """ENV, ENV:ALGO,ALGO or ENV:ALGO,ALGO:POLICY,POLICY, such as CartPole-v1:ppo,a2c textenv/Reviews-v0:ppo,grpo
+    CartPole-v1:ppo:lstm; ENV may be module:id."""
     seeds: int = 3
     """Runs per case."""
     total_steps: int | None = None

@@ -480,10 +480,7 @@ def train_command(arguments: Sequence[str], name: str = "train", kind: Any = Tra
     if "model" in named_options and "policy" not in named_options and env_id and not is_text(env_id):
         policy = "words"
 
-    if policy == "lstm" and algorithm == "ppo":
-        recipe = presets.RECURRENT
-    else:
-        recipe = presets.recipe(env_id, algorithm, model)
+    recipe = presets.recipe(env_id, algorithm, model, policy=policy)
     preset = recipe.to_dict()
     defaults = {option: preset[option] for option in ("algo", "total_steps", "num_envs", "policy", "kl_coef")}
     for option in ("policy_kwargs", "env_kwargs"):

@@ -38,7 +38,7 @@ from algos.training.invariants import InvariantError, check_finite, check_inert
 from algos.training.learner import Learner
 from algos.training.live_view import LiveView
 from algos.training.loggers import Logger, Logs, make_loggers
-from algos.training.metrics import EpisodeMeter, Metrics, group_metrics, reference_metrics, rollout_metrics
+from algos.training.metrics import EpisodeMeter, Metrics, count_turns, group_metrics, reference_metrics, rollout_metrics
 from algos.training.run import Callback, Run
 from algos.training.save import spec_of
 from algos.training.signals import SIGNALS, Interrupted, Request, deferred_signals
@@ -428,6 +428,7 @@ def iterate(
     metrics: Metrics = {"rollout/steps": num_steps}
     metrics |= _episode_metrics(meters[0], rollout)
     if is_episode_env(agent.env):
+        metrics["rollout/turns"] = count_turns(rollout["mask"])
         metrics |= collectives.mean(agent.env.metrics)
     if num_steps == 0:
         raise ValueError(

@@ -168,6 +168,19 @@ def rollout_metrics(rollout: TensorDict) -> dict[str, float]:
     }
 
 
+def count_turns(mask: Tensor) -> int:
+    """Return the number of turns in a text rollout: of stretches of neighbouring True entries of ``mask``, ``[B, T]``.
+
+    Between two turns stands the environment's reply, whose entries are False.
+
+    Example:
+        >>> count_turns(torch.tensor([[False, True, True, False, True], [True, False, False, False, False]]))
+        3
+    """
+    begins = mask[:, 1:] & ~mask[:, :-1]
+    return int(begins.sum()) + int(mask[:, 0].sum())
+
+
 def group_metrics(rollout: TensorDict) -> dict[str, float]:
     """Number of silent rows: they have steps, but all episodes of their group have the same return."""
     groups, index = rollout["group"][:, 0].unique(return_inverse=True)

@@ -40,3 +40,17 @@ def test_without_a_recipe_the_algorithms_own_is_taken(algorithm):
     assert text.kl_coef == presets.recipe("textenv/Copy-v0").kl_coef and control.kl_coef is None
     with pytest.raises(ValueError, match="dqn is not for text"):
         presets.recipe("textenv/Copy-v0", "dqn")
+
+
+def test_a_policy_has_its_own_settings():
+    plain = presets.recipe("Acrobot-v1")
+    assert presets.recipe("Acrobot-v1", policy="mlp") == replace(plain, policy="mlp")
+    assert presets.recipe("Acrobot-v1", policy="lstm") == replace(presets.RECURRENT, env="Acrobot-v1")
+    assert presets.recipe("Acrobot-v1", "a2c", policy="lstm") == replace(
+        presets.recipe("Acrobot-v1", "a2c"), policy="lstm"
+    )
+    words = presets.recipe("Acrobot-v1", policy="words")
+    assert (words.policy, words.config.learning_rate, words.policy_kwargs) == ("words", None, {})
+    assert (words.total_steps, words.num_envs, words.env) == (plain.total_steps, plain.num_envs, "Acrobot-v1")
+    # What only the noise of gSDE needs is no argument of another policy
+    assert presets.recipe("MountainCarContinuous-v0", policy="mlp").policy_kwargs == {"normalize_observations": True}

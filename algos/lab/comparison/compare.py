@@ -21,13 +21,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from algos.config import CONFIGS
 from algos.envs.wrapping import Wrapper
+from algos.lab.comparison.games import game_of, in_steps_of_the_game, solved_return
 from algos.lab.comparison.record import Record, changed_settings, read_record, write_record
 from algos.lab.comparison.runs import STUDY, folder_name, read_study
 from algos.lab.comparison.summary import Case, RunResult, by_case, name_cases, summary, update_kl
+from algos.policies.registry import CONTROL_POLICIES
 from algos.storage.run_folder import checkpoints, holds_run
 from algos.training.signals import Interrupted, interrupted_by_signals
 
 if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from algos.agent import Agent
     from algos.lab.comparison.report import Report
     from algos.policies.policy import Policy
     from algos.training.run import Run
@@ -40,12 +45,15 @@ CONTROL_EPISODES = 20
 
 
 def parse_cases(entries: Iterable[Case | str] | Case | str) -> list[Case]:
-    """Return cases; texts are ``ENV`` or ``ENV:ALGO,ALGO``, where ``ENV`` may be ``module:id``; one may stand alone.
+    """Return cases; one may stand alone.
+
+    Texts are ``ENV``, ``ENV:ALGO,ALGO`` or ``ENV:ALGO,ALGO:POLICY,POLICY``. ``ENV`` may be ``module:id``, and a policy
+    is a name of `algos.policies.registry`, such as ``mlp``.
 
     Raises:
         TypeError: if an entry is neither a text nor a `Case`.
-        ValueError: on an unknown environment or algorithm, two that do not fit together, or two cases of one name in
-            one environment.
+        ValueError: on an unknown environment, algorithm or policy, two that do not fit together, or two cases of one
+            name in one environment.
     """
     if isinstance(entries, (Case, str)):
         entries = [entries]
@@ -68,17 +76,17 @@ def parse_cases(entries: Iterable[Case | str] | Case | str) -> list[Case]:
 
 
 def _cases_of_text(text: str) -> list[Case]:
-    """Return the cases of ``ENV:ALGO,ALGO``, after importing the module that registers the environment."""
+    """Return the cases of ``ENV:ALGO,ALGO:POLICY,POLICY``, after importing the module that registers the environment.
+
+    Algorithms and policies have names of their own kinds, so they are read from the end: what is left is ``ENV``, which
+    may be ``module:id``.
+    """
     import gymnasium
 
     import textenv  # noqa: F401 (registers the environments)
     from textenv.importing import read_module
 
-    # Environment and algorithms
-    env, _, algorithms = text.rpartition(":")
-    if env not in gymnasium.registry and not (env and set(algorithms.split(",")) <= set(CONFIGS)):
-        env = text
-        algorithms = "ppo"
+    env, algorithms, policies = _parts_of_case(text)
     module, _, env_id = env.rpartition(":")
     if module:
         read_module(module)
@@ -87,7 +95,47 @@ def _cases_of_text(text: str) -> list[Case]:
     except gymnasium.error.Error as error:
         advice = "give an environment of a package, or your own, as module:id, such as my_envs:Chase-v0"
         raise ValueError(f"case {text!r}: {error} {advice}") from error
-    return [Case(env, algorithm) for algorithm in algorithms.split(",")]
+    return [Case(env, algorithm, policy) for algorithm in algorithms for policy in policies]
+
+
+def _parts_of_case(text: str) -> tuple[str, list[str], list[str | None]]:
+    """Return environment, algorithms and policies of a case's text; without a policy the list has None alone.
+
+    Raises:
+        ValueError: if a part stands where it cannot, or a policy is unknown.
+    """
+    import gymnasium
+
+    form = f"case {text!r:.200}: expected ENV, ENV:ALGO,ALGO or ENV:ALGO,ALGO:POLICY,POLICY, where ENV may be module:id"
+    *parts, last = text.split(":")
+    names = last.split(",")
+    policies: list[str | None] = [None]
+
+    # Policies, after algorithms
+    after_algorithms = len(parts) > 1 and _are_algorithms(parts[-1])
+    if parts and set(names) <= {"auto", *CONTROL_POLICIES}:
+        if not after_algorithms and parts[-1] in gymnasium.registry:
+            raise ValueError(f"{form}; {last} names no algorithm, so write {':'.join(parts)}:ppo:{last}")
+        policies = [*names]
+        *parts, last = parts
+        names = last.split(",")
+    elif after_algorithms:
+        raise ValueError(f"{form}; policy is {last!r:.100}, expected one of auto, {', '.join(CONTROL_POLICIES)}")
+
+    # Algorithms, unless the text ends with the id of an environment
+    algorithms = ["ppo"]
+    if parts and (policies != [None] or _are_algorithms(last) or parts[-1] in gymnasium.registry):
+        algorithms = names
+    else:
+        parts.append(last)
+    if len(parts) > 2 or not all(parts):
+        raise ValueError(form)
+    return ":".join(parts), algorithms, policies
+
+
+def _are_algorithms(names: str) -> bool:
+    """Return True for names of algorithms with commas between them."""
+    return set(names.split(",")) <= set(CONFIGS)
 
 
 def compare(
@@ -464,7 +512,7 @@ def _train(job: _Job, *, again: bool) -> RunResult:
         run_dir=folder,
         on_iteration=report,
         callbacks=callbacks,
-        diagnose=update_kl,
+        diagnose=_Measurements(),
         checkpoint_every=max(1, int(recipe.total_steps) // 10),
         resume=resume,
         overwrite=resume is None and (again or job.overwrite),
@@ -475,25 +523,43 @@ def _train(job: _Job, *, again: bool) -> RunResult:
     after = evaluate()
     samples_after = _samples(test_env, policy)
     samples = [(prompt, first, last) for (prompt, first), (_, last) in zip(samples_before, samples_after, strict=True)]
-    spec = agent.env.spec
-    best = None if spec is None else spec.reward_threshold
     result = RunResult(
         env=case.env_id,
         algorithm=case.algorithm_name,
         seed=seed,
         policy=type(policy).__name__,
         parameters=sum(p.numel() for p in policy.parameters()),
-        best=best,
+        best=solved_return(agent.env.spec),
         before=untrained_scores,
         after=after,
-        history=history,
+        history=in_steps_of_the_game(history, env_id=case.env_id, env_kwargs=recipe.env_kwargs),
         samples=samples,
         name=str(case),
         label=case.name,
         folder=str(folder),
+        game=game_of(case.env_id, recipe.env_kwargs),
+        trained_parameters=sum(p.numel() for p in policy.parameters() if p.requires_grad),
     )
     write_record(folder, record._replace(result=result))
     return result
+
+
+class _Measurements:
+    """Measures each iteration (a ``diagnose`` of `algos.training.loop.learn`): `update_kl` and ``time/processor``.
+
+    ``time/processor`` are the seconds that all processors spent on this process since the last iteration.
+    """
+
+    def __init__(self) -> None:
+        self._last = time.process_time()
+
+    def __call__(self, agent: Agent[Any], rollout: TensorDict) -> dict[str, float]:
+        """Return the measurements of an iteration."""
+        metrics = update_kl(agent, rollout)
+        now = time.process_time()
+        metrics["time/processor"] = now - self._last
+        self._last = now
+        return metrics
 
 
 def _samples(env: Any, policy: Policy, count: int = 8) -> list[tuple[str, str]]:

@@ -88,7 +88,7 @@ def plot_curves(
     colours: Mapping[str, str] | None = None,
     size: tuple[float, float] | None = None,
 ) -> Figure:
-    """Draw a logged quantity of runs over the steps, a panel for each environment, and write the figure.
+    """Draw a logged quantity of runs over the steps, a panel for each game, and write the figure.
 
     Lines are means over the seeds. Bands are 95 % bootstrap intervals of the mean or, with fewer than five seeds, reach
     from the lowest seed to the highest; the figure says which.
@@ -172,7 +172,7 @@ def draw_curves(
     panels: dict[str, dict[str, list[RunResult]]] = {}
     for run in having:
         if run.line in names:
-            panels.setdefault(run.env, {}).setdefault(run.line, []).append(run)
+            panels.setdefault(run.game_name, {}).setdefault(run.line, []).append(run)
 
     # Lines and bands
     legend_width = CHARACTER * max(map(len, names)) + 0.6
@@ -180,11 +180,11 @@ def draw_curves(
     figure = Figure(figsize=size or default_size, layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     kinds = set()
-    for axis, (env, lines) in zip(axes, panels.items(), strict=True):
+    for axis, (game, lines) in zip(axes, panels.items(), strict=True):
         for name in names:
             if name in lines:
                 kinds.add(_draw_line(axis, lines[name], metric, *looks[name]))
-        axis.set_title(env, fontsize="medium")
+        axis.set_title(game, fontsize="medium")
         axis.set_xlabel("steps")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel((OF_ENV | QUANTITIES | OF_UPDATE | OF_TEXT).get(metric, metric))

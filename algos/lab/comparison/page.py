@@ -47,7 +47,7 @@ OF_ENV = {
     "eval/mean_return": "return of the evaluation",
     LENGTH: "episode length, steps or tokens",
 }
-"""Quantities with a panel for each environment, because their scales differ."""
+"""Quantities with a panel for each game, because their scales differ."""
 OF_TEXT = {
     "text/distinct_2": "distinct-2: fraction of distinct 2-grams",
     "text/repeated_4": "fraction of repeated 4-grams",
@@ -141,23 +141,23 @@ def samples_data(samples: Sequence[dict[str, Any]], shades: Iterable[str]) -> di
 
 
 def _panels(cases: Mapping[str, Sequence[RunResult]], study: Sequence[RunResult]) -> Iterator[Panel]:
-    """Panels in the page's order: returns by environment, frontiers, then everything that several cases share."""
+    """Panels in the page's order: returns by game, frontiers, then everything that several cases share."""
     logged = {name for run in study for row in run.history for name in row}
-    envs = list(dict.fromkeys(run.env for run in study))
+    games = list(dict.fromkeys(run.game_name for run in study))
 
     # Scores and returns
     yield _panel(QUANTITIES["normalised score"], _case_lines(cases, "normalised score", study))
     for name, label in OF_ENV.items():
         if name in logged:
-            for env in envs:
-                yield _panel(f"{label}: {env}", _case_lines(cases, name, study, env=env))
+            for game in games:
+                yield _panel(f"{label}: {game}", _case_lines(cases, name, study, game=game))
 
     # Frontiers
     if KL in logged:
-        for env in envs:
+        for game in games:
             yield _panel(
-                f"reward–KL frontier: {env} (return over KL, from the small to the large dot)",
-                [_frontier(i, runs) for i, runs in enumerate(cases.values()) if runs[0].env == env],
+                f"reward–KL frontier: {game} (return over KL, from the small to the large dot)",
+                [_frontier(i, runs) for i, runs in enumerate(cases.values()) if runs[0].game_name == game],
                 over="KL to the reference, nats per answer",
             )
 
@@ -190,12 +190,12 @@ def _reward_components(runs: Sequence[RunResult]) -> list[str]:
 
 
 def _case_lines(
-    cases: Mapping[str, Sequence[RunResult]], name: str, study: Sequence[RunResult], *, env: str | None = None
+    cases: Mapping[str, Sequence[RunResult]], name: str, study: Sequence[RunResult], *, game: str | None = None
 ) -> list[Line | None]:
-    """A quantity's line of each case, or of each case in this environment."""
+    """A quantity's line of each case, or of each case of this game."""
     lines = []
     for i, (case, runs) in enumerate(cases.items()):
-        if env is None or runs[0].env == env:
+        if game is None or runs[0].game_name == game:
             lines.append(_quantity_line(runs, name, study, look=i, case=i, label=case))
     return lines
 

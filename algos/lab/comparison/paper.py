@@ -33,7 +33,7 @@ def scores_by_algorithm(runs: Sequence[RunResult]) -> dict[str, Scores]:
         score = normalise(of_case, study=runs)
         if score is not None:
             column = np.array([score(run.after["mean_return"]) for run in of_case])
-            scores.setdefault(of_case[0].line, {})[of_case[0].env] = column
+            scores.setdefault(of_case[0].line, {})[of_case[0].game_name] = column
     if len({frozenset(of_name) for of_name in scores.values()}) > 1:
         return {f"{name} ({', '.join(of_name)})": of_name for name, of_name in scores.items()}
     return scores

@@ -32,11 +32,14 @@ ROW_LABELS = {
     "last kl": "KL to the reference policy after training, nats per episode",
     **{name: f"mean while training: {label}" for name, label in QUANTITIES.items() if name != "normalised score"},
     "steps": "steps",
+    "processor seconds": "processor seconds of training",
     "seconds": "seconds of training",
     "steps_per_second": "steps per second",
     "time fraction: collect": "fraction of time collecting",
     "time fraction: penalty": "fraction of time on the KL penalty",
     "time fraction: update": "fraction of time updating",
+    "trained parameters": "parameters that are trained",
+    "parameters": "parameters, all",
 }
 """Rows of the table."""
 TERMINAL_LABELS = {
@@ -46,6 +49,9 @@ TERMINAL_LABELS = {
     "update/kl": "KL of an update",
     "last kl": "KL to the reference",
     "steps_per_second": "steps per second",
+    "processor seconds": "processor seconds",
+    "trained parameters": "parameters trained",
+    "parameters": "of all",
 }
 """Columns of the table in the terminal; the page has all quantities."""
 TERMINAL_LABELS_OF_TRAINING = {
@@ -260,13 +266,16 @@ def _results_note(runs: Sequence[RunResult], summaries: Summaries) -> str:
         note = f"Means over the seeds, below them {_spread(counts)}."
     if any("normalised score" in metrics for metrics in summaries.values()):
         note += (
-            " A normalised score of 0 is the policy before training; 1 is the return at which the environment counts"
-            " as solved (its reward_threshold)"
+            " A normalised score of 0 is the policy before training, in each game the lowest of its cases; 1 is the"
+            " return at which the game counts as solved (its reward_threshold)"
         )
-        without_threshold = sorted({run.env for run in runs if run.before and run.best is None})
+        without_threshold = sorted({run.game_name for run in runs if run.before and run.best is None})
         if without_threshold:
             note += f"; for {', '.join(without_threshold)}, which has none, the best evaluation of these runs"
         note += "."
+    described = list(dict.fromkeys(run.case for run in runs if "tokens" in run.history[-1]))
+    if described:
+        note += f" In {', '.join(described)}, a step is a turn: one step of the game, of one or several tokens."
     return note
 
 
@@ -278,6 +287,8 @@ def _plain_cells(rows: Iterable[Sequence[object]]) -> list[list[tuple[str, str]]
 def _policy_label(run: RunResult) -> str:
     if not run.parameters:
         return run.policy
+    if run.trained_parameters not in (None, run.parameters):
+        return f"{run.policy}, {run.trained_parameters:,} of {run.parameters:,} parameters trained"
     return f"{run.policy}, {run.parameters:,} parameters"
 
 

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from algos.lab.comparison.games import game_of, in_steps_of_the_game
 from algos.lab.comparison.record import read_record, result_from
-from algos.lab.comparison.summary import Case, RunResult, by_case, name_cases
+from algos.lab.comparison.summary import Case, RunResult, by_case, case_name, name_cases
 from algos.lab.run_summary import describe_run, read_options
 from algos.recipe import IMPORT
 from algos.storage.run_files import METRICS
@@ -93,7 +94,7 @@ def read_study(path: Path) -> list[RunResult]:
         except (TypeError, KeyError, ValueError) as error:
             advice = "expected the results of a comparison: remove it, or give another folder"
             raise DamagedRunError(f"{path} is damaged, {advice}: {error!r:.200}") from error
-        if not run.label and not run.case.endswith(f"{run.env}:{run.algorithm}"):
+        if not run.label and f"{run.env}:{run.algorithm}" not in run.case:
             run.label = run.case  # of version 0.9, which stored no label
         runs.append(dataclasses.replace(run, folder=str(path.parent / folder)))
     return runs
@@ -122,11 +123,14 @@ def _read_run(folder: Path) -> RunResult:
 
     # Environment, algorithm, seed
     description = describe_run(folder)
-    env = (description.get("environment") or {}).get("id")
+    environment = description.get("environment") or {}
+    env = environment.get("id")
+    env_kwargs = environment.get("kwargs") or {}
     algorithm = str(description.get("algorithm") or "?").lower()
     seed = (description.get("config") or {}).get("seed", 0)
     if record is not None:  # a run of `compare` under way
         env = _name_of_setting(record.settings.get("env"))
+        env_kwargs = record.settings.get("env_kwargs") or {}
         algorithm = _name_of_setting(record.settings.get("algo")).rpartition(".")[2]
         seed = record.seed
     env = env or "an environment without an id"
@@ -140,12 +144,13 @@ def _read_run(folder: Path) -> RunResult:
         best=None,
         before={},
         after={},
-        history=rows,
+        history=in_steps_of_the_game(rows, env_id=env, env_kwargs=env_kwargs),
         folder=str(folder),
+        game=game_of(env, env_kwargs),
     )
     if record is not None:
         run.label = record.name
-        run.name = record.name or f"{env}:{algorithm}"
+        run.name = record.name or case_name(env, algorithm, record.settings.get("policy"))
     return run
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from algos import presets
-from algos.config import Config, PolicyGradientConfig
+from algos.config import CONFIGS, Config, PolicyGradientConfig
+from algos.make import is_text
 from algos.recipe import Recipe
 from textenv.importing import read_module
 
@@ -63,11 +64,14 @@ class Case:
     Args:
         env: Gymnasium id, ``module:id``, which imports the module, or a function of the number of slots.
         algorithm: name of an algorithm, or a class of your own, which inherits `Agent`; by default ``"ppo"``.
-        policy, config, total_steps, num_envs, kl_coef, env_kwargs: fields of the recipe to replace; None leaves them.
+        policy: name of a policy (`algos.policies.registry`), or a function of environment and seed; None: the recipe's.
+        config, total_steps, num_envs, kl_coef, env_kwargs: fields of the recipe to replace; None leaves them.
             ``env_kwargs`` has ``wrappers`` too.
-        name: name in tables, figures and files; by default environment and algorithm. Cases of several environments may
-            share a name, such as "λ = .9": a figure for a paper then puts them together.
-        recipe: what to train; by default the one that `algos.presets.recipe` finds for environment and algorithm.
+        name: name in tables, figures and files; by default environment and algorithm, and the policy, if it is named
+            and not the recipe's own. Cases of several environments may share a name, such as "λ = .9": a figure for a
+            paper then puts them together.
+        recipe: what to train; by default the one that `algos.presets.recipe` finds for environment, algorithm and
+            policy.
 
     Raises:
         TypeError: unless there is either an environment or a recipe.
@@ -100,7 +104,8 @@ class Case:
             module, _, _ = env_id.rpartition(":")
             if module:
                 read_module(module)
-            recipe = presets.recipe(env_id, algorithm or "ppo")
+            policy_name = policy if isinstance(policy, str) else "auto"
+            recipe = presets.recipe(env_id, algorithm or "ppo", policy=policy_name)
 
         # What differs from it
         settings = {
@@ -124,7 +129,9 @@ class Case:
             raise AttributeError(f"'Case' object has no attribute {name!r}")
 
     def __str__(self) -> str:
-        return self.name or f"{self.env_name}:{self.algorithm_name}"
+        if self.name:
+            return self.name
+        return case_name(self.env_name, self.algorithm_name, self.recipe.policy)
 
     @property
     def env_name(self) -> str:
@@ -142,6 +149,25 @@ class Case:
         """Name of the algorithm, or of its class."""
         algorithm = self.recipe.algorithm
         return algorithm if isinstance(algorithm, str) else algorithm.__name__
+
+
+def case_name(env: str, algorithm: str, policy: object) -> str:
+    """Return the name of a case without a name of its own: ``ENV:ALGO``, or ``ENV:ALGO:POLICY``.
+
+    Args:
+        env: id of the environment, which may have a module, or name of its function.
+        algorithm: name of the algorithm, or of its class.
+        policy: the recipe's; only a name that is not what the recipe of environment and algorithm has is shown.
+    """
+    name = f"{env}:{algorithm}"
+    if not isinstance(policy, str) or is_text(env):
+        return name
+    own_policy = "auto"
+    if algorithm in CONFIGS:
+        own_policy = str(presets.recipe(env, algorithm).policy)
+    if policy in ("auto", own_policy):
+        return name
+    return f"{name}:{policy}"
 
 
 @dataclass
@@ -168,6 +194,10 @@ class RunResult:
     """Folder of the run, if it has one."""
     label: str = ""
     """Name that the case was given (`Case.name`), which cases of several environments may share; else empty."""
+    game: str = ""
+    """Game that the environment is, as `algos.lab.comparison.games.game_of` names it; empty if ``env`` names it."""
+    trained_parameters: int | None = None
+    """Number of parameters that are trained; None if it is not known."""
 
     @property
     def case(self) -> str:
@@ -175,12 +205,21 @@ class RunResult:
         return self.name or f"{self.env}:{self.algorithm}"
 
     @property
+    def game_name(self) -> str:
+        """Name of the game; cases of one game share a panel and a scale of scores."""
+        return self.game or self.env
+
+    @property
     def line(self) -> str:
         """Name of the case where its environment is said already, as in a panel of a figure."""
         if self.label:
             return self.label
-        if self.case.endswith(f"{self.env}:{self.algorithm}"):
-            return self.algorithm
+        if self.game_name != self.env and not self.game_name.startswith(f"{self.env} ("):
+            # A case of the game's own environment has the same algorithm
+            return self.case
+        _, named_by_env, ending = self.case.rpartition(f"{self.env}:")
+        if named_by_env and (ending == self.algorithm or ending.startswith(f"{self.algorithm}:")):
+            return ending
         return self.case
 
 
@@ -239,19 +278,24 @@ Score = Callable[[float], float]
 
 
 def normalise(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> Score | None:
-    """Return a function from a case's returns to scores: 0 is the untrained policy (mean over the seeds), 1 is solved.
+    """Return a function from a case's returns to scores: 0 is the untrained policy, 1 is solved.
 
-    Solved means Gymnasium's ``reward_threshold`` or, without one, the environment's best evaluation in the
-    whole study, so that all algorithms share one scale. None if that return is not above the untrained policy's, or if
-    there were no evaluations.
+    All cases of one game (`RunResult.game_name`) in the whole study share the scale. Untrained means the lowest of
+    their returns before training, each a mean over the seeds. Solved means Gymnasium's ``reward_threshold`` or, without
+    one, the best evaluation of the game. None if that return is not above the untrained one, or if a run of the case
+    was not evaluated.
     """
     if not all(run.before and run.after for run in runs):
         return None
-    untrained = float(np.mean([run.before["mean_return"] for run in runs]))
+    others = [run for run in study if not any(run is own_run for own_run in runs)]
+    of_game = [run for run in (*runs, *others) if run.game_name == runs[0].game_name and run.before and run.after]
+    returns_before = []
+    for of_case in by_case(of_game).values():
+        returns_before.append(float(np.mean([run.before["mean_return"] for run in of_case])))
+    untrained = min(returns_before)
     solved = runs[0].best
     if solved is None:
-        same_env = [run for run in (*runs, *study) if run.env == runs[0].env and run.after]
-        solved = max(run.after["mean_return"] for run in same_env)
+        solved = max(run.after["mean_return"] for run in of_game)
     scale = solved - untrained
 
     def score(value: float) -> float:
@@ -373,10 +417,18 @@ def _quantities(run: RunResult, score: Score | None) -> dict[str, float]:
     seconds = sum(seconds_by_phase.values())
     metrics["steps"] = total_steps
     metrics["seconds"] = seconds
+    if all("time/processor" in row for row in run.history):
+        metrics["processor seconds"] = sum(row["time/processor"] for row in run.history)
     if seconds:
         metrics["steps_per_second"] = total_steps / seconds
         for phase in phases:
             metrics[f"time fraction: {phase}"] = seconds_by_phase[phase] / seconds
+
+    # Size of the policy
+    if run.parameters:
+        metrics["parameters"] = run.parameters
+    if run.trained_parameters is not None:
+        metrics["trained parameters"] = run.trained_parameters
     return metrics
 
 

@@ -13,7 +13,7 @@ from algos.training.reward_hacking import COLLAPSE, VARIETY
 
 
 def in_words(runs: Sequence[RunResult], summaries: Mapping[str, Mapping[str, Estimate]]) -> list[str]:
-    """Return a paragraph for each case, and one for each pair of cases in the same environment."""
+    """Return a paragraph for each case, and one for each pair of cases of one game."""
     cases = by_case(runs)
     paragraphs = [_case(name, of_case, summaries[name]) for name, of_case in cases.items()]
     return [*paragraphs, *_pairs(cases)]
@@ -69,10 +69,10 @@ def _has_collapsed(run: RunResult) -> bool:
 
 
 def _pairs(cases: Mapping[str, Sequence[RunResult]]) -> Iterator[str]:
-    """Sentences about pairs of evaluated cases in the same environment: which one is better, and how surely."""
+    """Sentences about pairs of evaluated cases of one game: which one is better, and how surely."""
     for (x, runs_x), (y, runs_y) in itertools.combinations(cases.items(), 2):
         evaluated = all(run.after for run in (*runs_x, *runs_y))
-        if runs_x[0].env != runs_y[0].env or not evaluated:
+        if runs_x[0].game_name != runs_y[0].game_name or not evaluated:
             continue
         scores_x = {"": np.array([run.after["mean_return"] for run in runs_x])}
         scores_y = {"": np.array([run.after["mean_return"] for run in runs_y])}

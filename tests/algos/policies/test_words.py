@@ -19,7 +19,7 @@ from tests.helpers.models import WORDS, make_gpt2, make_llama, make_t5, make_tok
 from tests.helpers.small_agents import random_table, table_model
 from textenv import KLPenalty, LanguageModel
 
-LETTERS = "a b c d".split()
+LETTERS = ["a", "b", "c", "d"]
 few = settings(derandomize=True, deadline=None, database=None, max_examples=40)
 
 
@@ -142,9 +142,7 @@ def test_equal_descriptions_are_read_once():
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("algorithm", [PPO, A2C, GRPO, TRPO])
 def test_it_trains_in_every_autoreset_mode(algorithm, mode):
-    env = gym.make_vec(
-        "CartPole-v1", num_envs=4, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode}
-    )
+    env = gym.make_vec("CartPole-v1", num_envs=4, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode})
     policy = WordsPolicy(
         env.single_observation_space, env.single_action_space, model(),
         describe=lambda x: " ".join(LETTERS[int(v > 0) + 2 * (i % 2)] for i, v in enumerate(x)), actions=["good", "bad"],

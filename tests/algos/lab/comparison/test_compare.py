@@ -23,6 +23,7 @@ from algos.lab.comparison.runs import read_runs
 from algos.lab.comparison.summary import (
     Case,
     bootstrap_interval,
+    by_case,
     interquartile_mean,
     normalise,
     summary,
@@ -150,6 +151,46 @@ def test_cases_are_read_and_refused_in_words():
     ]:
         with pytest.raises(ValueError, match=said):
             parse_cases(given)
+
+
+def test_a_case_names_its_policy():
+    parsed = parse_cases(["CartPole-v1:ppo,a2c:mlp,lstm", "gymnasium:Acrobot-v1:ppo:lstm", "gymnasium:Acrobot-v1:a2c"])
+    assert parsed == [
+        *(Case("CartPole-v1", algorithm, policy) for algorithm in ("ppo", "a2c") for policy in ("mlp", "lstm")),
+        Case("gymnasium:Acrobot-v1", "ppo", "lstm"),
+        Case("gymnasium:Acrobot-v1", "a2c"),
+    ]
+    assert [str(case) for case in parsed[1:3]] == ["CartPole-v1:ppo:lstm", "CartPole-v1:a2c:mlp"]
+    assert parsed[4].env_id == "Acrobot-v1" and str(parsed[4]) == "gymnasium:Acrobot-v1:ppo:lstm"
+    assert parsed[1].recipe == replace(presets.RECURRENT, env="CartPole-v1")
+    # A recipe's own policy needs no name, and so the runs of earlier versions keep their folders
+    own = parse_cases(["CartPole-v1:dqn:q", "Pendulum-v1:ppo:gsde", "CartPole-v1:ppo:auto"])
+    assert [str(case) for case in own] == ["CartPole-v1:dqn", "Pendulum-v1:ppo", "CartPole-v1:ppo"]
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("CartPole-v1:lstm", "write CartPole-v1:ppo:lstm"),
+        ("gymnasium:CartPole-v1:lstm", "write gymnasium:CartPole-v1:ppo:lstm"),
+        ("CartPole-v1:ppo:foo", "policy is 'foo', expected one of auto, mlp"),
+        ("CartPole-v1:ppo:a2c", "policy is 'a2c', expected one of auto, mlp"),
+        ("CartPole-v1:foo:lstm", "algorithm is 'foo', expected one of ppo"),
+        ("CartPole-v1:ppo:mlp:a2c", "expected ENV, ENV:ALGO,ALGO or"),
+        ("a:b:CartPole-v1:ppo:mlp", "expected ENV, ENV:ALGO,ALGO or"),
+        ("textenv/Copy-v0:dqn:mlp", "dqn is not for text"),
+    ],
+)
+def test_a_wrong_case_says_how_to_write_it(text, advice):
+    with pytest.raises(ValueError, match=advice):
+        parse_cases(text)
+
+
+def test_a_finished_run_says_its_policy_beside_others():
+    runs = [run_of(seed, returns=[1.0], after=1.0) for seed in (1, 2)]
+    for run, policy in zip(runs, ("", ":lstm"), strict=True):
+        run.name = f"my:Some-v0:ppo{policy}"
+    assert [run.line for run in runs] == ["ppo", "ppo:lstm"] and len(by_case(runs)) == 2
 
 
 def test_a_case_is_a_recipe_and_a_name():

@@ -1,0 +1,90 @@
+"""Which cases play the same game: an environment in words is the game that it describes, its turns are the steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from algos.envs.wrapping import VECTOR_ONLY
+
+WORDS = "textenv/Words-v0"
+"""Environment that puts another one, its argument ``env``, into words."""
+NO_PART_OF_A_GAME = (*VECTOR_ONLY, "render_mode", "max_episode_steps")
+"""Arguments of a control environment that do not make another game of it."""
+
+
+def game_of(env_id: str, env_kwargs: Mapping[str, Any]) -> str:
+    """Return the name of the game that an environment is: its id, with the arguments that differ from its own.
+
+    Args:
+        env_id: id without a module, or name of a function.
+        env_kwargs: arguments of the environment. `WORDS` has the id of the game under ``env`` and the game's arguments
+            under ``env_kwargs``. The arguments of other text environments are no part of the name.
+
+    Example:
+        >>> game_of("FrozenLake-v1", {"is_slippery": False, "map_name": "4x4"})
+        'FrozenLake-v1 (is_slippery=false)'
+        >>> game_of("textenv/Words-v0", {"env": "FrozenLake-v1", "env_kwargs": {"is_slippery": False}})
+        'FrozenLake-v1 (is_slippery=false)'
+    """
+    if _is_described(env_id, env_kwargs):
+        return game_of(_game_id(env_kwargs), env_kwargs.get("env_kwargs") or {})
+    if env_id.startswith("textenv/"):
+        return env_id
+    spec = gymnasium.registry.get(env_id)
+    defaults = {} if spec is None else spec.kwargs
+    parts = []
+    for name, value in sorted(env_kwargs.items()):
+        if name not in NO_PART_OF_A_GAME and (name not in defaults or value != defaults[name]):
+            parts.append(f"{name}={json.dumps(value, default=_name)}")
+    if not parts:
+        return env_id
+    return f"{env_id} ({', '.join(parts)})"
+
+
+def solved_return(spec: EnvSpec | None) -> float | None:
+    """Return Gymnasium's ``reward_threshold`` of the game that an environment with this specification is, or None."""
+    if spec is not None and _is_described(spec.id, spec.kwargs):
+        spec = gymnasium.registry.get(_game_id(spec.kwargs))
+    return None if spec is None else spec.reward_threshold
+
+
+def in_steps_of_the_game(
+    history: Iterable[dict[str, float]], *, env_id: str, env_kwargs: Mapping[str, Any]
+) -> list[dict[str, float]]:
+    """Return the metrics of a run's iterations with ``steps`` and ``episode/length`` in steps of the game.
+
+    In `WORDS` the policy's steps are tokens, and one turn is one step of the game. ``tokens`` then has the former
+    ``steps``. Other environments' metrics stay as they are.
+    """
+    rows = [*history]
+    if not _is_described(env_id, env_kwargs) or not all("rollout/turns" in row for row in rows):
+        return rows
+    turns = 0
+    converted = []
+    for row in rows:
+        turns += int(row["rollout/turns"])
+        new_row = row | {"steps": turns, "tokens": row["steps"]}
+        if "episode/length" in row:
+            new_row["episode/length"] = row["episode/length"] * row["rollout/turns"] / row["rollout/steps"]
+        converted.append(new_row)
+    return converted
+
+
+def _name(value: object) -> str:
+    """Return the name of a function or class, or that of an object's class."""
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def _is_described(env_id: str, env_kwargs: Mapping[str, Any]) -> bool:
+    """Return True for `WORDS` with the id of a game."""
+    return env_id == WORDS and isinstance(env_kwargs.get("env"), str)
+
+
+def _game_id(env_kwargs: Mapping[str, Any]) -> str:
+    """Return the id, without a module, of the game that `WORDS` describes."""
+    return env_kwargs["env"].rpartition(":")[2]

@@ -1,0 +1,131 @@
+"""Cases of one game share a scale and count its steps, against numbers worked out by hand."""
+
+import json
+
+import gymnasium
+import pytest
+import torch
+
+from algos import PPO, LMPolicy, presets
+from algos.lab.comparison.games import game_of, in_steps_of_the_game, solved_return
+from algos.lab.comparison.page import page_data
+from algos.lab.comparison.paper import scores_by_algorithm
+from algos.lab.comparison.report import report_page, table_rows, write_report
+from algos.lab.comparison.runs import read_study
+from algos.lab.comparison.summary import normalise, summary
+from algos.lab.comparison.words import in_words
+from algos.training.metrics import count_turns
+from tests.helpers.finished_runs import run_of
+
+WORDS = "textenv/Words-v0"
+SLIPPERY = {"env": "FrozenLake-v1"}
+SAFE = {"env": "gymnasium:FrozenLake-v1", "env_kwargs": {"is_slippery": False}}
+
+
+def test_words_are_the_game_that_they_describe():
+    assert game_of(WORDS, SLIPPERY) == game_of("FrozenLake-v1", {}) == "FrozenLake-v1"
+    safe = game_of("FrozenLake-v1", {"is_slippery": False, "render_mode": "rgb_array", "wrappers": [repr]})
+    assert safe == game_of(WORDS, SAFE) == "FrozenLake-v1 (is_slippery=false)"
+    # An environment's own arguments, given again, and a limit of steps make no other game
+    assert game_of("FrozenLake-v1", {"map_name": "4x4", "max_episode_steps": 9}) == "FrozenLake-v1"
+    assert game_of("FrozenLake-v1", {"desc": len}) == 'FrozenLake-v1 (desc="len")'
+    assert game_of("textenv/Copy-v0", {"max_new_tokens": 3}) == "textenv/Copy-v0"
+
+
+def test_a_described_game_is_solved_at_its_own_threshold():
+    spec = gymnasium.spec("textenv/Copy-v0")  # of any text environment: its threshold is 1
+    spec.id, spec.kwargs = WORDS, SAFE
+    assert spec.reward_threshold == 1 and solved_return(spec) == gymnasium.spec("FrozenLake-v1").reward_threshold == 0.7
+    assert solved_return(gymnasium.spec("CartPole-v1")) == 475 and solved_return(None) is None
+
+
+def two_minds():
+    """A small network and a language model in one game, which is solved at 10."""
+    network = run_of(1, returns=[1.0, 6.0, 9.2], after=9.0, before=1.0)
+    network.env = "FrozenLake-v1"
+    network.trained_parameters = 10
+    model = run_of(
+        1, returns=[3.0, 9.3], after=10.0, before=2.0, **{"rollout/turns": [40, 30], "rollout/steps": [100] * 2}
+    )
+    model.env, model.policy, model.parameters, model.trained_parameters = WORDS, "LMPolicy", 1000, 40
+    model.game = "FrozenLake-v1"
+    model.history = in_steps_of_the_game(model.history, env_id=WORDS, env_kwargs=SLIPPERY)
+    return [network, model]
+
+
+def test_one_game_has_one_normalisation():
+    network, model = study = two_minds()
+    # 0 is the lower of the two returns before training, and 1 is 10 for both
+    for runs in ([network], [model]):
+        score = normalise(runs, study=study)
+        assert (score(1.0), score(10.0), score(5.5)) == (0, 1, 0.5)
+    figures = {run.env: summary([run], study=study) for run in study}
+    assert figures["FrozenLake-v1"]["normalised score"].mean == pytest.approx(8 / 9)
+    assert figures[WORDS]["normalised score"].mean == 1
+    # Without a threshold the best evaluation of the game is 1
+    network.best = model.best = None
+    assert normalise([network], study=study)(10.0) == 1
+
+
+def test_another_game_has_its_own_normalisation():
+    study = two_minds()
+    study[1].game = "FrozenLake-v1 (is_slippery=false)"
+    assert normalise([study[1]], study=study)(2.0) == 0 and normalise([study[0]], study=study)(1.0) == 0
+
+
+def test_turns_are_the_steps_of_a_described_game():
+    network, model = study = two_minds()
+    assert [(row["steps"], row["tokens"]) for row in model.history] == [(40, 100), (70, 200)]
+    # A score of .9 is a return of 9.1: the network has it after 300 steps, the model after 70 turns
+    reached = [summary([run], study=study)["steps to 0.9"].mean for run in study]
+    assert reached == [300, 70]
+    rows = [{"steps": 8, "rollout/steps": 8, "rollout/turns": 4, "episode/length": 6.0}]
+    assert in_steps_of_the_game(rows, env_id=WORDS, env_kwargs=SLIPPERY)[0]["episode/length"] == 3
+    assert in_steps_of_the_game(rows, env_id="textenv/GuessNumber-v0", env_kwargs={}) == rows
+    assert in_steps_of_the_game([{"steps": 8}], env_id=WORDS, env_kwargs=SLIPPERY) == [{"steps": 8}]
+
+
+def test_the_log_counts_turns_of_a_game():
+    env = gymnasium.make_vec("textenv/GuessNumber-v0", num_envs=2)
+    (row,) = PPO(env, LMPolicy.load("embedded"), presets.TEXT, seed=1).learn(1)
+    turns, _, _ = env.scored_turns
+    assert row["rollout/turns"] == len(turns) > presets.TEXT.num_episodes
+    mask = torch.tensor([[True, True, False, True], [False, True, False, False], [False] * 4])
+    assert count_turns(mask) == 3
+
+
+def test_the_page_draws_one_game_in_one_panel(tmp_path):
+    study = two_minds()
+    panels = {panel["title"]: panel["lines"] for panel in page_data(study)["panels"]}
+    lines = panels["return: FrozenLake-v1"]
+    assert [line["name"] for line in lines] == ["FrozenLake-v1:ppo", f"{WORDS}:ppo"]
+    assert [line["x"][-1] for line in lines] == [300, 70]
+    page = report_page(study)
+    assert f"In {WORDS}:ppo, a step is a turn" in page
+    assert "LMPolicy, 40 of 1,000 parameters trained" in page and "MLPPolicy, 10 parameters" in page
+    assert any("Probability of improvement" in text for text in in_words(study, {run.case: {} for run in study}))
+    scores = scores_by_algorithm(study)
+    assert {name: of_name.keys() for name, of_name in scores.items()} == {
+        "ppo": {"FrozenLake-v1"}, f"{WORDS}:ppo": {"FrozenLake-v1"}
+    }  # fmt: skip
+    write_report(tmp_path, study)
+    assert (tmp_path / "paper.tex").is_file()
+
+
+def test_the_table_has_seconds_and_parameters():
+    network, model = study = two_minds()
+    for run, seconds in zip(study, (0.5, 2.0), strict=True):
+        for row in run.history:
+            row["time/processor"] = seconds
+    rows = {row[0][0]: [text for text, _ in row[1:]] for row in table_rows({run.case: summary([run]) for run in study})}
+    assert rows["processor seconds of training"] == ["1.5", "4"]
+    assert rows["parameters that are trained"] == ["10", "40"] and rows["parameters, all"] == ["10", "1,000"]
+
+
+def test_a_study_of_an_earlier_version_is_read(tmp_path):
+    fields = run_of(1, returns=[1.0], after=1.0).__dict__ | {"folder": "a"}
+    for name in ("game", "trained_parameters"):
+        del fields[name]
+    (tmp_path / "report.json").write_text(json.dumps([fields]))
+    (run,) = read_study(tmp_path / "report.json")
+    assert run.game_name == "Some-v0" and run.trained_parameters is None and run.line == "ppo"
