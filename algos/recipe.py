@@ -215,6 +215,9 @@ class Recipe:
         critic = policy_kwargs.get("critic")
         if isinstance(critic, (str, Path)) and critic != "copy":
             policy_kwargs["critic"] = absolute_name(str(critic))
+        describe = policy_kwargs.get("describe")
+        if isinstance(describe, str):
+            policy_kwargs["describe"] = absolute_name(describe)
         return replace(self, model=model, policy_kwargs=policy_kwargs, env_kwargs=absolute_paths(self.env_kwargs))
 
     def to_dict(self) -> dict[str, Any]:

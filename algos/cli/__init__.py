@@ -260,7 +260,7 @@ def _refuse_model_of_control(command: Any, words: Sequence[str]) -> None:
     trains = isinstance(command, Train) and not isinstance(command, Plan)
     if trains and named(words, "--model") and not is_text(command.env) and command.policy != "words":
         raise ValueError(
-            f"--model: the policy {command.policy} of {command.env} has no language model; leave one of them out, or give "
+            f"--model: the policy {command.policy} of {command.env} has no language model; leave it out, or give "
             "--policy words"
         )
 

@@ -113,9 +113,12 @@ def test_values_are_read_after_the_description():
 def test_acting_and_scoring_agree(make):
     env = frozen_lake()
     policy = WordsPolicy(
-        env.single_observation_space, env.single_action_space, model(make), describe=lambda s: " ".join(LETTERS[: 1 + s % 4]),
+        env.single_observation_space,
+        env.single_action_space,
+        model(make),
+        describe=lambda s: " ".join(LETTERS[: 1 + s % 4]),
         actions=["good a", "good b", "bad", "."],
-    )  # fmt: skip
+    )
     rollout = collect(env, policy, num_steps=16, seed=1)
     mask = rollout["mask"]
     torch.testing.assert_close(policy.evaluate(rollout).log_prob[mask], rollout["log_prob"][mask], atol=1e-5, rtol=1e-4)
@@ -139,14 +142,18 @@ def test_equal_descriptions_are_read_once():
     assert len(read) == 4, "a known observation is not described again"
 
 
+def signs(observation):
+    """A letter for the sign of each number of CartPole's observation."""
+    return " ".join(LETTERS[int(value > 0) + 2 * (index % 2)] for index, value in enumerate(observation))
+
+
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("algorithm", [PPO, A2C, GRPO, TRPO])
 def test_it_trains_in_every_autoreset_mode(algorithm, mode):
     env = gym.make_vec("CartPole-v1", num_envs=4, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode})
     policy = WordsPolicy(
-        env.single_observation_space, env.single_action_space, model(),
-        describe=lambda x: " ".join(LETTERS[int(v > 0) + 2 * (i % 2)] for i, v in enumerate(x)), actions=["good", "bad"],
-    )  # fmt: skip
+        env.single_observation_space, env.single_action_space, model(), describe=signs, actions=["good", "bad"]
+    )
     options = {"num_steps": 16} if algorithm is not GRPO else {"num_episodes": 8, "group_size": 4}
     weights = {name: p.clone() for name, p in policy.named_parameters()}
     history = algorithm(env, policy, learning_rate=1e-2, **options).learn(128)
