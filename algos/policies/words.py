@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +22,7 @@ from algos.policies.critic import VALUE_HEAD_FILE, Critic, fresh_head
 from algos.policies.distributions import ActionDistribution, Binned, action_distribution
 from algos.policies.lm import CRITIC_FOLDER, default_learning_rate, load_language_model, make_critic
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step, step_values
+from algos.storage.saved_environment import UnnamedCodeError
 from textenv.importing import load_function, name_of
 from textenv.lm.loading import EMBEDDED, save_model
 from textenv.lm.model import LanguageModel
@@ -301,7 +303,7 @@ class WordsPolicy(ControlPolicy):
             describe: the description, if it was a function of one's own: a saved file must not cause imports.
 
         Raises:
-            ValueError: if the saved description is a function and ``describe`` is None.
+            UnnamedCodeError: if the saved description is a function and ``describe`` is None.
         """
         from safetensors.torch import load_file
 
@@ -312,7 +314,7 @@ class WordsPolicy(ControlPolicy):
         description = arguments.pop("describe")
         if describe is None:
             if "function" in description:
-                raise ValueError(
+                raise UnnamedCodeError(
                     f"this agent describes observations by the function {description['function']!r:.200}, which runs "
                     "only if you name it: algos.load(folder, describe=function), on the command line --describe "
                     "file.py:function"
@@ -494,13 +496,7 @@ class _WordTree:
         self.num_words = len(words)
         self.longest = max(map(len, ids))
         """Maximum number of tokens of a word."""
-        for word, word_ids in zip(words, ids, strict=True):
-            for other, other_ids in zip(words, ids, strict=True):
-                if word != other and other_ids[: len(word_ids)] == word_ids:
-                    raise ValueError(
-                        f"the tokens of the action {other!r} begin with those of {word!r}, so a model could not choose "
-                        "between them: give other words by actions="
-                    )
+        _check_no_beginnings(words, ids)
 
         # Words by their beginnings; a branch is a beginning with several followers
         words_of_beginning: dict[tuple[int, ...], list[int]] = {}
@@ -515,7 +511,8 @@ class _WordTree:
         self.beginnings: list[tuple[int, ...]] = []
         """Rows to read after the text: a branch that another one continues is in the row of that one."""
         for beginning in branching or [()]:
-            if not any(other != beginning and other[: len(beginning)] == beginning for other in branching):
+            depth = len(beginning)
+            if not any(len(longer) > depth and longer[:depth] == beginning for longer in branching):
                 self.beginnings.append(beginning)
 
         self.branches: list[_Branch] = []
@@ -531,6 +528,17 @@ class _WordTree:
                 follower_of_word=[followers.index(ids[index][depth]) for index in indices],
             )
             self.branches.append(branch)
+
+
+def _check_no_beginnings(words: Sequence[str], ids: Sequence[Sequence[int]]) -> None:
+    """Raise a ValueError if the tokens of a word are those of another one, or their beginning."""
+    by_ids = sorted(zip(ids, words, strict=True))
+    for (shorter_ids, shorter), (longer_ids, longer) in itertools.pairwise(by_ids):  # a beginning stands just before
+        if longer_ids[: len(shorter_ids)] == shorter_ids:
+            raise ValueError(
+                f"the tokens of the action {longer!r} begin with those of {shorter!r}, so a model could not choose "
+                "between them: give other words by actions="
+            )
 
 
 def _known_description(env: VectorEnv) -> Description | None:

@@ -24,6 +24,10 @@ MOST_CHARACTERS = 2**16
 """Characters that a text among the arguments may have."""
 
 
+class UnnamedCodeError(ValueError):
+    """A saved agent needs code that runs only if the user names it."""
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 

@@ -17,6 +17,7 @@ from algos.storage.provenance import provenance
 from algos.storage.run_files import CONFIG, POLICY
 from algos.storage.run_folder import replacing
 from algos.storage.run_reader import AgentRecord, DamagedRunError, check_record, read_record
+from algos.storage.saved_environment import UnnamedCodeError
 from textenv.device import find_device
 from textenv.foreign import our_names
 from textenv.importing import name_of
@@ -136,7 +137,7 @@ def load(
         if describe is not None:
             options["describe"] = describe
         policy = loaded_class.load(weights, description["policy_arguments"], **options)
-    except ImportError:  # its message names what to install
+    except (ImportError, UnnamedCodeError):  # their messages say what to do
         raise
     except Exception as error:  # the arguments come from a file, and safetensors has its own errors
         reason = repr(error)
