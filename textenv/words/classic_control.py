@@ -53,7 +53,7 @@ class MountainCar(KnownDescription):
     """
 
     AIM = "Swing to and fro to reach 102 right."
-    WORDS = ("left", "wait", "right")
+    WORDS: ClassVar[tuple[str, ...]] = ("left", "wait", "right")
     BOTTOM: ClassVar[float] = -math.pi / 6
     """Position of the lowest point."""
 

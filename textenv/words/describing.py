@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import gymnasium
 import numpy as np
@@ -41,6 +41,7 @@ MAX_LISTED_CELLS = 4
 """A map with at most this many cells that are not 0 has their coordinates behind it."""
 
 
+@runtime_checkable
 class Description(Protocol):
     """How one environment is put into words. It reads the observation alone, and no environment."""
 

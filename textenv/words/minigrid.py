@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from textenv.words.describing import KnownDescription
-from textenv.words.phrases import sided
+from textenv.words.phrases import sided, way
 
 OBJECTS = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
 """Names of the objects, by their number in an image."""
@@ -21,6 +21,8 @@ DOOR_STATES = ("open", "closed", "locked")
 """States of a door, by their number in an image."""
 DIRECTIONS = ("east", "south", "west", "north")
 """Directions that the agent faces, by their number."""
+PARTS = {"image", "direction", "mission"}
+"""Keys of an observation."""
 ALPHABET = "abcdefghijklmnopqrstuvwxyz ,"
 """Letters of a mission that `FlatObsWrapper` encodes, one of 28 numbers each."""
 
@@ -76,8 +78,9 @@ class MiniGrid(KnownDescription):
             form = "dict"
         elif len(space.shape or ()) == 1:
             form = "flat"
+        mission = grid.mission if is_constant else None
         return cls(
-            mission=grid.mission if is_constant else None,
+            mission=mission,
             form=form,
             view_size=_image_space(env).shape[0],
             num_actions=int(grid.action_space.n),
@@ -98,12 +101,11 @@ class MiniGrid(KnownDescription):
     def reads(self, observation_space: spaces.Space) -> bool:
         """Return whether the space has the form and the view."""
         if self.form == "dict":
-            has_parts = isinstance(observation_space, spaces.Dict) and {"image", "direction", "mission"} <= {
-                *observation_space
-            }
-            return has_parts and observation_space["image"].shape == (self.view_size, self.view_size, 3)
+            if not isinstance(observation_space, spaces.Dict) or not {*observation_space} >= PARTS:
+                return False
+            observation_space = observation_space["image"]
         shape = observation_space.shape or ()
-        if self.form == "image":
+        if self.form != "flat":
             return shape == (self.view_size, self.view_size, 3)
         letter_size = math.prod(shape) - 3 * self.view_size**2
         return len(shape) == 1 and letter_size > 0 and letter_size % len(ALPHABET) == 0
@@ -112,20 +114,19 @@ class MiniGrid(KnownDescription):
         """Describe what is in view."""
         sentences = []
         if self.form == "dict":
-            image = observation["image"]
-            mission = observation["mission"]
-            if mission != self.mission:
-                sentences.append(f"Mission: {mission}.")
+            if observation["mission"] != self.mission:
+                sentences.append(f"Mission: {observation['mission']}.")
             sentences.append(f"Facing {DIRECTIONS[int(observation['direction'])]}.")
-        elif self.form == "flat":
-            image_size = 3 * self.view_size**2
-            image = observation[:image_size].reshape(self.view_size, self.view_size, 3)
-            mission = _decoded(observation[image_size:])
-            if self.mission is None or mission != self.mission.lower():
-                sentences.append(f"Mission: {mission}.")
+            image = np.asarray(observation["image"])
+        elif self.form == "image":
+            image = np.asarray(observation)
         else:
-            image = observation
-        return " ".join([*sentences, *_view_in_words(np.asarray(image))]) or "Nothing in view."
+            image, letters = np.split(np.asarray(observation), [3 * self.view_size**2])
+            image = image.reshape(self.view_size, self.view_size, 3)
+            if self.mission is None:
+                sentences.append(f"Mission: {_decoded(letters)}.")
+        sentences += [*_objects_in_words(image), *_walls_in_words(image), *_hands_in_words(image)]
+        return " ".join(sentences) or "Nothing in view."
 
 
 def _image_space(env: gymnasium.Env) -> spaces.Box:
@@ -144,42 +145,47 @@ def _decoded(letters: np.ndarray) -> str:
     return "".join(ALPHABET[row.argmax()] for row in one_hot if row.any())
 
 
-def _view_in_words(image: np.ndarray) -> list[str]:
-    """Describe an image ``[columns, rows, 3]`` of object, color and state; the agent is below, in the middle."""
+def _objects_in_words(image: np.ndarray) -> list[str]:
+    """Describe the objects of an image ``[columns, rows, 3]``, the nearest first; I am below, in the middle."""
     size = image.shape[0]
     middle = size // 2
-
-    # Objects, the nearest first
-    positions_by_name: dict[str, list[str]] = {}
-    cells = [(size - 1 - row, column - middle) for row in range(size) for column in range(size)]
-    for forward, right in sorted(cells, key=lambda cell: (cell[0] + abs(cell[1]), cell[1])):
+    cells = [(forward, right) for forward in range(size) for right in range(-middle, middle + 1)]
+    cells.remove((0, 0))
+    cells.sort(key=lambda cell: (cell[0] + abs(cell[1]), cell[1]))
+    positions: dict[str, list[str]] = {}
+    for forward, right in cells:
         code = image[middle + right, size - 1 - forward]
-        is_me = forward == right == 0
-        if not is_me and _object(code) not in ("unseen", "empty", "wall"):
-            steps = [step for step in (sided(forward, "back", "forward"), sided(right)) if step != "0"]
-            positions_by_name.setdefault(_thing(code), []).append(", ".join(steps))
-    sentences = [_sentence(f"{name} {'; '.join(positions)}") for name, positions in positions_by_name.items()]
+        if _object(code) not in ("unseen", "empty", "wall"):
+            position = way(sided(forward, positive="forward"), sided(right))
+            positions.setdefault(_thing(code), []).append(position)
+    return [_sentence(f"{name} {'; '.join(places)}") for name, places in positions.items()]
 
-    # The nearest walls
+
+def _walls_in_words(image: np.ndarray) -> list[str]:
+    """Describe the nearest walls straight ahead, to the left and to the right."""
+    size = image.shape[0]
+    middle = size // 2
+    lines = {
+        "forward": image[middle, size - 2 :: -1],
+        "left": image[middle - 1 :: -1, size - 1],
+        "right": image[middle + 1 :, size - 1],
+    }
     walls = []
-    for word, row_step, column_step, count in (
-        ("forward", -1, 0, size - 1),
-        ("left", 0, -1, middle),
-        ("right", 0, 1, middle),
-    ):
-        for distance in range(1, count + 1):
-            if _object(image[middle + distance * column_step, size - 1 + distance * row_step]) == "wall":
-                walls.append(f"{distance} {word}")
-                break
-    if walls:
-        name = "Wall" if len(walls) == 1 else "Walls"
-        sentences.append(f"{name} {', '.join(walls)}.")
+    for word, codes in lines.items():
+        names = [_object(code) for code in codes]
+        if "wall" in names:
+            walls.append(f"{names.index('wall') + 1} {word}")
+    if not walls:
+        return []
+    name = "Wall" if len(walls) == 1 else "Walls"
+    return [f"{name} {', '.join(walls)}."]
 
-    # My hands
-    my_cell = image[middle, size - 1]
-    if _object(my_cell) not in ("unseen", "empty"):
-        sentences.append(f"Carrying {_thing(my_cell)}.")
-    return sentences
+
+def _hands_in_words(image: np.ndarray) -> list[str]:
+    """Describe what I carry, which an image shows where I stand."""
+    size = image.shape[0]
+    my_cell = image[size // 2, size - 1]
+    return [] if _object(my_cell) in ("unseen", "empty") else [f"Carrying {_thing(my_cell)}."]
 
 
 def _object(code: np.ndarray) -> str:
