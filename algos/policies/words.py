@@ -40,6 +40,8 @@ Describe = Callable[[Any], object]
 """Function from the observation of one environment to a text; that it is one is checked."""
 MAX_REMEMBERED = 100_000
 """Number of observations and of texts whose descriptions and tokens are remembered."""
+TEXTS_AT_ONCE = 64
+"""Maximum number of texts that are read at a time without gradients."""
 LANGUAGE_MODEL_OPTIONS = ("temperature", "gradient_checkpointing", "autocast")
 """Options of `LanguageModel` that a saved policy restores."""
 
@@ -113,6 +115,7 @@ class WordsPolicy(ControlPolicy):
         self.instructions = instructions
         self._text_of_observation: dict[bytes, str] = {}
         self._ids_of_text: dict[str, list[int]] = {}
+        self._outputs = _Outputs()
 
         # The words that it chooses from
         if actions is None and isinstance(self.describe, Description):
@@ -256,6 +259,12 @@ class WordsPolicy(ControlPolicy):
         """See `Policy.values`."""
         return step_values(self.value, rollout)
 
+    def fork(self) -> Self:
+        """See `Policy.fork`."""
+        player = super().fork()
+        player._outputs = _Outputs()  # otherwise what a training computes would depend on its evaluations
+        return player
+
     def reference(self) -> Self:
         """Frozen copy for a KL penalty; of the model, only trained weights are copied (with LoRA, the adapter)."""
         frozen = copy.copy(self)
@@ -263,6 +272,7 @@ class WordsPolicy(ControlPolicy):
         frozen.language_model = self.language_model.frozen_copy()
         frozen.critic = copy.deepcopy(self.critic).requires_grad_(False)
         frozen.generator = torch.Generator()
+        frozen._outputs = _Outputs()
         return frozen
 
     def save(self, folder: Path) -> dict[str, object]:
@@ -346,9 +356,12 @@ class WordsPolicy(ControlPolicy):
             empty = torch.zeros(*batch_shape, self.distribution.size, device=self.device)
             return empty, empty.sum(-1)
 
-        # Each distinct text is read once
+        # Each distinct text is read once; without gradients, not again until the weights change
         row_of_text = {text: row for row, text in enumerate(dict.fromkeys(texts))}
-        scores, values = self._read_texts(list(row_of_text))
+        if torch.is_grad_enabled():
+            scores, values = self._read_texts(list(row_of_text))
+        else:
+            scores, values = self._outputs.of(list(row_of_text), self)
         rows = torch.tensor([row_of_text[text] for text in texts], device=scores.device)
         return scores[rows].reshape(*batch_shape, -1), values[rows].reshape(batch_shape)
 
@@ -464,6 +477,35 @@ class WordsPolicy(ControlPolicy):
         if isinstance(self.describe, Description):
             return self.describe.saved()
         return {"function": name_of(self.describe)}
+
+
+class _Outputs:
+    """What the model has computed for texts with its present weights, without gradients."""
+
+    def __init__(self) -> None:
+        self._weights: tuple[object, ...] = ()
+        self._of_text: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def of(self, texts: Sequence[str], policy: WordsPolicy) -> tuple[Tensor, Tensor]:
+        """Return what `WordsPolicy._read_texts` returns for these texts; read those that are not known."""
+        weights = (*_hashes(policy), policy.language_model.temperature, policy.language_model.autocast)
+        if weights != self._weights or len(self._of_text) > MAX_REMEMBERED:
+            self._weights = weights
+            self._of_text = {}
+        unknown = [text for text in texts if text not in self._of_text]
+        for start in range(0, len(unknown), TEXTS_AT_ONCE):
+            part = unknown[start : start + TEXTS_AT_ONCE]
+            scores, values = policy._read_texts(part)
+            self._of_text |= zip(part, zip(scores, values, strict=True), strict=True)
+        all_scores, all_values = zip(*[self._of_text[text] for text in texts], strict=True)
+        return torch.stack(all_scores), torch.stack(all_values)
+
+
+def _hashes(module: nn.Module) -> tuple[int, ...]:
+    """Return a hash of each weight, which changes if one number does; equal weights have equal hashes."""
+    hashes = [torch.hash_tensor(parameter.detach()) for parameter in module.parameters()]
+    device_and_dtype = {(str(parameter.device), str(parameter.dtype)) for parameter in module.parameters()}
+    return (*torch.stack([value.cpu() for value in hashes]).tolist(), hash(frozenset(device_and_dtype)))
 
 
 class _Branch(NamedTuple):

@@ -147,6 +147,20 @@ def signs(observation):
     return " ".join(LETTERS[int(value > 0) + 2 * (index % 2)] for index, value in enumerate(observation))
 
 
+def test_what_was_computed_is_forgotten_with_the_weights():
+    policy = policy_of(model(), ["good", "bad"])
+    lm = policy.language_model
+    everything = np.arange(4)
+    first = policy.act(everything, deterministic=True).log_prob
+    lm.model.transformer.wte.weight.data.neg_()  # unseen by counters of versions
+    second = policy.act(everything, deterministic=True).log_prob
+    lm.temperature = 7.0
+    third = policy.act(everything, deterministic=True).log_prob
+    assert not torch.allclose(first, second) and not torch.allclose(second, third)
+    other = policy_of(lm, ["good", "bad"])
+    assert torch.equal(other.act(everything, deterministic=True).log_prob, third)
+
+
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("algorithm", [PPO, A2C, GRPO, TRPO])
 def test_it_trains_in_every_autoreset_mode(algorithm, mode):
