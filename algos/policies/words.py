@@ -259,10 +259,14 @@ class WordsPolicy(ControlPolicy):
         """See `Policy.values`."""
         return step_values(self.value, rollout)
 
+    def update_normalizer(self, rollout: TensorDict) -> None:
+        """Forget what was computed, even if the update has changed no weight: a resumed training has not read it."""
+        self._outputs = _Outputs()
+
     def fork(self) -> Self:
         """See `Policy.fork`."""
         player = super().fork()
-        player._outputs = _Outputs()  # otherwise what a training computes would depend on its evaluations
+        player._outputs = _Outputs()  # or the rounding of a training would depend on its evaluations
         return player
 
     def reference(self) -> Self:
@@ -488,7 +492,7 @@ class _Outputs:
 
     def of(self, texts: Sequence[str], policy: WordsPolicy) -> tuple[Tensor, Tensor]:
         """Return what `WordsPolicy._read_texts` returns for these texts; read those that are not known."""
-        weights = (*_hashes(policy), policy.language_model.temperature, policy.language_model.autocast)
+        weights = (*_fingerprints(policy), policy.language_model.temperature, policy.language_model.autocast)
         if weights != self._weights or len(self._of_text) > MAX_REMEMBERED:
             self._weights = weights
             self._of_text = {}
@@ -501,11 +505,17 @@ class _Outputs:
         return torch.stack(all_scores), torch.stack(all_values)
 
 
-def _hashes(module: nn.Module) -> tuple[int, ...]:
-    """Return a hash of each weight, which changes if one number does; equal weights have equal hashes."""
-    hashes = [torch.hash_tensor(parameter.detach()) for parameter in module.parameters()]
-    device_and_dtype = {(str(parameter.device), str(parameter.dtype)) for parameter in module.parameters()}
-    return (*torch.stack([value.cpu() for value in hashes]).tolist(), hash(frozenset(device_and_dtype)))
+def _fingerprints(module: nn.Module) -> list[object]:
+    """Return numbers for each weight that change with it: one by any single change, the other by moved numbers too."""
+    fingerprints: list[object] = []
+    for parameter in module.parameters():
+        weight = parameter.detach()
+        rows = weight.reshape(len(weight), -1).float() if weight.ndim else weight.reshape(1, 1).float()
+        row_factors = torch.arange(1.0, len(rows) + 1, device=rows.device).sin()
+        column_factors = torch.arange(1.0, rows.shape[1] + 1, device=rows.device).cos()
+        weighted_sum = (row_factors @ rows) @ column_factors
+        fingerprints += [torch.hash_tensor(rows).item(), weighted_sum.item(), weight.device, weight.dtype]
+    return fingerprints
 
 
 class _Branch(NamedTuple):
