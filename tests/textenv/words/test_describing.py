@@ -1,6 +1,7 @@
 """The default description of every space, and which environments are known."""
 
 import copy
+import itertools
 import json
 
 import gymnasium
@@ -13,6 +14,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from hypothesis import given, settings, strategies as st
 
 from tests.helpers.generated_spaces import Random, dicts, observation_spaces, tuples
+from textenv.lm.loading import load_tokenizer
 from textenv.words.actions import ActionWords
 from textenv.words.describing import KNOWN, SpaceDescription, description_of, restore_description
 
@@ -240,6 +242,49 @@ def test_saved_descriptions_give_equal_texts(name):
     env.action_space.seed(0)
     for _ in range(20):
         assert restored(observation) == description(observation) and description(observation)
+        observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        if terminated or truncated:
+            observation, _ = env.reset()
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_every_sample_of_the_space_has_a_text(name):
+    env = made(name)
+    env.observation_space.seed(0)
+    description = description_of(env)
+    for _ in range(20):
+        text = description(env.observation_space.sample())
+        assert isinstance(text, str) and text.strip()
+
+
+ALIKE = [{"half left", "half right"}, {"drop", "done"}]
+"""Words that begin with the same token."""
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_words_differ_in_their_first_token(name):
+    tokenizer = load_tokenizer("embedded")
+    env = made(name)
+    for words in ActionWords(env.action_space, description_of(env).action_words).choices:
+        for one, two in itertools.combinations(words, 2):
+            first_tokens = {tokenizer.encode(one)[0], tokenizer.encode(two)[0]}
+            assert (len(first_tokens) == 1) == ({one, two} in ALIKE), (one, two)
+
+
+LONG = {"LunarLander-v3": 70, "LunarLanderContinuous-v3": 70, "MiniGrid-DoorKey-6x6-v0": 85}
+"""Maximum number of tokens of the embedded model in one text; 45 elsewhere."""
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_texts_are_short(name):
+    tokenizer = load_tokenizer("embedded")
+    env = made(name)
+    description = description_of(env)
+    assert len(tokenizer.encode(description.instructions)) <= 70
+    observation, _ = env.reset(seed=0)
+    env.action_space.seed(0)
+    for _ in range(100):
+        assert len(tokenizer.encode(description(observation))) <= LONG.get(name, 45)
         observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
         if terminated or truncated:
             observation, _ = env.reset()
