@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -42,7 +43,7 @@ class MiniGrid(KnownDescription):
         num_actions: number of actions, the first ones of `ACTIONS`.
 
     Raises:
-        ValueError: if the form is unknown.
+        ValueError: if the form is unknown, or a value has another type.
 
     Example:
         >>> image = np.zeros((3, 3, 3), np.uint8)
@@ -64,12 +65,18 @@ class MiniGrid(KnownDescription):
     def __post_init__(self) -> None:
         if self.form not in ("dict", "image", "flat"):
             raise ValueError(f"form is {self.form!r:.100}, expected dict, image or flat")
+        if not isinstance(self.mission, str | None):
+            raise ValueError(f"mission is {self.mission!r:.100}, expected a text or None")
+        if not isinstance(self.view_size, int) or not isinstance(self.num_actions, int):
+            raise ValueError(f"sizes are {self.view_size!r:.50} and {self.num_actions!r:.50}, expected integers")
 
     @classmethod
-    def of(cls, env: gymnasium.Env) -> Self:
+    def of(cls, env: gymnasium.Env) -> Self | None:
         """Read the mission if it never changes, and what the observation is."""
         grid: Any = env.unwrapped
-        mission_space = grid.observation_space["mission"]
+        if not isinstance(grid.observation_space, spaces.Dict) or not {*grid.observation_space} >= PARTS:
+            return None
+        mission_space: Any = grid.observation_space["mission"]
         # BabyAI's subclass has no placeholders either, but other missions
         is_constant = type(mission_space).__name__ == "MissionSpace" and not mission_space.ordered_placeholders
         space = env.observation_space
@@ -190,8 +197,7 @@ def _hands_in_words(image: np.ndarray) -> list[str]:
 
 def _object(code: np.ndarray) -> str:
     """Return the name of a cell's object."""
-    number = int(code[0])
-    return OBJECTS[number] if number < len(OBJECTS) else f"object {number}"
+    return _name(OBJECTS, "object", code[0])
 
 
 def _thing(code: np.ndarray) -> str:
@@ -199,11 +205,13 @@ def _thing(code: np.ndarray) -> str:
     name = _object(code)
     if name == "lava":
         return name
-    color_number = int(code[1])
-    color = COLORS[color_number] if color_number < len(COLORS) else f"color {color_number}"
-    if name == "door":
-        return f"{DOOR_STATES[int(code[2])]} {color} door"
-    return f"{color} {name}"
+    colored = f"{_name(COLORS, 'color', code[1])} {name}"
+    return f"{_name(DOOR_STATES, 'state', code[2])} {colored}" if name == "door" else colored
+
+
+def _name(names: Sequence[str], kind: str, number: Any) -> str:
+    """Return the name with a number; a number that MiniGrid does not use stands for itself."""
+    return names[int(number)] if number < len(names) else f"{kind} {int(number)}"
 
 
 def _sentence(text: str) -> str:

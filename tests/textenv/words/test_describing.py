@@ -1,6 +1,7 @@
 """The default description of every space, and which environments are known."""
 
 import copy
+import itertools
 import json
 
 import gymnasium
@@ -13,6 +14,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from hypothesis import given, settings, strategies as st
 
 from tests.helpers.generated_spaces import Random, dicts, observation_spaces, tuples
+from textenv.lm.loading import load_tokenizer
 from textenv.words.actions import ActionWords
 from textenv.words.describing import KNOWN, SpaceDescription, description_of, restore_description
 
@@ -75,6 +77,7 @@ def test_one_of_a_batch_has_the_same_text(space, seed):
     "space, one, two",
     [
         (spaces.Text(5, min_length=0, charset='"'), "", '""'),
+        (spaces.Text(5, charset="a\n"), "a", "a\n"),
         (spaces.Sequence(spaces.Discrete(20)), (1, 2), (12,)),
         (spaces.Tuple([spaces.Text(9), spaces.Text(9)]), ('a", x1="b', "c"), ("a", 'b", x1="c')),
         (spaces.Box(-99, 99, (2, 2), np.int64), np.array([[1, 11], [0, 0]]), np.array([[11, 1], [0, 0]])),
@@ -105,8 +108,17 @@ def test_integers_in_rows_are_drawn_as_a_map():
     describe = SpaceDescription(space)
     assert describe(np.array([[0, 0, 7], [1, 0, 0]])) == "007\n100\n7 at (0,2), 1 at (1,0)"
     assert describe(np.array([[1, 2, 7], [1, 3, 0]])) == "127\n130"
-    both = SpaceDescription(spaces.Tuple([space, spaces.Discrete(2)]))
-    assert both((np.ones((2, 3)), 1)) == "x0=\n111\n111\nx1=1"
+    both = SpaceDescription(spaces.Tuple([spaces.Discrete(2), space, spaces.Discrete(2), space]))
+    ones = np.ones((2, 3), np.uint8)
+    assert both((0, ones, 1, 2 * ones)) == "x0=0, x1=\n111\n111\nx2=1, x3=\n222\n222"
+
+
+def test_a_map_of_larger_numbers_has_spaces():
+    describe = SpaceDescription(spaces.Box(0, 99, (2, 2), np.int64))
+    assert describe(np.array([[1, 12], [11, 2]])) == "1 12\n11 2\n1 at (0,0), 12 at (0,1), 11 at (1,0), 2 at (1,1)"
+    start = np.array([[0, 126], [0, 126]], np.int8)
+    describe = SpaceDescription(spaces.MultiDiscrete(np.full((2, 2), 2, np.int8), np.int8, start=start))
+    assert describe(np.array([[0, 127], [1, 126]], np.int8)).startswith("0 127\n1 126\n")
 
 
 @pytest.mark.parametrize(
@@ -240,6 +252,49 @@ def test_saved_descriptions_give_equal_texts(name):
     env.action_space.seed(0)
     for _ in range(20):
         assert restored(observation) == description(observation) and description(observation)
+        observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        if terminated or truncated:
+            observation, _ = env.reset()
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_every_sample_of_the_space_has_a_text(name):
+    env = made(name)
+    env.observation_space.seed(0)
+    description = description_of(env)
+    for _ in range(20):
+        text = description(env.observation_space.sample())
+        assert isinstance(text, str) and text.strip()
+
+
+ALIKE = [{"half left", "half right"}, {"drop", "done"}]
+"""Words that begin with the same token."""
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_words_differ_in_their_first_token(name):
+    tokenizer = load_tokenizer("embedded")
+    env = made(name)
+    for words in ActionWords(env.action_space, description_of(env).action_words).choices:
+        for one, two in itertools.combinations(words, 2):
+            first_tokens = {tokenizer.encode(one)[0], tokenizer.encode(two)[0]}
+            assert (len(first_tokens) == 1) == ({one, two} in ALIKE), (one, two)
+
+
+LONG = {"LunarLander-v3": 70, "LunarLanderContinuous-v3": 70, "MiniGrid-DoorKey-6x6-v0": 85}
+"""Maximum number of tokens of the embedded model in one text; 45 elsewhere."""
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_texts_are_short(name):
+    tokenizer = load_tokenizer("embedded")
+    env = made(name)
+    description = description_of(env)
+    assert len(tokenizer.encode(description.instructions)) <= 70
+    observation, _ = env.reset(seed=0)
+    env.action_space.seed(0)
+    for _ in range(100):
+        assert len(tokenizer.encode(description(observation))) <= LONG.get(name, 45)
         observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
         if terminated or truncated:
             observation, _ = env.reset()

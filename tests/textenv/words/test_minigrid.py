@@ -5,14 +5,16 @@ import re
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from tests.helpers.descriptions import through_json
 from textenv.words import minigrid as described
-from textenv.words.describing import description_of
+from textenv.words.describing import description_of, restore_description
 
 minigrid = pytest.importorskip("minigrid")
 from minigrid.core import constants  # noqa: E402
 from minigrid.core.world_object import Ball, Door, Key, Wall  # noqa: E402
+from minigrid.envs import EmptyEnv  # noqa: E402
 from minigrid.wrappers import (  # noqa: E402
     FlatObsWrapper,
     FullyObsWrapper,
@@ -255,3 +257,32 @@ def test_fewer_actions_have_fewer_words():
     env = gymnasium.make("MiniGrid-Dynamic-Obstacles-6x6-v0")
     assert tuple(description_of(env).action_words) == ("left", "right", "forward")
     assert description_of(env).instructions == "Get to the green goal square. Words: left, right, forward."
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"form": "picture"}, "form is 'picture', expected dict, image or flat"),
+        ({"mission": 3}, "mission is 3, expected a text or None"),
+        ({"view_size": "7"}, "expected integers"),
+        ({"view_size": 5}, "does not read"),
+    ],
+)
+def test_damaged_arguments_are_refused(arguments, message):
+    env = gymnasium.make("MiniGrid-Empty-8x8-v0")
+    saved = {"name": "MiniGrid", "arguments": arguments}
+    with pytest.raises(ValueError, match=message):
+        restore_description(saved, env.observation_space)
+
+
+class NumberedGrid(EmptyEnv):
+    """Observes a number, not what is in view."""
+
+    def __init__(self):
+        super().__init__(size=5)
+        self.observation_space = spaces.Discrete(25)
+
+
+def test_a_subclass_with_other_observations_is_not_known():
+    description = description_of(NumberedGrid())
+    assert description.saved()["name"] == "SpaceDescription" and description(3) == "3"
