@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from algos.config import CONFIGS
 from algos.envs.wrapping import Wrapper
+from algos.lab.comparison.episodes import record_episode, write_episodes
 from algos.lab.comparison.games import game_of, in_steps_of_the_game, solved_return
 from algos.lab.comparison.record import Record, changed_settings, read_record, write_record
 from algos.lab.comparison.runs import STUDY, folder_name, read_study
@@ -488,6 +489,7 @@ def _train(job: _Job, *, again: bool) -> RunResult:
     )
     untrained_scores = evaluate()
     samples_before = _samples(test_env, policy)
+    episode_before = record_episode(test_env, policy, seed=seed, deterministic=job.deterministic)
 
     # Training
     record = Record(case.name, seed, job.settings, None)
@@ -522,6 +524,8 @@ def _train(job: _Job, *, again: bool) -> RunResult:
     share_objects(agent.env, test_env)
     after = evaluate()
     samples_after = _samples(test_env, policy)
+    episode_after = record_episode(test_env, policy, seed=seed, deterministic=job.deterministic)
+    write_episodes(folder, {"before": episode_before, "after": episode_after})
     samples = [(prompt, first, last) for (prompt, first), (_, last) in zip(samples_before, samples_after, strict=True)]
     result = RunResult(
         env=case.env_id,
