@@ -228,7 +228,7 @@ def caption(frame: np.ndarray, read: str, wrote: str) -> np.ndarray:
         canvas.text((0, height + row * LINE_HEIGHT), line, font=font, fill="black")
     y = height + len(read_lines) * LINE_HEIGHT
     if wrote_line:
-        canvas.rectangle((0, y, font.getlength(wrote_line), y + LINE_HEIGHT), fill=WROTE_COLOUR)
+        canvas.rectangle((0, y, font.getlength(wrote_line), y + LINE_HEIGHT - 1), fill=WROTE_COLOUR)
         canvas.text((0, y), wrote_line, font=font, fill="white")
     return np.asarray(image)
 
