@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from PIL import ImageFont
     from rich.console import RenderableType
     from tensordict import TensorDict
     from transformers import PreTrainedTokenizerBase
@@ -21,6 +23,10 @@ WIDTH = 640
 """Width of a picture, in pixels."""
 LINE_HEIGHT = 20
 """Height of a line of text in a picture, in pixels."""
+CAPTION_LINES = 8
+"""Lines of text under a frame."""
+WROTE_COLOUR = (0, 120, 0)
+"""Background of what a policy wrote, in a caption."""
 BLOCKS = "▁▂▃▄▅▆▇█"
 """Levels of a `sparkline`, the lowest first."""
 _UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -159,10 +165,9 @@ def draw(
     tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, chosen: np.ndarray, values: np.ndarray
 ) -> np.ndarray:
     """Draw a text as a picture, uint8 ``[HEIGHT, WIDTH, 3]``, coloured as by `shade`; only the end of a long text."""
-    from matplotlib import font_manager
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw
 
-    font = ImageFont.truetype(font_manager.findfont("DejaVu Sans Mono"), LINE_HEIGHT * 3 // 4)
+    font = _font()
     letter_width = font.getlength("m")
     letters_per_line = int(WIDTH // letter_width)
 
@@ -191,6 +196,49 @@ def draw(
                 canvas.rectangle((x, y, x + letter_width, y + LINE_HEIGHT), fill=background)
                 canvas.text((x, y), character, font=font, fill="white")
     return np.asarray(image)
+
+
+def caption(frame: np.ndarray, read: str, wrote: str) -> np.ndarray:
+    """Write what a model read and wrote under a frame, in `CAPTION_LINES` lines.
+
+    Args:
+        frame: picture, uint8 ``[height, width, 3]``.
+        read: text whose last lines are shown.
+        wrote: text in a line of its own below, shaded as what the policy chose.
+
+    Returns:
+        The picture, uint8, with white at both sides if it is narrower than `WIDTH`.
+    """
+    from PIL import Image, ImageDraw
+
+    font = _font()
+    letters_per_line = int(max(WIDTH, frame.shape[1]) // font.getlength("m"))
+    read_lines = []
+    for line in printable(read).splitlines():
+        read_lines += textwrap.wrap(line, letters_per_line) or [""]
+    read_lines = read_lines[1 - CAPTION_LINES :]
+    wrote_line = printable(wrote).replace("\n", " ")[:letters_per_line]
+
+    # The frame in the middle, and the lines below it
+    height, width, _ = frame.shape
+    image = Image.new("RGB", (max(WIDTH, width), height + CAPTION_LINES * LINE_HEIGHT), "white")
+    image.paste(Image.fromarray(frame), ((image.width - width) // 2, 0))
+    canvas = ImageDraw.Draw(image)
+    for row, line in enumerate(read_lines):
+        canvas.text((0, height + row * LINE_HEIGHT), line, font=font, fill="black")
+    y = height + len(read_lines) * LINE_HEIGHT
+    if wrote_line:
+        canvas.rectangle((0, y, font.getlength(wrote_line), y + LINE_HEIGHT - 1), fill=WROTE_COLOUR)
+        canvas.text((0, y), wrote_line, font=font, fill="white")
+    return np.asarray(image)
+
+
+def _font() -> ImageFont.FreeTypeFont:
+    """Return the font of pictures, whose letters have one width."""
+    from matplotlib import font_manager
+    from PIL import ImageFont
+
+    return ImageFont.truetype(font_manager.findfont("DejaVu Sans Mono"), LINE_HEIGHT * 3 // 4)
 
 
 def pieces(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -1,4 +1,4 @@
-"""Films of episodes: the frames of a control environment, or a text as it grows."""
+"""Films of episodes: the frames of a control environment, with the words of a language model, or a text as it grows."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,8 +9,9 @@ from gymnasium.wrappers import TransformObservation
 
 from algos.envs.wrapping import single_environment
 from algos.evaluation import evaluate
+from algos.lab.step_by_step import WordStep, play_step_by_step, plays_in_words
 from algos.storage.run_folder import replacing
-from textenv.rendering import rollout_frames
+from textenv.rendering import caption, rollout_frames
 from textenv.rollout import is_episode_env
 
 if TYPE_CHECKING:
@@ -33,9 +34,14 @@ MP4_ENCODING: dict[str, Any] = {"macro_block_size": 2}
 DEFAULT_FPS = 10
 """Frames per second of an environment that does not say its own."""
 
+WORDS_FPS = 2
+"""Frames per second of a film with words, which people read."""
+
 
 def film_episodes(env: VectorEnv, policy: "Policy", path: Path, **options: Any) -> None:
     """Play episodes in one slot and write them to one film, which appears when it is complete.
+
+    If a language model plays a game, what it reads and writes at each step stands under the frame.
 
     Args:
         env: environment to play, made by its id; in control a single one of its kind is played.
@@ -51,8 +57,12 @@ def film_episodes(env: VectorEnv, policy: "Policy", path: Path, **options: Any) 
     encoding = MP4_ENCODING
     if path.suffix.lower() == ".gif":
         encoding = GIF_ENCODING
-    with replacing(path) as draft, get_writer(draft, ".mp4", fps=_fps(env), **encoding) as film:  # by ffmpeg, a gif too
-        if is_episode_env(env):
+    in_words = plays_in_words(env, policy)
+    fps = WORDS_FPS if in_words else _fps(env)
+    with replacing(path) as draft, get_writer(draft, ".mp4", fps=fps, **encoding) as film:  # by ffmpeg, a gif too
+        if in_words:
+            _film_words(film, env, policy, **options)
+        elif is_episode_env(env):
             _film_text(film, env, policy, **options)
         else:
             _film_control(film, env, policy, **options)
@@ -71,6 +81,23 @@ def _film_text(film: Any, env: Any, policy: Any, **options: Any) -> None:
             film.append_data(frame)
         for _ in range(_fps(env)):  # a second to read the end
             film.append_data(frame)
+
+
+def _film_words(film: Any, env: VectorEnv, policy: "Policy", **options: Any) -> None:
+    """Play episodes of a game one after another, and add a frame with words for each step."""
+
+    def add_frame(step: WordStep) -> None:
+        assert step.frame is not None  # as frames are asked for
+        film.append_data(caption(step.frame, step.read, step.wrote))
+        if not step.wrote:
+            for _ in range(WORDS_FPS):  # a second to see the end
+                film.append_data(caption(step.frame, "", ""))
+
+    try:
+        play_step_by_step(env, policy, add_frame, **options)
+    except gymnasium.error.Error as error:  # also of a package that is not installed
+        name = "" if env.spec is None else env.spec.id
+        raise ValueError(f"{name} cannot be filmed, leave --video out: {error}") from error
 
 
 def _film_control(film: Any, env: VectorEnv, policy: "Policy", **options: Any) -> None:

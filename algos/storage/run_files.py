@@ -37,6 +37,8 @@ MARK = ".made-here"
 """Keyed hash of `RUN`, which shows that this user's own command wrote it."""
 COMPARISON = "comparison.json"
 """Of a run of `compare`: the settings that it was trained with and, once it has finished, the result."""
+EPISODES = "words.json"
+"""Of a run of `compare` in words: an episode before the training and one after it, step by step."""
 
 # The state of the run
 UNFINISHED = ".failed"
@@ -67,6 +69,7 @@ BESIDE_RESULTS = (
     RUN,
     OBJECTS,
     COMPARISON,
+    EPISODES,
     MARK,
     SAMPLES,
     TOKENS,

@@ -10,7 +10,7 @@ from algos import LMPolicy, collect
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.text_envs import EOS, GOOD, good, make_env
 from textenv import TextEnv, render_rollout
-from textenv.rendering import pieces, printable, sparkline
+from textenv.rendering import CAPTION_LINES, LINE_HEIGHT, WIDTH, caption, pieces, printable, sparkline
 
 CODE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -34,6 +34,35 @@ def test_human_prints_at_reset_and_at_every_step(capsys):
     assert env.render() is None
     shown = [CODE.sub("", line) for line in capsys.readouterr().out.splitlines()]
     assert shown == ["a b", "a b good", "a b good"]
+
+
+def ink_of_lines(picture, height):
+    """Fraction of pixels that are not white, of each line of the caption under a frame of this height."""
+    rows = (picture[height:] != 255).any(axis=-1).mean(axis=1)
+    return rows.reshape(CAPTION_LINES, LINE_HEIGHT).mean(axis=1)
+
+
+def test_a_caption_stands_under_the_frame():
+    frame = np.full((30, 50, 3), 7, np.uint8)
+    picture = caption(frame, "one\ntwo", "left")
+    assert picture.shape == (30 + CAPTION_LINES * LINE_HEIGHT, WIDTH, 3) and picture.dtype == np.uint8
+    left = (WIDTH - 50) // 2
+    assert (picture[:30, left : left + 50] == 7).all() and (picture[:30, :left] == 255).all()
+    assert (ink_of_lines(picture, 30) > 0).tolist() == [True] * 3 + [False] * (CAPTION_LINES - 3)
+    assert caption(np.zeros((8, 900, 3), np.uint8), "", "").shape[1] == 900
+    assert not ink_of_lines(caption(frame, "", ""), 30).any()
+
+
+def test_a_long_caption_keeps_its_end():
+    frame = np.zeros((4, 4, 3), np.uint8)
+    lines = [f"line {number}" for number in range(20)]
+    last_lines = lines[1 - CAPTION_LINES :]
+    picture = caption(frame, "\n".join(lines), "left")
+    assert (picture == caption(frame, "\n".join(last_lines), "left")).all()
+    assert (ink_of_lines(picture, 4) > 0).all()
+    folded = caption(frame, "a word " * 40, "x" * 500)
+    assert (ink_of_lines(folded, 4) > 0).sum() > 3
+    assert (caption(frame, "\x1b[2J", "") == caption(frame, "\\x1b[2J", "")).all()
 
 
 def test_a_rollout_is_shaded_by_any_column():

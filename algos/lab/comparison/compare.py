@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from algos.config import CONFIGS
 from algos.envs.wrapping import Wrapper
-from algos.lab.comparison.games import game_of, in_steps_of_the_game, solved_return
+from algos.lab.comparison.episodes import record_episode, write_episodes
+from algos.lab.comparison.games import describes_a_game, game_of, in_steps_of_the_game, solved_return
 from algos.lab.comparison.record import Record, changed_settings, read_record, write_record
 from algos.lab.comparison.runs import STUDY, folder_name, read_study
 from algos.lab.comparison.summary import Case, RunResult, by_case, name_cases, summary, update_kl
@@ -41,7 +42,7 @@ DEFAULT_CASES = ("CartPole-v1:ppo", "textenv/Reviews-v0:ppo")
 TEXT_EPISODES = 288
 """Episodes per evaluation in text: prompts of the test split."""
 CONTROL_EPISODES = 20
-"""Episodes per evaluation in control."""
+"""Episodes per evaluation in control, and in games in words."""
 
 
 def parse_cases(entries: Iterable[Case | str] | Case | str) -> list[Case]:
@@ -481,13 +482,15 @@ def _train(job: _Job, *, again: bool) -> RunResult:
     policy = agent.policy
 
     # Evaluation before the training: of the initial weights, also when a checkpoint is restored afterwards
-    num_episodes = job.num_episodes or (TEXT_EPISODES if is_episode_env(agent.env) else CONTROL_EPISODES)
+    is_text_task = is_episode_env(agent.env) and not describes_a_game(agent.env.spec)
+    num_episodes = job.num_episodes or (TEXT_EPISODES if is_text_task else CONTROL_EPISODES)
     test_env = recipe.environment(min(num_episodes, 64), split="test")
     evaluate = partial(
         summarise, test_env, policy, num_episodes=num_episodes, deterministic=job.deterministic, seed=seed
     )
     untrained_scores = evaluate()
     samples_before = _samples(test_env, policy)
+    episode_before = record_episode(test_env, policy, seed=seed, deterministic=job.deterministic)
 
     # Training
     record = Record(case.name, seed, job.settings, None)
@@ -522,6 +525,8 @@ def _train(job: _Job, *, again: bool) -> RunResult:
     share_objects(agent.env, test_env)
     after = evaluate()
     samples_after = _samples(test_env, policy)
+    episode_after = record_episode(test_env, policy, seed=seed, deterministic=job.deterministic)
+    write_episodes(folder, {"before": episode_before, "after": episode_after})
     samples = [(prompt, first, last) for (prompt, first), (_, last) in zip(samples_before, samples_after, strict=True)]
     result = RunResult(
         env=case.env_id,

@@ -48,9 +48,14 @@ def game_of(env_id: str, env_kwargs: Mapping[str, Any]) -> str:
 
 def solved_return(spec: EnvSpec | None) -> float | None:
     """Return Gymnasium's ``reward_threshold`` of the game that an environment with this specification is, or None."""
-    if spec is not None and _is_described(spec.id, spec.kwargs):
+    if spec is not None and describes_a_game(spec):
         spec = gymnasium.registry.get(_game_id(spec.kwargs))
     return None if spec is None else spec.reward_threshold
+
+
+def describes_a_game(spec: EnvSpec | None) -> bool:
+    """Return True if an environment with this specification is another one in words."""
+    return spec is not None and _is_described(spec.id, spec.kwargs)
 
 
 def in_steps_of_the_game(

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).with_name("templates")
 MAX_TEXT_CHARACTERS = 2_500_000
-"""Maximum characters of prompts and answers in a page; with `MAX_PICTURE_BYTES`, a page stays below 5 MB."""
+"""Maximum characters of prompts and answers in a page; with pictures and frames, a page stays below 5 MB."""
 MAX_PICTURE_BYTES = 1_000_000
-"""Maximum bytes of pictures in a page."""
+"""Maximum bytes of pictures in a page; frames have their own limit (`algos.lab.comparison.episodes`)."""
 RETURN = "episode/return"
 KL = "reference/kl"
 LENGTH = "episode/length"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from algos.lab.comparison.episodes import read_episodes
 from algos.lab.comparison.page import RETURN, bands, page_data, read_pictures, render
 from algos.lab.comparison.paper import scores_by_algorithm, write_paper
 from algos.lab.comparison.runs import differences, listed, read_runs
@@ -253,6 +254,7 @@ def report_page(runs: Sequence[RunResult], *, live: float = 0) -> str:
             "rows": _plain_cells(run_rows),
         },
         before_after=texts,
+        word_episodes=read_episodes(runs),
         pictures=read_pictures(runs),
         made="A + after a commit: the files differed from it.",
     )

@@ -14,7 +14,11 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics as RecordVectorSta
 import algos
 from algos import LMPolicy, presets
 from algos.cli import main
-from textenv.rendering import HEIGHT, WIDTH
+from algos.cli.film import film_episodes
+from algos.lab.step_by_step import play_step_by_step
+from algos.make import make_vector_environment
+from tests.helpers.speaking import make_speaker
+from textenv.rendering import CAPTION_LINES, HEIGHT, LINE_HEIGHT, WIDTH
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # imageio's reader of mp4
 
@@ -61,6 +65,37 @@ def test_a_film_of_text_grows_by_a_token_a_frame(runs, tmp_path, capsys):
     lengths = rollout["mask"].sum(dim=1).tolist()
     assert len(film) == sum(lengths) + 2 * (1 + 10), "the prompt, each token, and a second at the end"
     assert (np.diff(ink[: lengths[0]]) > 0).all()
+
+
+@pytest.mark.parametrize("ending", ["gif", "mp4"])
+def test_words_stand_under_each_frame_of_a_game(ending, tmp_path):
+    env = make_vector_environment("FrozenLake-v1", 2, is_slippery=False)
+    policy = make_speaker(env, 3)
+    path = tmp_path / f"film.{ending}"
+    film_episodes(env, policy, path, num_episodes=1, seed=5)
+    film = imageio.imread(path)
+
+    # A frame for each step, the end, and a second to see it
+    steps = []
+    play_step_by_step(env, policy, steps.append, num_episodes=1, seed=5)
+    assert film.shape == (len(steps) + 2, 256 + CAPTION_LINES * LINE_HEIGHT, WIDTH, 3)
+    left = (WIDTH - 256) // 2
+    for picture, step in zip(film, steps, strict=False):
+        game = picture[:256, left : left + 256].astype(int)
+        assert np.abs(game - step.frame).mean() < (2 if ending == "gif" else 6)
+        words = picture[256:].astype(int)
+        assert bool((words < 100).any()) == bool(step.wrote), "black letters, but not at the end"
+        wrote = (words[..., 1] > words[..., 0] + 60).any(axis=1)
+        assert bool(wrote[2 * LINE_HEIGHT : 3 * LINE_HEIGHT].any()) == bool(step.wrote), "green, after two lines"
+        assert not wrote[: 2 * LINE_HEIGHT - 4].any() and not wrote[3 * LINE_HEIGHT + 4 :].any()
+
+
+def test_a_game_that_draws_nothing_is_not_filmed(tmp_path):
+    env = make_vector_environment("FrozenLake-v1", 2)
+    env.metadata = {"render_modes": []}
+    with pytest.raises(ValueError, match="FrozenLake-v1 cannot be filmed, leave --video out"):
+        film_episodes(env, make_speaker(env, 3), tmp_path / "film.gif")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_long_evaluation_is_filmed_in_part(runs, tmp_path, capsys):

@@ -1,0 +1,200 @@
+"""Episodes step by step: what a language model read and wrote in a game, beside the rendered frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from algos.envs.flatten import flatten_one
+from algos.envs.wrapping import VECTOR_ONLY, single_environment
+from algos.evaluation import EvaluationResult, evaluate
+from algos.lab.comparison.games import WORDS
+from algos.make import make_vector_environment
+from textenv.rollout import is_episode_env
+
+if TYPE_CHECKING:
+    from textenv.envs.task import Conversation
+    from textenv.envs.turn import Turn
+
+NOT_OF_ONE_GAME = (*VECTOR_ONLY, "task", "penalty", "kl_coef")
+"""Arguments of `WORDS` that are not needed to play one game at a time."""
+
+
+class WordStep(NamedTuple):
+    """One step of a game, or its end."""
+
+    frame: np.ndarray | None
+    """Picture of what the model described, before the step, uint8 ``[height, width, 3]``; None without pictures."""
+    read: str
+    """What the model read: everything, or in a conversation what is new; empty at the end."""
+    wrote: str
+    """What the model wrote; empty at the end."""
+    reward: float
+    """What the step was paid."""
+
+
+ShowStep = Callable[[WordStep], object]
+"""Function that is called with each step, and once at the end of each episode."""
+
+
+@runtime_checkable
+class WritesWords(Protocol):
+    """Policy for control that reads descriptions of observations and writes words for actions."""
+
+    def texts(self, observation: Any) -> list[str]:
+        """What the model reads, one text for each observation of a batch."""
+
+    def words(self, action: Any) -> list[str]:
+        """What the model writes, one text for each action of a batch."""
+
+
+def plays_in_words(env: VectorEnv, policy: object) -> bool:
+    """Return True if a language model plays a game here: as the network of a policy, or in `WORDS`."""
+    spec = env.spec
+    if spec is None:
+        return False
+    if is_episode_env(env):
+        return spec.id == WORDS
+    return isinstance(policy, WritesWords)
+
+
+def play_step_by_step(
+    env: VectorEnv,
+    policy: Any,
+    show_step: ShowStep,
+    *,
+    with_frames: bool = True,
+    max_steps: int | None = None,
+    **options: Any,
+) -> EvaluationResult:
+    """Play episodes of a game one after another, and show each step.
+
+    Args:
+        env: environment that `plays_in_words` is True for; a single one of its kind is played.
+        policy: the policy that plays.
+        show_step: called with each step.
+        with_frames: render a frame of each step.
+        max_steps: steps after which an episode is truncated; None: the game's own limit.
+        options: further arguments of `algos.evaluation.evaluate`.
+
+    Raises:
+        gymnasium.error.Error: if the environment draws no pictures, or a package for that is not installed.
+    """
+    spec = env.spec
+    assert spec is not None  # as the environment was made by its id
+    render_mode = "rgb_array" if with_frames else None
+
+    # A conversation, turn by turn
+    if is_episode_env(env):
+        arguments = {name: value for name, value in spec.kwargs.items() if name not in NOT_OF_ONE_GAME}
+        arguments["env_kwargs"] = {**(arguments.get("env_kwargs") or {}), "render_mode": render_mode}
+        if max_steps is not None:
+            arguments["max_turns"] = min(arguments.get("max_turns", max_steps), max_steps)
+        wrappers = spec.kwargs.get("wrappers", ())
+        games: Any = make_vector_environment(spec.id, 1, wrappers=wrappers, **arguments)
+        try:
+            return play_turn_by_turn(games, policy, show_step, **options)
+        finally:
+            games.close()
+
+    # Control
+    if with_frames and "rgb_array" not in env.metadata.get("render_modes", ()):
+        raise gymnasium.error.Error("it has no render_mode 'rgb_array'")
+    limits = {}
+    if max_steps is not None:
+        own_limit = spec.kwargs.get("max_episode_steps", spec.max_episode_steps)
+        limits["max_episode_steps"] = min(own_limit or max_steps, max_steps)
+    with single_environment(spec, render_mode=render_mode, **limits) as single:
+        return evaluate(_ShownSteps(single, policy, show_step), policy, **options)
+
+
+def play_turn_by_turn(env: Any, policy: Any, show_step: ShowStep, **options: Any) -> EvaluationResult:
+    """Play episodes of a `textenv.TokenVectorEnv` with one slot, and show each turn.
+
+    Args:
+        env: the environment, whose task is replaced while it plays. There are frames if the string environments have
+            the ``render_mode`` ``"rgb_array"``.
+        policy: the policy that plays.
+        show_step: called with each turn.
+        options: further arguments of `algos.evaluation.evaluate`.
+    """
+    task = env.task
+    env.task = _ShownTurns(task, show_step)
+    try:
+        return evaluate(env, policy, **options)
+    finally:
+        env.task = task
+
+
+class _ShownSteps(gymnasium.Wrapper):
+    """Shows each step of an environment in the words of a policy."""
+
+    def __init__(self, env: gymnasium.Env, policy: WritesWords, show_step: ShowStep) -> None:
+        super().__init__(env)
+        self._policy = policy
+        self._show_step = show_step
+        self._observation: Any = None
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        self._observation, info = self.env.reset(**options)
+        return self._observation, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take a step, and show it with the frame from before it."""
+        frame = _frame(self.env)
+        batch = flatten_one(self.env.observation_space, self._observation)[np.newaxis]
+        (read,) = self._policy.texts(batch)
+        (wrote,) = self._policy.words(np.asarray(action)[np.newaxis])
+        self._observation, reward, terminated, truncated, info = self.env.step(action)
+        self._show_step(WordStep(frame, read, wrote, float(reward)))
+        if terminated or truncated:
+            self._show_step(WordStep(_frame(self.env), "", "", 0.0))
+        return self._observation, reward, terminated, truncated, info
+
+
+class _ShownTurns:
+    """Task that plays the string environments of another task, one at a time, and shows each turn."""
+
+    def __init__(self, games: Conversation, show_step: ShowStep) -> None:
+        self._games = games
+        self._show_step = show_step
+        self._read = ""
+
+    def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> Sequence[Any]:
+        """Start a game; see `textenv.envs.task.Task.sample_prompts`."""
+        prompts = self._games.sample_prompts(numbers, seed=seed)
+        content = prompts[0].content
+        if not isinstance(content, str):
+            content = "\n".join(str(message["content"]) for message in content)
+        self._read = content.strip()
+        return prompts
+
+    def reply(self, turns: Sequence[Turn]) -> Sequence[Any]:
+        """Step the game, and show the turn with the frame from before it."""
+        (turn,) = turns
+        game = turn.prompt.state
+        frame = _frame(game.env)
+        (reply,) = self._games.reply(turns)
+        self._show_step(WordStep(frame, self._read, turn.completion.strip(), game.rewards.get(turn.index, 0.0)))
+        if isinstance(reply, str):
+            self._read = reply.strip()
+        else:
+            self._show_step(WordStep(_frame(game.env), "", "", 0.0))
+        return [reply]
+
+    def score(self, turns: Sequence[Turn]) -> Any:
+        """Return the rewards of the turns; see `textenv.envs.task.Task.score`."""
+        return self._games.score(turns)
+
+
+def _frame(env: gymnasium.Env) -> np.ndarray | None:
+    """Return the picture of an environment, uint8 ``[height, width, 3]``; None if it is not made to draw one."""
+    if env.render_mode != "rgb_array":
+        return None
+    picture: Any = env.render()
+    return np.asarray(picture, dtype=np.uint8)
