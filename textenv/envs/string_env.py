@@ -11,20 +11,26 @@ from weakref import WeakSet
 import gymnasium
 import numpy as np
 
+from textenv.envs.action_masks import WordRule
 from textenv.envs.limits import check_tokenizer
 from textenv.envs.task import rows_of
 from textenv.envs.text_env import TextEnv
 from textenv.envs.turn import TRUNCATED, Cut, Turn
 from textenv.envs.vector_env import TextVectorEnv
+from textenv.lm.ends import turn_ends
 from textenv.prompts.messages import Message
 from textenv.prompts.prompts import Prompt
+from textenv.prompts.tokenize import has_system_message
 from textenv.rewards.scores import Scores, read_scores
+from textenv.words.wrapper import language_wrapper_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FAILED_KEY = "worker_failed"
 """Key of ``info`` in a step that failed, as in `algos.envs.subprocess_env`."""
+UNREADABLE_KEY = "unreadable"
+"""Key of ``info``: True if the text was no action, as `LanguageWrapper` writes it."""
 MAX_TURNS = 20
 """Default maximum number of turns in an episode."""
 
@@ -42,6 +48,8 @@ class _Game:
     closed: bool = False
     failed: bool = False
     """True after an error of the environment: the episode is broken off, and left out of the update."""
+    unreadable: dict[int, float] = field(default_factory=dict)
+    """By number of the turn: 1 if its text was no action, 0 if it was; empty if the environment does not say so."""
 
 
 class StringGames:
@@ -53,6 +61,7 @@ class StringGames:
         tokenizer: the policy's tokenizer; with a chat template, observations become user messages, otherwise lines
             of text.
         pay_at: ``"turn"`` assigns each reward to the turn that earned it, ``"end"`` their sum to the last turn.
+        chat: use the tokenizer's chat template, if there is one; False writes lines of text, which are shorter.
 
     Raises:
         TypeError: unless ``make_env`` is or makes a Gymnasium environment.
@@ -64,6 +73,7 @@ class StringGames:
         *,
         tokenizer: PreTrainedTokenizerBase,
         pay_at: Literal["turn", "end"] = "turn",
+        chat: bool = True,
     ) -> None:
         if pay_at not in ("turn", "end"):
             raise ValueError(f"pay_at is {pay_at!r}, expected 'turn' or 'end'")
@@ -76,8 +86,10 @@ class StringGames:
         else:
             raise TypeError(f"make_env is {make_env!r}, expected a Gymnasium environment or a function that makes one")
         self._made: WeakSet[StringEnv] = WeakSet()
+        self._waiting: list[StringEnv] = []  # made to look at, for the next episode
         check_tokenizer(tokenizer)
-        self.chat = bool(tokenizer.chat_template)
+        self.tokenizer = tokenizer
+        self.chat = chat and bool(tokenizer.chat_template)
         self.pay_at = pay_at
         self._answered: list[Turn] = []
         self._map: Callable[..., Iterable[Any]] = map
@@ -110,14 +122,30 @@ class StringGames:
             if game.failed:
                 failed_indices.append(index)
         scores = read_scores(rewards, rows_of(turns), name=type(self).__name__)
-        return replace(scores, failed=frozenset(failed_indices))
+        unreadable = _unreadable_column(turns)
+        return replace(scores, failed=frozenset(failed_indices), logged=unreadable)
 
     def prompt(self, observation: str, state: _Game | None = None) -> Prompt:
-        """Return the prompt for a first observation."""
+        """Return the prompt for a first observation, after the instructions of a `LanguageWrapper`."""
+        instructions = "" if state is None else _instructions_of(state.env)
         if self.chat:
-            message: Message = {"role": "user", "content": observation}
-            return Prompt((message,), state=state)
+            return Prompt(_first_messages(instructions, observation, self.tokenizer), state=state)
+        if instructions:
+            observation = f"{instructions}\n{observation}"
         return Prompt(f"{observation}\n", state=state)
+
+    def look_at_env(self) -> StringEnv:
+        """Return the environment of the next episode, before it begins."""
+        if self.single_env is not None:
+            return self.single_env
+        if not self._waiting:
+            self._waiting.append(self._make_env())
+        return self._waiting[0]
+
+    def close(self) -> None:
+        """Close an environment that waits for an episode."""
+        while self._waiting:
+            self._waiting.pop().close()
 
     def _close(self, turns: Sequence[Turn]) -> None:
         """Close the environments of episodes that are over, each once."""
@@ -129,10 +157,13 @@ class StringGames:
 
     def _begin(self, number: int, seed: int) -> Prompt:
         """Begin an episode; the seed of its environment depends on seed and number only."""
-        if self.single_env is None:
-            env = self._make_env()
-        else:
+        env: StringEnv
+        if self.single_env is not None:
             env = self.single_env
+        elif self._waiting:
+            env = self._waiting.pop()
+        else:
+            env = self._make_env()
         if not isinstance(env, gymnasium.Env):
             raise TypeError(f"make_env returned {env!r}, expected a Gymnasium environment")
         if self.single_env is None and env in self._made:
@@ -148,6 +179,8 @@ class StringGames:
         game: _Game = turn.prompt.state
         observation, reward, terminated, truncated, info = game.env.step(turn.completion)
         game.failed = bool(info.get(FAILED_KEY))
+        if UNREADABLE_KEY in info:
+            game.unreadable[turn.index] = float(info[UNREADABLE_KEY])
         try:
             game.rewards[turn.index] = float(reward)
         except (TypeError, ValueError) as error:
@@ -167,10 +200,13 @@ class TokenEnv(TextEnv):
     observation is appended to the state: with the tokenizer's chat template if there is one, else between newlines.
     Observations are False in a rollout's mask, and no text is tokenized twice.
 
+    A `LanguageWrapper` is taken as it is: its instructions come first, and only its words are allowed, of which each one
+    ends its turn. ``max_new_tokens`` then follows from the longest word.
+
     Args:
         env: a `gymnasium.Env` whose observations and actions are strings, or a function that makes one.
         tokenizer: the policy's tokenizer.
-        pay_at: see `StringGames`.
+        pay_at, chat: see `StringGames`.
         arguments: other arguments of `TextVectorEnv`: ``max_turns`` (20 here), ``max_new_tokens`` per turn,
             ``max_length`` per episode, ``tools``, ``stop``, ``forbidden``, ``allowed``, ``render_mode``, ….
 
@@ -188,10 +224,12 @@ class TokenEnv(TextEnv):
         *,
         tokenizer: PreTrainedTokenizerBase,
         pay_at: Literal["turn", "end"] = "turn",
+        chat: bool = True,
         max_turns: int = MAX_TURNS,
         **arguments: Any,
     ) -> None:
-        task = StringGames(env, tokenizer=tokenizer, pay_at=pay_at)
+        task = StringGames(env, tokenizer=tokenizer, pay_at=pay_at, chat=chat)
+        arguments = words_as_rule(task, **arguments)
         super().__init__(task, tokenizer=tokenizer, max_turns=max_turns, **arguments)
 
 
@@ -210,16 +248,69 @@ class TokenVectorEnv(TextVectorEnv):
         tokenizer: PreTrainedTokenizerBase,
         num_envs: int | None = None,
         pay_at: Literal["turn", "end"] = "turn",
+        chat: bool = True,
         max_turns: int = MAX_TURNS,
         **arguments: Any,
     ) -> None:
-        task = StringGames(make_env, tokenizer=tokenizer, pay_at=pay_at)
+        task = StringGames(make_env, tokenizer=tokenizer, pay_at=pay_at, chat=chat)
         if task.single_env is not None:
             raise TypeError(
                 f"make_env is the environment {make_env!r}, which cannot run several episodes at once: "
                 "give a function that makes one, such as the class itself"
             )
+        arguments = words_as_rule(task, **arguments)
         super().__init__(task, tokenizer=tokenizer, num_envs=num_envs, max_turns=max_turns, **arguments)
+        self._games = task
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close an environment that waits for its episode."""
+        self._games.close()
+
+
+def words_as_rule(task: StringGames, **arguments: Any) -> dict[str, Any]:
+    """Return arguments of `TextVectorEnv` that allow only the words of a `LanguageWrapper`.
+
+    Args:
+        task: the games. If they are not in a `LanguageWrapper`, or take any text, nothing is added.
+        arguments: ``allowed`` stays if it is among them; ``max_new_tokens`` follows from the words if it is not.
+
+    Raises:
+        ValueError: as `WordRule`, or if ``max_new_tokens`` would cut a word.
+    """
+    wrapper = language_wrapper_of(task.look_at_env())
+    if arguments.get("allowed") is not None or wrapper is None or wrapper.words is None:
+        return arguments
+    rule = WordRule(wrapper.words, task.tokenizer, ends=turn_ends(task.tokenizer).ids)
+    max_new_tokens = arguments.get("max_new_tokens", rule.num_tokens)
+    if max_new_tokens < rule.num_tokens:
+        raise ValueError(
+            f"max_new_tokens is {max_new_tokens}, which would cut a word, expected at least {rule.num_tokens} for the "
+            f"words {list(wrapper.words)!r:.200}: leave it out"
+        )
+    return arguments | {"allowed": rule, "max_new_tokens": max_new_tokens}
+
+
+def _instructions_of(env: StringEnv) -> str:
+    """Return the instructions of a `LanguageWrapper`; empty for another environment."""
+    wrapper = language_wrapper_of(env)
+    return "" if wrapper is None else wrapper.instructions
+
+
+def _first_messages(instructions: str, observation: str, tokenizer: PreTrainedTokenizerBase) -> tuple[Message, ...]:
+    """Return the chat before the first turn: the instructions as a system message, if the template has these."""
+    if not instructions:
+        return ({"role": "user", "content": observation},)
+    if has_system_message(tokenizer):
+        return ({"role": "system", "content": instructions}, {"role": "user", "content": observation})
+    return ({"role": "user", "content": f"{instructions}\n{observation}"},)
+
+
+def _unreadable_column(turns: Sequence[Turn]) -> dict[str, list[float | None]]:
+    """Return, as `Scores.logged`, which turns were no action; empty if no environment says so."""
+    column = [turn.prompt.state.unreadable.get(turn.index) for turn in turns]
+    if all(entry is None for entry in column):
+        return {}
+    return {UNREADABLE_KEY: column}
 
 
 def _checked_observation(env: StringEnv, observation: object) -> str:

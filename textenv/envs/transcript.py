@@ -163,6 +163,8 @@ class Transcript:
             for i in np.flatnonzero(candidates):
                 turn = self._turn(indices[i], terminated=True)
                 ended[i] = turn.find_completed(self.ends.texts) is not None
+        if self.masks.complete_turns:
+            ended |= self._complete(indices)
         # Here it says that the turn ended. `finish` or `continue_or_end` will write whether the episode did
         self.terminated[rows] = ended
 
@@ -426,6 +428,14 @@ class Transcript:
         self.terminated[row] = terminated
         self.truncated[row] = not terminated
         self.end_reason[row] = reason
+
+    def _complete(self, rows: np.ndarray) -> np.ndarray:
+        """Return True for the rows whose turn is a word that ends it by itself (`WordRule`)."""
+        is_complete = np.zeros(len(rows), dtype=bool)
+        for i, row in enumerate(rows.tolist()):
+            turn_ids = self.tokens[row, self.turn_start[row] : self.length[row]]
+            is_complete[i] = tuple(turn_ids.tolist()) in self.masks.complete_turns
+        return is_complete
 
     def _look_ahead(self, rows: np.ndarray) -> None:
         """Compute the mask of the next token in these rows."""
