@@ -28,6 +28,7 @@ LAYERS = {
         registration
         tasks checks
         extras
+        words
         envs
         rewards kl
         lm
