@@ -28,7 +28,6 @@ LAYERS = {
         registration
         tasks checks
         extras
-        words
         envs
         rewards kl
         lm

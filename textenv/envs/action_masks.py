@@ -59,8 +59,11 @@ class ActionMasks:
         self.rule = rule
         self.complete_turns: frozenset[tuple[int, ...]] = frozenset()
         """Turns that are over without a token that ends them, see `WordRule`."""
+        self.room = 1
+        """Number of tokens for which a turn needs room, so that no word is cut."""
         if isinstance(rule, WordRule):
             self.complete_turns = rule.complete
+            self.room = rule.num_tokens
         self.active = bool(len(forbidden) or min_new_tokens or rule)
         """False if every token is allowed everywhere."""
 

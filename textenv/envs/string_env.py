@@ -200,8 +200,8 @@ class TokenEnv(TextEnv):
     observation is appended to the state: with the tokenizer's chat template if there is one, else between newlines.
     Observations are False in a rollout's mask, and no text is tokenized twice.
 
-    A `LanguageWrapper` is taken as it is: its instructions come first, and only its words are allowed, of which each one
-    ends its turn. ``max_new_tokens`` then follows from the longest word.
+    A `LanguageWrapper` is taken as it is: its instructions come first, and only its words are allowed. A word that no
+    other word continues ends its turn by itself; ``max_new_tokens`` follows from the longest word.
 
     Args:
         env: a `gymnasium.Env` whose observations and actions are strings, or a function that makes one.
@@ -275,7 +275,7 @@ def words_as_rule(task: StringGames, **arguments: Any) -> dict[str, Any]:
         arguments: ``allowed`` stays if it is among them; ``max_new_tokens`` follows from the words if it is not.
 
     Raises:
-        ValueError: as `WordRule`, or if ``max_new_tokens`` would cut a word.
+        ValueError: as `WordRule`, or if ``max_new_tokens`` or ``max_length`` would cut a word.
     """
     wrapper = language_wrapper_of(task.look_at_env())
     if arguments.get("allowed") is not None or wrapper is None or wrapper.words is None:
@@ -286,6 +286,13 @@ def words_as_rule(task: StringGames, **arguments: Any) -> dict[str, Any]:
         raise ValueError(
             f"max_new_tokens is {max_new_tokens}, which would cut a word, expected at least {rule.num_tokens} for the "
             f"words {list(wrapper.words)!r:.200}: leave it out"
+        )
+    max_length = arguments.get("max_length")
+    max_prompt_tokens = arguments.get("max_prompt_tokens", 0)
+    if max_length is not None and max_length < max_prompt_tokens + rule.num_tokens:
+        raise ValueError(
+            f"max_length is {max_length}, which has no room for a prompt of max_prompt_tokens, "
+            f"{max_prompt_tokens}, and a word, of up to {rule.num_tokens} tokens: lower max_prompt_tokens or raise max_length"
         )
     return arguments | {"allowed": rule, "max_new_tokens": max_new_tokens}
 

@@ -284,14 +284,14 @@ class Transcript:
                 f"reply returned {reply!r:.200} after {turn.completion!r}, expected text, None or TRUNCATED"
             )
 
-        # A limit ends it: no further turn, or no space for the reply and one more token
+        # A limit ends it: no further turn, or no space for the reply and one more token, or word
         if turn.index + 1 >= self.limits.max_turns:
             self._end(row, turn, terminated=False, reason="turns")
             return
         ids = reply_ids(reply, turn.prompt, turn.completion_ids, self.tokenizer)
         start = self.length[row]
         stop = start + len(ids)
-        if stop >= self.tokens.shape[1]:
+        if stop + self.masks.room > self.tokens.shape[1]:
             self._end(row, turn, terminated=False, reason="length")
             return
 

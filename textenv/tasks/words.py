@@ -172,7 +172,7 @@ def _limits(
     return {
         "max_turns": max_turns,
         "max_new_tokens": max_new_tokens,
-        "max_prompt_tokens": min(max_prompt_tokens, max_length - 1),
+        "max_prompt_tokens": min(max_prompt_tokens, max_length - max_new_tokens),
         "max_length": max_length,
     }
 

@@ -32,8 +32,8 @@ class WordReader:
             index_of_word = {_plain(word): index for index, word in enumerate(words)}
             if len(index_of_word) != len(words):
                 raise ValueError(
-                    f"actions are the words {list(words)!r:.200}, of which two differ in nothing but capital letters or "
-                    "spaces: in free text they cannot be told apart"
+                    f"actions are the words {list(words)!r:.200}, of which two differ in nothing but capital letters "
+                    "or spaces: in free text they cannot be told apart"
                 )
             self._index_of_word.append(index_of_word)
             longest_first = sorted(words, key=len, reverse=True)

@@ -174,7 +174,10 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
 
     def _options(self) -> str:
         """Say what may be written."""
-        parts = ["one of " + ", ".join(words) for words in self.action_words.choices]
+        choices = self.action_words.choices
+        if len(choices) > 1 and len({*choices}) == 1:
+            return f"{len(choices)} words with spaces between them, each one of {', '.join(choices[0])}"
+        parts = [f"one of {', '.join(words)}" for words in choices]
         return ", then a space and ".join(parts)
 
     def _list_of_words(self) -> str:
