@@ -291,8 +291,8 @@ def words_as_rule(task: StringGames, **arguments: Any) -> dict[str, Any]:
     max_prompt_tokens = arguments.get("max_prompt_tokens", 0)
     if max_length is not None and max_length < max_prompt_tokens + rule.num_tokens:
         raise ValueError(
-            f"max_length is {max_length}, which has no room for a prompt of max_prompt_tokens, "
-            f"{max_prompt_tokens}, and a word, of up to {rule.num_tokens} tokens: lower max_prompt_tokens or raise max_length"
+            f"max_length is {max_length}, expected at least max_prompt_tokens, {max_prompt_tokens}, and the tokens of "
+            f"the longest word, {rule.num_tokens}: lower max_prompt_tokens or raise max_length"
         )
     return arguments | {"allowed": rule, "max_new_tokens": max_new_tokens}
 
