@@ -17,9 +17,19 @@ from gymnasium.vector.utils import iterate
 
 from textenv.json_files import Json
 from textenv.words.actions import ActionWords
+from textenv.words.phrases import number_in_words
 
 KNOWN = {
     "FrozenLakeEnv": "textenv.words.toy_text:FrozenLake",
+    "CliffWalkingEnv": "textenv.words.toy_text:CliffWalking",
+    "TaxiEnv": "textenv.words.toy_text:Taxi",
+    "BlackjackEnv": "textenv.words.toy_text:Blackjack",
+    "CartPoleEnv": "textenv.words.classic_control:CartPole",
+    "MountainCarEnv": "textenv.words.classic_control:MountainCar",
+    "Continuous_MountainCarEnv": "textenv.words.classic_control:MountainCarContinuous",
+    "AcrobotEnv": "textenv.words.classic_control:Acrobot",
+    "PendulumEnv": "textenv.words.classic_control:Pendulum",
+    "LunarLander": "textenv.words.box2d:LunarLander",
 }
 """Environments with a description of their own: the name of the class, and the description. Imported when needed."""
 KNOWN_PACKAGES = ("gymnasium", "minigrid")
@@ -207,19 +217,6 @@ def restore_description(saved: Mapping[str, Json], observation_space: spaces.Spa
     if not description.reads(observation_space):
         raise ValueError(f"the saved description {description!r:.200} does not read {observation_space!s:.200}")
     return description
-
-
-def number_in_words(value: float) -> str:
-    """Write a number with three significant digits, without an exponent where it needs at most seven digits."""
-    if not math.isfinite(value):
-        return str(float(value))
-    rounded = float(f"{value:.3g}")
-    if rounded == 0:
-        return "0"
-    if 1e-4 <= abs(rounded) < 1e7:
-        return np.format_float_positional(rounded, trim="-")
-    mantissa, _, exponent = f"{rounded:.3g}".partition("e")
-    return f"{mantissa}e{int(exponent)}"
 
 
 def _known_description(env: gymnasium.Env) -> KnownDescription | None:

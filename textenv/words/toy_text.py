@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import gymnasium
 from gymnasium import spaces
 
 from textenv.words.describing import KnownDescription
+from textenv.words.phrases import sided, way
 
 STEPS = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 """Rows and columns that a word moves by."""
@@ -65,39 +66,150 @@ class FrozenLake(KnownDescription):
 
     def __call__(self, observation: Any) -> str:
         """Describe the cell with this number."""
-        row, column = divmod(int(observation), len(self.rows[0]))
-        sentences = [f"Row {row}, column {column}."]
+        return _cell_in_words(self.rows, int(observation), "H", "Hole")
 
-        # The nearest goal
-        ways = [(goal_row - row, goal_column - column) for goal_row, goal_column in self._cells("G")]
-        if ways:
-            down, right = min(ways, key=lambda way: abs(way[0]) + abs(way[1]))
-            sentences.append(f"Goal {_way(down, right)}.")
 
-        # Holes
-        holes = self._cells("H")
-        near = [word for word, (down, right) in STEPS.items() if (row + down, column + right) in holes]
-        if (row, column) in holes:
-            sentences.append("In a hole.")
-        elif near:
-            sentences.append(f"Hole {', '.join(near)}.")
+@dataclass(frozen=True, kw_only=True)
+class CliffWalking(KnownDescription):
+    """CliffWalking: the row and column, the way to the goal, and where the cliff is beside it.
+
+    Args:
+        is_slippery: whether a step may go to a side.
+
+    Example:
+        >>> CliffWalking()(36)
+        'Row 3, column 0. Goal 11 right. Cliff right.'
+    """
+
+    AIM = "Walk to the goal, not into the cliff."
+    WORDS = ("up", "right", "down", "left")
+    ROWS: ClassVar[tuple[str, ...]] = ("............", "............", "............", "SCCCCCCCCCCG")
+    """The map: S (start), C (cliff), G (goal)."""
+
+    is_slippery: bool = False
+
+    @classmethod
+    def of(cls, env: gymnasium.Env) -> Self:
+        """Read whether a step may go to a side."""
+        cliff: Any = env.unwrapped
+        return cls(is_slippery=cliff.is_slippery)
+
+    @property
+    def aim(self) -> str:
+        """What to do in this environment."""
+        return f"{self.AIM} It is slippery." if self.is_slippery else self.AIM
+
+    def reads(self, observation_space: spaces.Space) -> bool:
+        """Return whether the space has the 48 cells."""
+        return observation_space == spaces.Discrete(48)
+
+    def __call__(self, observation: Any) -> str:
+        """Describe the cell with this number."""
+        return _cell_in_words(self.ROWS, int(observation), "C", "Cliff")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taxi(KnownDescription):
+    """Taxi: who waits where, the way to the next place, and the walls beside the taxi.
+
+    The way leads to the passenger, or to the goal if the passenger is in the taxi. Borders of the map are no walls.
+
+    Example:
+        >>> Taxi()(((3 * 5 + 1) * 5 + 0) * 4 + 2)
+        'Passenger at red, 3 north, 1 west. Goal yellow. Wall west.'
+    """
+
+    AIM = "Fetch the passenger, go to the goal, drop off."
+    WORDS = ("south", "north", "east", "west", "pickup", "dropoff")
+    PLACES: ClassVar[dict[str, tuple[int, int]]] = {"red": (0, 0), "green": (0, 4), "yellow": (4, 0), "blue": (4, 3)}
+    """Rows and columns of the places."""
+    WALLS: ClassVar[frozenset[tuple[int, int]]] = frozenset({(0, 1), (1, 1), (3, 0), (4, 0), (3, 2), (4, 2)})
+    """Cells with a wall in the east."""
+
+    def reads(self, observation_space: spaces.Space) -> bool:
+        """Return whether the space has the 500 states."""
+        return observation_space == spaces.Discrete(500)
+
+    def __call__(self, observation: Any) -> str:
+        """Describe the state with this number."""
+        # Row, column, place of the passenger (4: the taxi), place of the goal
+        state, goal = divmod(int(observation), 4)
+        state, passenger = divmod(state, 5)
+        row, column = divmod(state, 5)
+        names = list(self.PLACES)
+
+        # The next place, with the way to it
+        is_inside = passenger == len(names)
+        next_row, next_column = self.PLACES[names[goal if is_inside else passenger]]
+        next_way = way(sided(next_row - row, "north", "south"), sided(next_column - column, "west", "east"))
+        if is_inside:
+            sentences = ["Passenger in taxi.", f"Goal {names[goal]}, {next_way}."]
+        else:
+            sentences = [f"Passenger at {names[passenger]}, {next_way}.", f"Goal {names[goal]}."]
+
+        # Walls
+        walls = []
+        if (row, column) in self.WALLS:
+            walls.append("east")
+        if (row, column - 1) in self.WALLS:
+            walls.append("west")
+        if walls:
+            sentences.append(f"Wall {', '.join(walls)}.")
         return " ".join(sentences)
 
-    def _cells(self, letter: str) -> list[tuple[int, int]]:
-        """Return the rows and columns of the cells with a letter."""
-        return [
-            (row, column)
-            for row, letters in enumerate(self.rows)
-            for column, cell in enumerate(letters)
-            if cell == letter
-        ]
+
+@dataclass(frozen=True, kw_only=True)
+class Blackjack(KnownDescription):
+    """Blackjack: the sum of my cards, the dealer's card, and whether an ace of mine counts 11.
+
+    Example:
+        >>> Blackjack()((15, 1, 1))
+        'I have 15 with an ace. Dealer shows ace.'
+    """
+
+    AIM = "Get near 21, not above."
+    WORDS = ("stick", "hit")
+
+    def reads(self, observation_space: spaces.Space) -> bool:
+        """Return whether the space has the sum, the dealer's card and the ace."""
+        return observation_space == spaces.Tuple((spaces.Discrete(32), spaces.Discrete(11), spaces.Discrete(2)))
+
+    def __call__(self, observation: Any) -> str:
+        """Describe the cards."""
+        total, dealer_card, has_ace = map(int, observation)
+        hand = f"{total} with an ace" if has_ace else str(total)
+        card = "ace" if dealer_card == 1 else str(dealer_card)
+        return f"I have {hand}. Dealer shows {card}."
 
 
-def _way(down: int, right: int) -> str:
-    """Write a way in steps, such as ``2 down, 1 left``."""
-    parts = []
-    if down:
-        parts.append(f"{abs(down)} {'down' if down > 0 else 'up'}")
-    if right:
-        parts.append(f"{abs(right)} {'right' if right > 0 else 'left'}")
-    return ", ".join(parts) or "here"
+def _cell_in_words(rows: Sequence[str], state: int, danger: str, danger_name: str) -> str:
+    """Describe a cell of a map: its row and column, the way to the nearest goal, and the dangers one step away.
+
+    Args:
+        rows: the map, a text for each row; G is a goal.
+        state: number of the cell, row by row.
+        danger: the letter of cells to avoid.
+        danger_name: what such a cell is called.
+    """
+    row, column = divmod(state, len(rows[0]))
+    sentences = [f"Row {row}, column {column}."]
+
+    # The nearest goal
+    ways = [(goal_row - row, goal_column - column) for goal_row, goal_column in _cells(rows, "G")]
+    if ways:
+        down, right = min(ways, key=lambda steps: abs(steps[0]) + abs(steps[1]))
+        sentences.append(f"Goal {way(sided(down, 'up', 'down'), sided(right))}.")
+
+    # Dangers
+    dangers = _cells(rows, danger)
+    near = [word for word, (down, right) in STEPS.items() if (row + down, column + right) in dangers]
+    if (row, column) in dangers:
+        sentences.append(f"{danger_name} here.")
+    elif near:
+        sentences.append(f"{danger_name} {', '.join(near)}.")
+    return " ".join(sentences)
+
+
+def _cells(rows: Sequence[str], letter: str) -> list[tuple[int, int]]:
+    """Return the rows and columns of the cells with a letter."""
+    return [(row, column) for row, letters in enumerate(rows) for column, cell in enumerate(letters) if cell == letter]
