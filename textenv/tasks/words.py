@@ -38,7 +38,7 @@ def make_words(
     tokenizer: PreTrainedTokenizerBase,
     limits: Mapping[str, Any],
     *,
-    env: str,
+    env: str = "",
     env_kwargs: Mapping[str, Any] | None = None,
     env_wrappers: Sequence[str | Callable[[gymnasium.Env], gymnasium.Env]] = (),
     max_episode_steps: int | None = None,
@@ -78,6 +78,8 @@ def make_words(
             observation is too long for the model.
     """
     # The environment
+    if not env:
+        raise ValueError("textenv/Words-v0 needs env=, the id of the environment to play, such as env='FrozenLake-v1'")
     module, _, env_id = env.rpartition(":")
     if module:
         read_module(module)
@@ -189,6 +191,7 @@ def _observed_lengths(
 
     Without a `LanguageWrapper` there are no words, so nothing is played, and the longest reply is 0.
     """
+    num_turns = 0 if wrapper is None else MEASURED_TURNS
     rng = np.random.default_rng(0)
     prompt_length = 0
     reply_length = 0
@@ -196,7 +199,7 @@ def _observed_lengths(
     for prompt in prompts:
         ids = prompt_ids(prompt, tokenizer)
         prompt_length = max(prompt_length, len(ids))
-        for index in range(MEASURED_TURNS if wrapper is not None else 0):
+        for index in range(num_turns):
             assert wrapper is not None
             word_ids = text_ids(_random_text(wrapper, rng), tokenizer)
             turn = Turn(prompt, ids, ids, word_ids, terminated=True, tokenizer=tokenizer, index=index)

@@ -83,8 +83,8 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
         words: Any = actions
         if actions is None or actions == "free":
             words = _words_of(self._describe, env)
-        elif isinstance(actions, str):
-            raise ValueError(f"actions is {actions!r}, expected a list of words, 'free', or None")
+        elif isinstance(actions, str) or not isinstance(actions, Sequence):
+            raise ValueError(f"actions is {actions!r:.200}, expected a list of words, 'free', or None")
         self.action_words = ActionWords(env.action_space, words)
         """The words of each choice, and the action that they stand for."""
         if actions == "free":
