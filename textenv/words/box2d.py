@@ -24,10 +24,10 @@ class LunarLander(KnownDescription):
 
     Example:
         >>> LunarLander()(np.array([0.1, 1.2, -0.05, -0.4, 0.1, -0.05, 0, 1]))
-        'Pad 10 left, 120 down. Moving 5 left, 40 down. Tilt 6 left, turning 7 right. Left leg down.'
+        'Pad 10 left, 120 down. Moving 5 left, 40 down. Tilt 6 left, moving 7 right. Left leg down.'
     """
 
-    AIM = "Land on the pad slowly and upright."
+    AIM = "Land slowly and upright on the pad."
     WORDS = ("wait", "left", "up", "right")
     POWERS: ClassVar[tuple[str, ...]] = ("1", "2", "3", "4", "5")
     """Words of the powers of an engine."""
@@ -52,7 +52,7 @@ class LunarLander(KnownDescription):
     def instructions(self) -> str:
         """The aim, and the words of the actions."""
         if self.is_continuous and self.names_actions:
-            return f"{self.AIM} Words: main engine (4, 5: on), side engine (1: left, 5: right)."
+            return f"{self.AIM} Words: main (4, 5: on), side (1: left, 5: right)."
         return super().instructions
 
     def reads(self, observation_space: spaces.Space) -> bool:
@@ -66,10 +66,12 @@ class LunarLander(KnownDescription):
         sentences = [
             f"Pad {sided(-100 * x)}, {sided(-100 * y, 'down', 'up')}.",
             f"Moving {sided(100 * x_speed)}, {sided(100 * y_speed, 'down', 'up')}.",
-            f"Tilt {sided(-math.degrees(angle))}, turning {sided(-math.degrees(turn / self.TURN_UNIT))}.",
+            f"Tilt {sided(-math.degrees(angle))}, moving {sided(-math.degrees(turn / self.TURN_UNIT))}.",
         ]
-        if left_leg:
+        if left_leg and right_leg:
+            sentences.append("Both legs down.")
+        elif left_leg:
             sentences.append("Left leg down.")
-        if right_leg:
+        elif right_leg:
             sentences.append("Right leg down.")
         return " ".join(sentences)

@@ -28,7 +28,7 @@ class CartPole(KnownDescription):
         'Cart 12 right, moving 35 left. Pole 3 left, moving 41 right.'
     """
 
-    AIM = "Keep the pole at 0 and the cart near 0."
+    AIM = "Keep the pole upright, at 0, and the cart near 0."
     WORDS = ("left", "right")
 
     def reads(self, observation_space: spaces.Space) -> bool:
@@ -52,8 +52,8 @@ class MountainCar(KnownDescription):
         'Car 8 left, moving 4 right.'
     """
 
-    AIM = "Swing to and fro, up to 102 right."
-    WORDS = ("left", "wait", "right")
+    AIM = "Swing to and fro to reach 102 right."
+    WORDS: ClassVar[tuple[str, ...]] = ("left", "wait", "right")
     BOTTOM: ClassVar[float] = -math.pi / 6
     """Position of the lowest point."""
 
@@ -71,7 +71,7 @@ class MountainCar(KnownDescription):
 class MountainCarContinuous(MountainCar):
     """MountainCarContinuous: the texts of MountainCar, and words for five forces."""
 
-    AIM = "Swing to and fro, up to 97 right."
+    AIM = "Swing to and fro to reach 97 right."
     WORDS = FIVE_PUSHES
 
 
@@ -101,7 +101,7 @@ class Acrobot(KnownDescription):
 
 @dataclass(frozen=True, kw_only=True)
 class Pendulum(KnownDescription):
-    """Pendulum: degrees from upright, and degrees per second. Right is clockwise, as an actor turns a wheel.
+    """Pendulum: degrees from upright, and degrees per second. Right is clockwise, as a steering wheel turns.
 
     Example:
         >>> Pendulum()(np.array([0.0, 1.0, -1.0]))

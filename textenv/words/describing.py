@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import gymnasium
 import numpy as np
@@ -30,6 +30,7 @@ KNOWN = {
     "AcrobotEnv": "textenv.words.classic_control:Acrobot",
     "PendulumEnv": "textenv.words.classic_control:Pendulum",
     "LunarLander": "textenv.words.box2d:LunarLander",
+    "MiniGridEnv": "textenv.words.minigrid:MiniGrid",
 }
 """Environments with a description of their own: the name of the class, and the description. Imported when needed."""
 KNOWN_PACKAGES = ("gymnasium", "minigrid")
@@ -40,6 +41,7 @@ MAX_LISTED_CELLS = 4
 """A map with at most this many cells that are not 0 has their coordinates behind it."""
 
 
+@runtime_checkable
 class Description(Protocol):
     """How one environment is put into words. It reads the observation alone, and no environment."""
 
@@ -93,16 +95,21 @@ class KnownDescription:
         return self.AIM
 
     @property
+    def words(self) -> Sequence[str]:
+        """Words of the actions, in their order."""
+        return self.WORDS
+
+    @property
     def action_words(self) -> Sequence[str] | Sequence[Sequence[str]] | None:
         """Words of the actions; None if they have none."""
-        return self.WORDS if self.names_actions else None
+        return self.words if self.names_actions else None
 
     @property
     def instructions(self) -> str:
         """The aim, and the words of the actions."""
         if not self.names_actions:
             return self.aim
-        return f"{self.aim} Words: {', '.join(self.WORDS)}."
+        return f"{self.aim} Words: {', '.join(self.words)}."
 
     def reads(self, observation_space: spaces.Space) -> bool:
         """Return whether this description can read observations of the space."""

@@ -119,7 +119,7 @@ class Taxi(KnownDescription):
         'Passenger at red, 3 north, 1 west. Goal yellow. Wall west.'
     """
 
-    AIM = "Fetch the passenger, go to the goal, drop off."
+    AIM = "Bring the passenger to the goal."
     WORDS = ("south", "north", "east", "west", "pickup", "dropoff")
     PLACES: ClassVar[dict[str, tuple[int, int]]] = {"red": (0, 0), "green": (0, 4), "yellow": (4, 0), "blue": (4, 3)}
     """Rows and columns of the places."""
@@ -164,7 +164,7 @@ class Blackjack(KnownDescription):
 
     Example:
         >>> Blackjack()((15, 1, 1))
-        'I have 15 with an ace. Dealer shows ace.'
+        'I have 15 with a usable ace. Dealer shows ace.'
     """
 
     AIM = "Get near 21, not above."
@@ -177,7 +177,7 @@ class Blackjack(KnownDescription):
     def __call__(self, observation: Any) -> str:
         """Describe the cards."""
         total, dealer_card, has_ace = map(int, observation)
-        hand = f"{total} with an ace" if has_ace else str(total)
+        hand = f"{total} with a usable ace" if has_ace else str(total)
         card = "ace" if dealer_card == 1 else str(dealer_card)
         return f"I have {hand}. Dealer shows {card}."
 

@@ -1,6 +1,7 @@
 """The default description of every space, and which environments are known."""
 
 import copy
+import itertools
 import json
 
 import gymnasium
@@ -13,6 +14,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from hypothesis import given, settings, strategies as st
 
 from tests.helpers.generated_spaces import Random, dicts, observation_spaces, tuples
+from textenv.lm.loading import load_tokenizer
 from textenv.words.actions import ActionWords
 from textenv.words.describing import KNOWN, SpaceDescription, description_of, restore_description
 
@@ -215,12 +217,22 @@ ENVIRONMENTS = [
     "Pendulum-v1",
     "LunarLander-v3",
     "LunarLanderContinuous-v3",
+    "MiniGrid-DoorKey-6x6-v0",
 ]
+
+
+PACKAGES = {"LunarLander-v3": "Box2D", "LunarLanderContinuous-v3": "Box2D", "MiniGrid-DoorKey-6x6-v0": "minigrid"}
+
+
+def made(name):
+    if name in PACKAGES:
+        pytest.importorskip(PACKAGES[name])
+    return gymnasium.make(name)
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_saved_descriptions_give_equal_texts(name):
-    env = gymnasium.make(name)
+    env = made(name)
     description = description_of(env)
     saved = json.loads(json.dumps(description.saved()))
     restored = restore_description(saved, env.observation_space)
@@ -236,13 +248,56 @@ def test_saved_descriptions_give_equal_texts(name):
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_every_sample_of_the_space_has_a_text(name):
+    env = made(name)
+    env.observation_space.seed(0)
+    description = description_of(env)
+    for _ in range(20):
+        text = description(env.observation_space.sample())
+        assert isinstance(text, str) and text.strip()
+
+
+ALIKE = [{"half left", "half right"}, {"drop", "done"}]
+"""Words that begin with the same token."""
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_words_differ_in_their_first_token(name):
+    tokenizer = load_tokenizer("embedded")
+    env = made(name)
+    for words in ActionWords(env.action_space, description_of(env).action_words).choices:
+        for one, two in itertools.combinations(words, 2):
+            first_tokens = {tokenizer.encode(one)[0], tokenizer.encode(two)[0]}
+            assert (len(first_tokens) == 1) == ({one, two} in ALIKE), (one, two)
+
+
+LONG = {"LunarLander-v3": 70, "LunarLanderContinuous-v3": 70, "MiniGrid-DoorKey-6x6-v0": 85}
+"""Maximum number of tokens of the embedded model in one text; 45 elsewhere."""
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_texts_are_short(name):
+    tokenizer = load_tokenizer("embedded")
+    env = made(name)
+    description = description_of(env)
+    assert len(tokenizer.encode(description.instructions)) <= 70
+    observation, _ = env.reset(seed=0)
+    env.action_space.seed(0)
+    for _ in range(100):
+        assert len(tokenizer.encode(description(observation))) <= LONG.get(name, 45)
+        observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        if terminated or truncated:
+            observation, _ = env.reset()
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_no_word_begins_with_another(name):
-    env = gymnasium.make(name)
+    env = made(name)
     for words in ActionWords(env.action_space, description_of(env).action_words).choices:
         for word in words:
             assert [other for other in words if other.startswith(word)] == [word]
 
 
 def test_every_entry_of_the_table_is_tested():
-    names = {description_of(gymnasium.make(name)).saved()["name"] for name in ENVIRONMENTS}
+    names = {description_of(made(name)).saved()["name"] for name in ENVIRONMENTS}
     assert names == {path.rpartition(":")[2] for path in KNOWN.values()}
