@@ -101,7 +101,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         max_turns: maximum number of turns of an episode, which is ``truncated`` after the last one; turns that call
             tools count. None: 1, or 6 with tools.
         max_length: maximum length of an episode's text in tokens, prompt and replies included; None allows
-            ``max_turns * (max_prompt_tokens + max_new_tokens)``.
+            ``max_turns * (max_prompt_tokens + max_new_tokens)``. Where a task gives the model a new context, the length
+            counts from there; a task with a ``history`` (`StringGames`) then has at most that many turns in a text.
         stop: texts and token ids that end a turn, in addition to the model's own ends (`textenv.lm.ends`): EOS, the
             ids of its ``generation_config``, and the chat template's end of an assistant message.
         forbidden: token ids that no turn may contain (such as all ids of `textenv.lm.ends.turn_ends`, for a fixed
@@ -181,6 +182,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             min_new_tokens=min_new_tokens,
             max_turns=max_turns,
             max_length=max_length,
+            turns_per_row=getattr(self.task, "history", None),
             stop=tuple(stop),
         )
         self.ends = StopConditions(tokenizer, self._limits.stop)
