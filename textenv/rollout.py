@@ -356,7 +356,7 @@ def following(values: Tensor, *, mask: Tensor, done: Tensor) -> Tensor:
 def episode_of_row(rollout: TensorDict) -> Tensor:
     """Return the episode of each row, int64 ``[B]``: the column ``episode``, else each row is an episode."""
     if "episode" in rollout.keys():
-        return rollout["episode"][:, 0]
+        return rollout["episode"][:, 0].contiguous()
     return torch.arange(len(rollout), device=rollout["mask"].device)
 
 
