@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 import algos
 from algos import A2C, GRPO, PPO, REINFORCE, RLOO, TRPO, Collector, PPOConfig, collect
 from algos.advantages import add_advantages
-from tests.helpers.conversations import CHAT_WORDS, TEXT, Parrot, chat_tokenizer
+from tests.helpers.conversations import CHAT_WORDS, TEXT, chat_tokenizer
 from tests.helpers.engines import FakeEngine
 from tests.helpers.models import WORDS, make_gpt2, make_llama, make_t5, make_tokenizer
 from tests.helpers.small_agents import agent_of, lm_policy, random_table, table_model
@@ -104,7 +104,9 @@ def noted(make, **options):
         games.append(make())
         return games[-1]
 
-    policy = lm_policy(tokenizer=options.get("tokenizer"), make=lambda: make_gpt2(len(CHAT_WORDS), n_positions=256), seed=3)
+    policy = lm_policy(
+        tokenizer=options.get("tokenizer"), make=lambda: make_gpt2(len(CHAT_WORDS), n_positions=256), seed=3
+    )
     rollout = played(make=make_game, policy=policy, episodes=5, max_prompt_tokens=16, **options)
     return rollout, [game for game in games if hasattr(game, "said")]
 
@@ -131,7 +133,8 @@ def test_contexts_are_the_last_observations_and_actions(history):
 def test_contexts_of_chats_are_those_of_the_template(history):
     """Against transformers' rendering of the messages."""
     tokenizer = chat_tokenizer()
-    rollout, games = noted(Notes, history=history, tokenizer=tokenizer)
+    unreadable = [CHAT_WORDS.index(word) for word in ("<pad>", "<|im_start|>")]  # the text of a turn hides them
+    rollout, games = noted(Notes, history=history, tokenizer=tokenizer, forbidden=unreadable)
     for game, turns in zip(games, turns_of(rollout, tokenizer).values(), strict=True):
         assert len(turns) == 6
         for n, (context, _) in enumerate(turns):
@@ -256,8 +259,9 @@ def test_tools_and_action_masks_work_in_every_row():
 
     call = '<tool_call>{"name": "double", "arguments": {"number": 2}}</tool_call>'
     tokenizer = make_tokenizer([*WORDS, *call.split()])
-    env = walk_env(1, history=1, tokenizer=tokenizer, tools=[double], max_prompt_tokens=300, max_turns=20)
-    policy = lm_policy(lambda: make_gpt2(len(tokenizer), n_positions=512), tokenizer=tokenizer)
+    env = walk_env(
+        1, history=1, tokenizer=tokenizer, tools=[double], max_prompt_tokens=300, max_new_tokens=16, max_turns=20
+    )
     ids = tokenizer(call)["input_ids"]
     env.start_episodes(1, seed=0)
     for _ in range(6):
@@ -267,7 +271,7 @@ def test_tools_and_action_masks_work_in_every_row():
     assert len(rollout) == 6 and len(env.scored_turns.turns) == 6 and env.metrics["tools/calls"] == 6
     assert all("double" in tokenizer.decode(row) for row in rollout["observation"])
 
-    allowed = played(history=2, allowed=[GOOD, BAD], policy=policy if False else None)
+    allowed = played(history=2, allowed=[GOOD, BAD])
     chosen = allowed["action"][allowed["mask"]]
     assert set(chosen.tolist()) <= {GOOD, BAD, EOS} and allowed["allowed"][allowed["mask"]].min() > 0
 
@@ -505,7 +509,7 @@ class Edits:
 def test_a_program_may_edit_and_append():
     """The columns and the state of the episode stay; a score of the last turn alone counts for all rows."""
     task = Edits()
-    env = TextVectorEnv(task, tokenizer=make_tokenizer(WORDS), num_envs=2, max_turns=5, max_new_tokens=2)
+    env = TextVectorEnv(task, tokenizer=make_tokenizer(WORDS), num_envs=2, max_turns=5, max_new_tokens=2, max_length=40)
     rollout = collect(env, lm_policy(seed=1), num_episodes=3, seed=0)
     assert episode_of_row(rollout).tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert rollout["mask"].any(1).all() and rollout["reward"].sum(1).tolist() == [0, 0, 4] * 3
