@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PROMPTS = "textenv/Prompts-v0"
 """Environment of one's own prompts and rewards."""
-STRING_ARGUMENTS = ("model", "split", "kl_coef", "env_wrappers", "pay_at", "chat")
+STRING_ARGUMENTS = ("model", "split", "kl_coef", "env_wrappers", "pay_at", "history", "chat")
 """Arguments of an environment with Text spaces that are not its own, besides those of `TextVectorEnv`."""
 READY_MODELS = ("embedded", "smollm2")
 """Names of models that are no paths."""

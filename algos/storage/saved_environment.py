@@ -111,7 +111,7 @@ OF_TEXT: dict[str, Kind] = {
     "max_length": SIZE,
 }
 """Arguments of every text environment that a saved agent may have."""
-OF_GAME: dict[str, Kind] = {"pay_at": WORD}
+OF_GAME: dict[str, Kind] = {"pay_at": WORD, "history": SIZE}
 """Further arguments of a game."""
 OF_TASK: dict[str, dict[str, Kind]] = {
     "Periods": {"k": SIZE},

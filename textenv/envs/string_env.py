@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 
 from textenv.envs.action_masks import WordRule
-from textenv.envs.limits import check_tokenizer
+from textenv.envs.limits import check_at_least, check_tokenizer
 from textenv.envs.task import rows_of
 from textenv.envs.text_env import TextEnv
 from textenv.envs.turn import TRUNCATED, Cut, Turn
@@ -43,6 +43,10 @@ class _Game:
     """One episode of a string environment, with its rewards so far."""
 
     env: StringEnv
+    observations: list[str]
+    """All observations so far."""
+    actions: list[str] = field(default_factory=list)
+    """All actions so far: the action at index i follows the observation at index i."""
     rewards: dict[int, float] = field(default_factory=dict)
     """By number of the turn; turns that call tools have none."""
     closed: bool = False
@@ -55,15 +59,21 @@ class _Game:
 class StringGames:
     """A string environment as a task: its first observation is the prompt, its later ones are the replies.
 
+    With ``history=k`` the model sees only the last k observations, and the actions between them. So an episode may be
+    longer than the model's context. Up to turn k the text grows, as without a limit; from then on every turn is a row
+    of its own in the rollout (`textenv.rollout`).
+
     Args:
         make_env: function that makes a new environment for each episode; or a single environment for all episodes,
             which works with one slot only.
         tokenizer: the policy's tokenizer; with a chat template, observations become user messages, otherwise lines
             of text.
         pay_at: ``"turn"`` assigns each reward to the turn that earned it, ``"end"`` their sum to the last turn.
+        history: number of observations that the model sees, at least 1; None: all of them.
         chat: use the tokenizer's chat template, if there is one; False writes lines of text, which are shorter.
 
     Raises:
+        ValueError: on another ``pay_at``, or a ``history`` below 1.
         TypeError: unless ``make_env`` is or makes a Gymnasium environment.
     """
 
@@ -73,8 +83,11 @@ class StringGames:
         *,
         tokenizer: PreTrainedTokenizerBase,
         pay_at: Literal["turn", "end"] = "turn",
+        history: int | None = None,
         chat: bool = True,
     ) -> None:
+        if history is not None:
+            check_at_least("history", history, 1)
         if pay_at not in ("turn", "end"):
             raise ValueError(f"pay_at is {pay_at!r}, expected 'turn' or 'end'")
         self.single_env: StringEnv | None = None
@@ -91,6 +104,8 @@ class StringGames:
         self.tokenizer = tokenizer
         self.chat = chat and bool(tokenizer.chat_template)
         self.pay_at = pay_at
+        self.history = history
+        """Number of observations that the model sees, which is the number of turns in a row; None: all."""
         self._answered: list[Turn] = []
         self._map: Callable[..., Iterable[Any]] = map
 
@@ -100,7 +115,7 @@ class StringGames:
         self._answered = []
         return list(self._map(self._begin, numbers, itertools.repeat(seed)))
 
-    def reply(self, turns: Sequence[Turn]) -> list[str | Literal[Cut.TRUNCATED] | None]:
+    def reply(self, turns: Sequence[Turn]) -> list[str | Prompt | Literal[Cut.TRUNCATED] | None]:
         """Step the games; see `textenv.envs.task.Conversation.reply`."""
         self._answered += turns
         return list(self._map(self._step, turns))
@@ -126,7 +141,7 @@ class StringGames:
         return replace(scores, failed=frozenset(failed_indices), logged=unreadable)
 
     def prompt(self, observation: str, state: _Game | None = None) -> Prompt:
-        """Return the prompt for a first observation, after the instructions of a `LanguageWrapper`."""
+        """Return the prompt for the first observation that the model sees, after a `LanguageWrapper`'s instructions."""
         instructions = "" if state is None else _instructions_of(state.env)
         if self.chat:
             return Prompt(_first_messages(instructions, observation, self.tokenizer), state=state)
@@ -172,9 +187,10 @@ class StringGames:
 
         env_seed = int(np.random.default_rng([seed, number]).integers(2**31))
         observation, _ = env.reset(seed=env_seed)
-        return self.prompt(_checked_observation(env, observation), _Game(env))
+        text = _checked_observation(env, observation)
+        return self.prompt(text, _Game(env, [text]))
 
-    def _step(self, turn: Turn) -> str | Literal[Cut.TRUNCATED] | None:
+    def _step(self, turn: Turn) -> str | Prompt | Literal[Cut.TRUNCATED] | None:
         """Step a game with the text of a turn; return the reply."""
         game: _Game = turn.prompt.state
         observation, reward, terminated, truncated, info = game.env.step(turn.completion)
@@ -190,7 +206,27 @@ class StringGames:
         if truncated:
             return TRUNCATED
         text = _checked_observation(game.env, observation)
+        game.actions.append(turn.completion)
+        game.observations.append(text)
+        if self.history is not None and len(game.observations) > self.history:
+            return self._context(game, self.history)
         return text if self.chat else f"\n{text}\n"
+
+    def _context(self, game: _Game, history: int) -> Prompt:
+        """Return what the model sees of a game whose first observation is too long ago.
+
+        It reads like the text of a game that began with the first of the last ``history`` observations.
+        """
+        first = len(game.observations) - history
+        content = self.prompt(game.observations[first], game).content
+        for action, observation in zip(game.actions[first:], game.observations[first + 1 :], strict=True):
+            if isinstance(content, str):
+                content += f"{action}\n{observation}\n"
+            else:
+                answer: Message = {"role": "assistant", "content": action}
+                reply: Message = {"role": "user", "content": observation}
+                content = (*content, answer, reply)
+        return Prompt(content, state=game)
 
 
 class TokenEnv(TextEnv):
@@ -198,7 +234,8 @@ class TokenEnv(TextEnv):
 
     A turn ends with EOS, a stop sequence or a limit. The text of the turn is the string environment's action. The next
     observation is appended to the state: with the tokenizer's chat template if there is one, else between newlines.
-    Observations are False in a rollout's mask, and no text is tokenized twice.
+    Observations are False in a rollout's mask, and no text is tokenized twice. With ``history=k`` only the last k
+    observations and the actions between them are in the state, which then begins anew in each turn after the first k.
 
     A `LanguageWrapper` is taken as it is: its instructions come first, and only its words are allowed. A word that no
     other word continues ends its turn by itself; ``max_new_tokens`` follows from the longest word.
@@ -206,9 +243,10 @@ class TokenEnv(TextEnv):
     Args:
         env: a `gymnasium.Env` whose observations and actions are strings, or a function that makes one.
         tokenizer: the policy's tokenizer.
-        pay_at, chat: see `StringGames`.
+        pay_at, history, chat: see `StringGames`.
         arguments: other arguments of `TextVectorEnv`: ``max_turns`` (20 here), ``max_new_tokens`` per turn,
-            ``max_length`` per episode, ``tools``, ``stop``, ``forbidden``, ``allowed``, ``render_mode``, ….
+            ``max_length`` per episode (with ``history``, of the state), ``tools``, ``stop``, ``forbidden``,
+            ``allowed``, ``render_mode``, ….
 
     Raises:
         TypeError: if ``env`` is not a Gymnasium environment.
@@ -224,11 +262,12 @@ class TokenEnv(TextEnv):
         *,
         tokenizer: PreTrainedTokenizerBase,
         pay_at: Literal["turn", "end"] = "turn",
+        history: int | None = None,
         chat: bool = True,
         max_turns: int = MAX_TURNS,
         **arguments: Any,
     ) -> None:
-        task = StringGames(env, tokenizer=tokenizer, pay_at=pay_at, chat=chat)
+        task = StringGames(env, tokenizer=tokenizer, pay_at=pay_at, history=history, chat=chat)
         arguments = words_as_rule(task, **arguments)
         super().__init__(task, tokenizer=tokenizer, max_turns=max_turns, **arguments)
 
@@ -248,11 +287,12 @@ class TokenVectorEnv(TextVectorEnv):
         tokenizer: PreTrainedTokenizerBase,
         num_envs: int | None = None,
         pay_at: Literal["turn", "end"] = "turn",
+        history: int | None = None,
         chat: bool = True,
         max_turns: int = MAX_TURNS,
         **arguments: Any,
     ) -> None:
-        task = StringGames(make_env, tokenizer=tokenizer, pay_at=pay_at, chat=chat)
+        task = StringGames(make_env, tokenizer=tokenizer, pay_at=pay_at, history=history, chat=chat)
         if task.single_env is not None:
             raise TypeError(
                 f"make_env is the environment {make_env!r}, which cannot run several episodes at once: "

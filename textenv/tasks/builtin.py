@@ -255,8 +255,9 @@ def _make_games(
 
     options = {}
     game_arguments = dict(arguments)
-    if "pay_at" in arguments:
-        options["pay_at"] = game_arguments.pop("pay_at")
+    for option in ("pay_at", "history"):
+        if option in arguments:
+            options[option] = game_arguments.pop(option)
     make, limits = GAMES[name]
     make_game = functools.partial(make, **game_arguments)
     make_game()  # raises now on a wrong argument

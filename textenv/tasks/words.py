@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from textenv.prompts.prompts import Prompt
 
+logger = logging.getLogger(__name__)
 MAX_LENGTH = 1024
 """Default maximum number of tokens of an episode; less if the model reads less."""
 FREE_TOKENS = 32
@@ -46,13 +48,14 @@ def make_words(
     actions: Words | Literal["free"] | None = None,
     instructions: str | None = None,
     pay_at: Literal["turn", "end"] = "turn",
+    history: int | None = None,
     chat: bool = True,
 ) -> tuple[StringGames, dict[str, Any]]:
     """Make the task that plays an environment in words.
 
-    An episode of the environment is an episode of text; if its text does not fit into ``max_length``, it is truncated.
-    The embedded model reads 128 tokens: choose short descriptions for it. An environment with Text spaces is played as
-    it is.
+    An environment with Text spaces is played as it is. An episode of the environment is an episode of text. If its text
+    does not fit into ``max_length``, it is truncated, which a warning says in advance: the embedded model reads 128
+    tokens. With ``history=1`` the model sees one observation at a time, which makes room for any number of turns.
 
     Args:
         tokenizer: the policy's tokenizer.
@@ -67,8 +70,7 @@ def make_words(
         actions: see `LanguageWrapper`. Without a chat template, free text needs ``stop=["\\n"]``, because a model that
             only continues text does not end its turns.
         instructions: see `LanguageWrapper`.
-        pay_at: see `StringGames`.
-        chat: see `StringGames`.
+        pay_at, history, chat: see `StringGames`.
 
     Returns:
         The task, and arguments of `TextVectorEnv`: the allowed words, and the limits that the user did not set.
@@ -101,9 +103,9 @@ def make_words(
 
     # The allowed words, and the limits
     arguments = words_as_rule(StringGames(single_env, tokenizer=tokenizer), **limits)
-    arguments |= _limits(make_env, single_env, tokenizer, arguments, chat=chat)
+    arguments |= _limits(make_env, single_env, tokenizer, arguments, chat=chat, history=history)
     single_env.close()
-    games = StringGames(make_env, tokenizer=tokenizer, pay_at=pay_at, chat=chat)
+    games = StringGames(make_env, tokenizer=tokenizer, pay_at=pay_at, history=history, chat=chat)
     return games, {name: value for name, value in arguments.items() if name not in limits}
 
 
@@ -136,6 +138,7 @@ def _limits(
     arguments: Mapping[str, Any],
     *,
     chat: bool,
+    history: int | None,
 ) -> dict[str, int]:
     """Return all limits of `TextVectorEnv`: those among the arguments, and others that follow from some episodes.
 
@@ -145,6 +148,7 @@ def _limits(
         tokenizer: the policy's tokenizer.
         arguments: limits that are set already.
         chat: see `StringGames`.
+        history: see `StringGames`.
     """
     # Turns
     wrapper = language_wrapper_of(env)
@@ -158,13 +162,26 @@ def _limits(
     prompt_length, reply_length = _observed_lengths(games, tokenizer, wrapper)
     max_prompt_tokens = arguments.get("max_prompt_tokens", _with_room(prompt_length))
 
-    # The whole episode
+    # All that the model sees at once: the whole episode, or its last turns
+    num_turns = max_turns
+    if history is not None:
+        num_turns = min(max_turns, history)
     max_length = arguments.get("max_length")
     if max_length is None:
         max_length = min(MAX_LENGTH, tokenizer.model_max_length)
         if reply_length:
-            all_turns = max_prompt_tokens + max_turns * (_with_room(reply_length) + max_new_tokens)
+            all_turns = max_prompt_tokens + num_turns * (_with_room(reply_length) + max_new_tokens)
             max_length = min(max_length, all_turns)
+    num_needed = prompt_length + num_turns * (reply_length + max_new_tokens)
+    if num_needed > max_length:
+        logger.warning(
+            "%d turns may have %d tokens, but max_length is %d: longer episodes are truncated, after about %d turns. "
+            "history=1 shows the model one observation at a time; shorter descriptions (describe=) need less",
+            num_turns,
+            num_needed,
+            max_length,
+            (max_length - prompt_length) // max(1, reply_length + max_new_tokens) + 1,
+        )
     if prompt_length + max_new_tokens > max_length:
         raise ValueError(
             f"the first observation has {prompt_length} tokens and an action up to {max_new_tokens}, but max_length is "
