@@ -18,7 +18,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
 from algos.config import Config, PPOConfig, compares_groups, field_values, find_config
-from algos.make import absolute_paths, find_algorithm, is_ours, make_vector_environment
+from algos.make import absolute_paths, find_algorithm, make_vector_environment, takes_model
 from algos.policies.registry import EMBEDDED, make_policy
 from algos.storage.run_files import RUN
 from algos.storage.run_folder import is_own
@@ -133,11 +133,11 @@ class Recipe:
         if callable(self.env):
             return self.env(slots)
 
-        # Text environments of this kit take further arguments
+        # Environments that are made for a language model take further arguments
         arguments: dict[str, Any] = {}
         kl_coef = None
         agent_has_penalty = split == "train" and self._agent_makes_penalty()
-        if is_ours(self.env):
+        if takes_model(self.env):
             if self.kl_coef is not None:
                 kl_coef = as_coefficient(self.kl_coef).value
             arguments["model"] = self.model
@@ -204,7 +204,7 @@ class Recipe:
         The penalty then has the policy's dtype, and shares the policy's frozen weights (LoRA). If a function makes the
         policy, perhaps from another model, the environment makes the penalty, with ``model`` as the reference.
         """
-        if callable(self.env) or callable(self.policy) or not is_ours(self.env):
+        if callable(self.env) or callable(self.policy) or not takes_model(self.env):
             return False
         return "kl_coef" not in self.env_kwargs and "penalty" not in self.env_kwargs
 

@@ -28,11 +28,10 @@ LAYERS = {
         registration
         tasks checks
         extras
-        words
         envs
         rewards kl
         lm
-        prompts embedded games
+        prompts embedded games words
         rollout errors rendering progress acceleration device names foreign plain json_files loopback optional cache
         importing processes state
     """,

@@ -308,6 +308,8 @@ def _describe_environment(spec: EnvSpec | None) -> dict[str, object] | None:
             continue
         if isinstance(value, Path):
             arguments[name] = str(value)
+        elif name == "describe" and callable(value):
+            arguments[name] = name_of(value)
         else:
             arguments[name] = plain(value)
 
