@@ -170,9 +170,9 @@ def _limits(
     if max_length is None:
         max_length = min(MAX_LENGTH, tokenizer.model_max_length)
         if reply_length:
-            all_turns = max_prompt_tokens + num_turns * (_with_room(reply_length) + max_new_tokens)
+            all_turns = max_prompt_tokens + num_turns * max_new_tokens + (num_turns - 1) * _with_room(reply_length)
             max_length = min(max_length, all_turns)
-    num_needed = prompt_length + num_turns * (reply_length + max_new_tokens)
+    num_needed = prompt_length + num_turns * max_new_tokens + (num_turns - 1) * reply_length
     if num_needed > max_length:
         logger.warning(
             "%d turns may have %d tokens, but max_length is %d: longer episodes are truncated, after about %d turns. "
