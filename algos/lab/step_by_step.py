@@ -14,6 +14,8 @@ from algos.envs.wrapping import VECTOR_ONLY, single_environment
 from algos.evaluation import EvaluationResult, evaluate
 from algos.lab.comparison.games import WORDS
 from algos.make import make_vector_environment
+from textenv.envs.turn import TRUNCATED
+from textenv.prompts.prompts import Prompt
 from textenv.rollout import is_episode_env
 
 if TYPE_CHECKING:
@@ -168,10 +170,7 @@ class _ShownTurns:
     def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> Sequence[Any]:
         """Start a game; see `textenv.envs.task.Task.sample_prompts`."""
         prompts = self._games.sample_prompts(numbers, seed=seed)
-        content = prompts[0].content
-        if not isinstance(content, str):
-            content = "\n".join(str(message["content"]) for message in content)
-        self._read = content.strip()
+        self._read = _text_of(prompts[0])
         return prompts
 
     def reply(self, turns: Sequence[Turn]) -> Sequence[Any]:
@@ -181,8 +180,8 @@ class _ShownTurns:
         frame = _frame(game.env)
         (reply,) = self._games.reply(turns)
         self._show_step(WordStep(frame, self._read, turn.completion.strip(), game.rewards.get(turn.index, 0.0)))
-        if isinstance(reply, str):
-            self._read = reply.strip()
+        if reply is not None and reply is not TRUNCATED:
+            self._read = _text_of(reply)
         else:
             self._show_step(WordStep(_frame(game.env), "", "", 0.0))
         return [reply]
@@ -190,6 +189,15 @@ class _ShownTurns:
     def score(self, turns: Sequence[Turn]) -> Any:
         """Return the rewards of the turns; see `textenv.envs.task.Task.score`."""
         return self._games.score(turns)
+
+
+def _text_of(content: Any) -> str:
+    """Return the text of a reply, or of a prompt, which may be a chat."""
+    if isinstance(content, Prompt):
+        content = content.content
+    if not isinstance(content, str):
+        content = "\n".join(str(message["content"]) for message in content)
+    return content.strip()
 
 
 def _frame(env: gymnasium.Env) -> np.ndarray | None:
