@@ -111,7 +111,8 @@ def play_step_by_step(
         own_limit = spec.kwargs.get("max_episode_steps", spec.max_episode_steps)
         limits["max_episode_steps"] = min(own_limit or max_steps, max_steps)
     with single_environment(spec, render_mode=render_mode, **limits) as single:
-        return evaluate(_ShownSteps(single, policy, show_step), policy, **options)
+        result = evaluate(_ShownSteps(single, policy, show_step), policy, **options)
+    return result
 
 
 def play_turn_by_turn(env: Any, policy: Any, show_step: ShowStep, **options: Any) -> EvaluationResult:

@@ -482,8 +482,8 @@ def _train(job: _Job, *, again: bool) -> RunResult:
     policy = agent.policy
 
     # Evaluation before the training: of the initial weights, also when a checkpoint is restored afterwards
-    is_text_task = is_episode_env(agent.env) and not describes_a_game(agent.env.spec)
-    num_episodes = job.num_episodes or (TEXT_EPISODES if is_text_task else CONTROL_EPISODES)
+    is_game = describes_a_game(agent.env.spec) or not is_episode_env(agent.env)
+    num_episodes = job.num_episodes or (CONTROL_EPISODES if is_game else TEXT_EPISODES)
     test_env = recipe.environment(min(num_episodes, 64), split="test")
     evaluate = partial(
         summarise, test_env, policy, num_episodes=num_episodes, deterministic=job.deterministic, seed=seed
