@@ -110,9 +110,11 @@ def play_step_by_step(
     if max_steps is not None:
         own_limit = spec.kwargs.get("max_episode_steps", spec.max_episode_steps)
         limits["max_episode_steps"] = min(own_limit or max_steps, max_steps)
-    with single_environment(spec, render_mode=render_mode, **limits) as single:
-        result = evaluate(_ShownSteps(single, policy, show_step), policy, **options)
-    return result
+    single = single_environment(spec, render_mode=render_mode, **limits)
+    try:
+        return evaluate(_ShownSteps(single, policy, show_step), policy, **options)
+    finally:
+        single.close()
 
 
 def play_turn_by_turn(env: Any, policy: Any, show_step: ShowStep, **options: Any) -> EvaluationResult:
