@@ -24,6 +24,7 @@ from .policies.mlp import MLPPolicy as MLPPolicy
 from .policies.policy import Policy as Policy
 from .policies.q_network import QPolicy as QPolicy
 from .policies.registry import make_policy as make_policy
+from .policies.words import WordsPolicy as WordsPolicy
 from .ppo import PPO as PPO, PPOConfig as PPOConfig
 from .recipe import Recipe as Recipe
 from .reinforce import REINFORCE as REINFORCE, REINFORCEConfig as REINFORCEConfig

@@ -14,7 +14,7 @@ from algos.config import ActorCriticConfig
 from algos.policies.policy import Policy
 from algos.ranks import collectives
 from algos.training.learner import Learner
-from textenv.rollout import masked, masked_mean
+from textenv.rollout import join_column, join_episodes, masked, masked_mean, next_values, split_column
 
 ROUNDING_SPREAD = 1e-6
 """Maximum standard deviation, relative to the largest magnitude, that counts as rounding error."""
@@ -205,7 +205,10 @@ def whiten(x: Tensor, *, mask: Tensor, shift_mean: bool = True) -> Tensor:
 
 
 def episode_returns(rollout: TensorDict) -> Tensor:
-    """Sum of rewards of each row's episode, float32 ``[B]``, for rows of one episode; 0 for a row without a step."""
+    """Sum of rewards of each row's episode, float32 ``[B]``, for rows of one episode; 0 for a row without a step.
+
+    Episodes of several rows must have been joined (`textenv.rollout.join_episodes`).
+    """
     rewards_to_go = discounted_returns(
         reward=rollout["reward"],
         terminated=rollout["terminated"],
@@ -228,14 +231,17 @@ def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> No
         rollout: ``[B, T]``, see `textenv.rollout`.
     """
     config = agent.config
-    mask = rollout["mask"]
-    terminated = rollout["terminated"]
-    truncated = rollout["truncated"]
+
+    # Rows of one episode are one sequence; in most rollouts each row is an episode
+    episodes = join_episodes(rollout)
+    mask = episodes["mask"]
+    terminated = episodes["terminated"]
+    truncated = episodes["truncated"]
 
     # Rewards, scaled if the config asks for it
-    reward = rollout["reward"]
+    reward = episodes["reward"]
     if agent.reward_normalizer is not None:
-        reward = agent.reward_normalizer(rollout)
+        reward = agent.reward_normalizer(episodes)
     if config.whiten_rewards:
         reward = whiten(reward, mask=mask, shift_mean=False)
 
@@ -247,24 +253,26 @@ def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> No
         returns = discounted_returns(
             reward=reward, terminated=terminated, truncated=truncated, mask=mask, gamma=config.gamma
         )
-        value, next_value = agent.fitted_value(agent.policy, rollout, returns)
+        value, next_value = agent.fitted_value(agent.policy, rollout, split_column(returns, rollout))
     rollout["value"] = value
-    rollout["next_value"] = next_value
+    rollout["next_value"] = next_values(rollout, value=value, next_value=next_value)
 
     # A limit without bootstrapping ends the episode like any other end
     if not config.bootstrap_truncated:
         terminated = terminated | truncated
 
-    rollout["advantage"], rollout["value_target"] = gae(
+    advantage, value_target = gae(
         reward=reward,
-        value=value,
-        next_value=next_value,
+        value=join_column(rollout["value"], rollout),
+        next_value=join_column(rollout["next_value"], rollout),
         terminated=terminated,
         truncated=truncated,
         mask=mask,
         gamma=config.gamma,
         gae_lambda=config.gae_lambda,
     )
+    rollout["advantage"] = split_column(advantage, rollout)
+    rollout["value_target"] = split_column(value_target, rollout)
 
 
 @torch.no_grad()

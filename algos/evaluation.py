@@ -11,7 +11,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 from tensordict import TensorDict
 
 from algos.collection import collect
-from algos.make import is_ours, make_vector_environment
+from algos.make import make_vector_environment, takes_model
 from algos.policies.policy import Policy, check_policy, check_spaces
 from algos.storage.env_state import share_objects
 from algos.storage.run_files import BEST
@@ -129,7 +129,7 @@ def _vector_env(env: object, policy: Policy, num_episodes: int) -> VectorEnv:
     check_policy(policy, call="evaluate(env, policy), in this order")
     if isinstance(env, str):
         slots = min(num_episodes, NUM_SLOTS)
-        if is_ours(env):
+        if takes_model(env):
             return make_vector_environment(env, slots, split="test")
         return make_vector_environment(env, slots)
     if isinstance(env, gymnasium.Env):

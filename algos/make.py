@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from algos.config import find_config
@@ -27,9 +30,13 @@ if TYPE_CHECKING:
 
 PROMPTS = "textenv/Prompts-v0"
 """Environment of one's own prompts and rewards."""
+STRING_ARGUMENTS = ("model", "split", "kl_coef", "env_wrappers", "pay_at", "history", "chat")
+"""Arguments of an environment with Text spaces that are not its own, besides those of `TextVectorEnv`."""
 READY_MODELS = ("embedded", "smollm2")
 """Names of models that are no paths."""
-PATH_ARGUMENTS = ("model", "prompts", "eval_prompts", "reward", "wrappers")
+WORDS = "textenv/Words-v0"
+"""Environment of any Gymnasium environment in words."""
+PATH_ARGUMENTS = ("model", "prompts", "eval_prompts", "reward", "wrappers", "describe")
 """Arguments of an environment that may name a file or folder, or several."""
 
 
@@ -51,8 +58,10 @@ def make_vector_environment(
         process_timeout: seconds after which a step counts as failed (control). Each environment then runs in its own
             process (`SubprocessVectorEnv`). None: all run in this process.
         wrappers: functions that wrap each environment, the innermost first, or their names,
-            ``package.module:function`` or ``file.py:function`` (control).
-        arguments: further arguments of the environment.
+            ``package.module:function`` or ``file.py:function`` (control; for textenv/Words-v0 and environments with
+            Text spaces, before they are put into words).
+        arguments: further arguments of the environment. One with Text spaces takes those of textenv/Words-v0, too, such
+            as ``model``.
 
     Raises:
         ValueError: if the module or environment is unknown, an argument is not accepted, or the observations have no
@@ -73,14 +82,17 @@ def make_vector_environment(
         raise ValueError(f"max_episode_steps is {limit!r}, expected an integer of at least 1, or None (the default)")
     if process_timeout is not None and is_text(env_id):
         raise ValueError(f"process_timeout is {process_timeout}, expected None for a text environment ({env_id})")
-    if wrappers and is_text(env_id):
+    is_string_env = has_text_spaces(env_id)
+    if wrappers and is_text(env_id) and not (is_string_env or env_id == WORDS):
         raise ValueError(f"wrappers are for control, but {env_id} is text: its episodes are not played step by step")
 
     try:
         spec = gymnasium.spec(env_id)
         make_single = partial(make_wrapped, spec, wrappers, **arguments)
         env: VectorEnv
-        if process_timeout is not None:
+        if is_string_env or env_id == WORDS:
+            env = _words_environment(env_id, num_envs, env_wrappers=wrappers, **arguments)
+        elif process_timeout is not None:
             from algos.envs.subprocess_env import SubprocessVectorEnv
 
             env = SubprocessVectorEnv([make_single] * num_envs, timeout=process_timeout)
@@ -105,6 +117,19 @@ def make_vector_environment(
     return env
 
 
+def _words_environment(env_id: str, num_envs: int, **arguments: Any) -> VectorEnv:
+    """Make textenv/Words-v0, or an environment with Text spaces, whose own arguments stand among the others."""
+    from textenv.envs.vector_env import TextVectorEnv
+    from textenv.registration import make_vector_env
+
+    if env_id == WORDS:
+        return make_vector_env("Words", num_envs, **arguments)
+    names_of_text = {*inspect.signature(TextVectorEnv).parameters, *STRING_ARGUMENTS}
+    text_arguments = {name: value for name, value in arguments.items() if name in names_of_text}
+    env_kwargs = {name: value for name, value in arguments.items() if name not in names_of_text}
+    return make_vector_env("Words", num_envs, env=env_id, env_kwargs=env_kwargs, **text_arguments)
+
+
 def absolute_paths(arguments: Mapping[str, object]) -> dict[str, Any]:
     """Return arguments of an environment with absolute paths, because a reward may change the working folder.
 
@@ -127,9 +152,44 @@ def is_ours(env_id: str) -> bool:
     return _without_module(env_id).startswith("textenv/")
 
 
+def takes_model(env_id: str) -> bool:
+    """True for ids of environments that are made for a language model: this kit's, and those with Text spaces."""
+    return is_ours(env_id) or has_text_spaces(env_id)
+
+
+def has_text_spaces(env_id: str) -> bool:
+    """True for ids of environments that read and write strings, and have no vector entry point of their own.
+
+    Their spaces are known once one is made, with its default arguments. If that fails, the answer is False.
+    """
+    module, _, bare_id = env_id.rpartition(":")
+    if module:
+        with suppress(ValueError):  # raised again when the environment is made in earnest
+            read_module(module)
+    spec = gymnasium.registry.get(bare_id)
+    if spec is None or spec.vector_entry_point is not None:
+        return False
+    entry_point: Any = spec.entry_point
+    if str(entry_point).startswith("gymnasium.envs."):  # none of these does
+        return False
+    return _makes_text(spec.id, entry_point)
+
+
+@functools.cache
+def _makes_text(env_id: str, entry_point: object) -> bool:
+    """Make an environment once, to see whether it has Text spaces; ``entry_point`` tells equal ids apart."""
+    try:
+        env = gymnasium.make(env_id)
+    except Exception:  # of anybody's environment; making it in earnest says what is wrong
+        return False
+    is_string_env = isinstance(env.observation_space, spaces.Text) and isinstance(env.action_space, spaces.Text)
+    env.close()
+    return is_string_env
+
+
 def is_text(env_id: str) -> bool:
-    """True for ids of text: this kit's, and those whose vector entry point is an EpisodeEnv or returns one."""
-    if is_ours(env_id):
+    """True for ids of text: this kit's, those with Text spaces, and those whose vector entry point is an EpisodeEnv."""
+    if takes_model(env_id):
         return True
     spec = gymnasium.registry.get(_without_module(env_id))
     entry_point: Any = None if spec is None else spec.vector_entry_point
@@ -207,7 +267,7 @@ def remake_environment(
             raise ValueError(f"what wraps this agent's environment is run only if you name it: {flags:.300}")
         arguments = saved_arguments(saved, replaced={"reward", *arguments}) | arguments
     assert env_id is not None
-    if is_ours(env_id):
+    if takes_model(env_id):
         # A coefficient of 0 measures the KL and charges nothing
         arguments |= {"split": "test", "kl_coef": arguments.get("kl_coef") or 0.0}
 

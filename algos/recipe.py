@@ -18,8 +18,8 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
 from algos.config import Config, PPOConfig, compares_groups, field_values, find_config
-from algos.make import absolute_paths, find_algorithm, is_ours, make_vector_environment
-from algos.policies.registry import make_policy
+from algos.make import absolute_paths, find_algorithm, make_vector_environment, takes_model
+from algos.policies.registry import EMBEDDED, make_policy
 from algos.storage.run_files import RUN
 from algos.storage.run_folder import is_own
 from algos.storage.run_reader import check_kinds, read_options_file
@@ -103,8 +103,8 @@ class Recipe:
     """Further arguments of the policy, if it is given by name."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the environment, if it is given by id."""
-    model: str = "embedded"
-    """Name or folder of the language model (text only), see `LMPolicy.load`."""
+    model: str = EMBEDDED
+    """Name or folder of the language model, for text and for the policy ``words``; see `LMPolicy.load`."""
     kl_coef: CoefficientLike | None = None
     """Reward charged per nat of KL, see `Agent`. Each agent gets a copy of a coefficient that changes."""
     device: str | None = None
@@ -133,11 +133,11 @@ class Recipe:
         if callable(self.env):
             return self.env(slots)
 
-        # Text environments of this kit take further arguments
+        # Environments that are made for a language model take further arguments
         arguments: dict[str, Any] = {}
         kl_coef = None
         agent_has_penalty = split == "train" and self._agent_makes_penalty()
-        if is_ours(self.env):
+        if takes_model(self.env):
             if self.kl_coef is not None:
                 kl_coef = as_coefficient(self.kl_coef).value
             arguments["model"] = self.model
@@ -176,7 +176,10 @@ class Recipe:
         if callable(self.policy):
             policy = self.policy(vector_env, seed)
         else:
-            policy = make_policy(vector_env, policy=self.policy, model=self.model, seed=seed, **self.policy_kwargs)
+            # The default model is none of a control policy, unless that is asked for
+            has_model = self.policy == "words" or self.model != EMBEDDED or is_episode_env(vector_env)
+            model = self.model if has_model else None
+            policy = make_policy(vector_env, policy=self.policy, model=model, seed=seed, **self.policy_kwargs)
 
         # Options of the agent
         config = replace(self.config, seed=seed)
@@ -201,7 +204,7 @@ class Recipe:
         The penalty then has the policy's dtype, and shares the policy's frozen weights (LoRA). If a function makes the
         policy, perhaps from another model, the environment makes the penalty, with ``model`` as the reference.
         """
-        if callable(self.env) or callable(self.policy) or not is_ours(self.env):
+        if callable(self.env) or callable(self.policy) or not takes_model(self.env):
             return False
         return "kl_coef" not in self.env_kwargs and "penalty" not in self.env_kwargs
 
@@ -212,6 +215,9 @@ class Recipe:
         critic = policy_kwargs.get("critic")
         if isinstance(critic, (str, Path)) and critic != "copy":
             policy_kwargs["critic"] = absolute_name(str(critic))
+        describe = policy_kwargs.get("describe")
+        if isinstance(describe, str):
+            policy_kwargs["describe"] = absolute_name(describe)
         return replace(self, model=model, policy_kwargs=policy_kwargs, env_kwargs=absolute_paths(self.env_kwargs))
 
     def to_dict(self) -> dict[str, Any]:

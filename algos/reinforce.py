@@ -11,6 +11,7 @@ from algos.config import REINFORCEConfig
 from algos.minibatches import minibatches
 from algos.training.invariants import check_first
 from algos.training.metrics import MetricMeans, Metrics, StepMetrics, minibatch_means, sampler_gap
+from textenv.rollout import join_episodes, split_column
 
 
 class REINFORCE(Agent[REINFORCEConfig]):
@@ -27,13 +28,15 @@ class REINFORCE(Agent[REINFORCEConfig]):
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Take one step on a rollout and add its advantage column; return metrics."""
-        returns = discounted_returns(
-            reward=rollout["reward"],
-            terminated=rollout["terminated"],
-            truncated=rollout["truncated"],
-            mask=rollout["mask"],
+        episodes = join_episodes(rollout)
+        joined_returns = discounted_returns(
+            reward=episodes["reward"],
+            terminated=episodes["terminated"],
+            truncated=episodes["truncated"],
+            mask=episodes["mask"],
             gamma=self.config.gamma,
         )
+        returns = split_column(joined_returns, rollout)
         rollout["advantage"] = subtract_mean(returns, mask=rollout["mask"])
         normalize_advantage = "rollout" if self.config.normalize_advantage else False
         self.optimizer.schedule(self.progress)

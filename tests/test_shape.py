@@ -31,7 +31,7 @@ LAYERS = {
         envs
         rewards kl
         lm
-        prompts embedded games
+        prompts embedded games words
         rollout errors rendering progress acceleration device names foreign plain json_files loopback optional cache
         importing processes state
     """,

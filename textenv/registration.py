@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 NAMES = (
     "Periods", "Reviews", "Copy", "Sort", "GuessNumber", "Calculator", "TwentyQuestions", "ReasoningGym", "TextWorld",
-    "OpenEnv", "Prompts"
+    "OpenEnv", "Words", "Prompts"
 )  # fmt: skip
-OPTIMAL_RETURNS = {"TwentyQuestions": 33 / 40, "OpenEnv": None, "Prompts": None}
+OPTIMAL_RETURNS = {"TwentyQuestions": 33 / 40, "OpenEnv": None, "Words": None, "Prompts": None}
 """Mean return of optimal play, for the environments where it is not 1; None if it is unknown."""
 
 
@@ -51,7 +51,7 @@ def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVecto
 
     Args:
         task: one of `NAMES`; ``"ReasoningGym"`` needs a ``dataset``, ``"OpenEnv"`` a ``url``,
-            ``"Prompts"`` ``prompts`` and ``reward``.
+            ``"Words"`` an ``env``, ``"Prompts"`` ``prompts`` and ``reward``.
         num_envs: number of slots.
         arguments: ``model`` (``"embedded"``, ``"smollm2"``, a folder, a GGUF file or a hub name); ``split``
             (``"train"`` or ``"test"``, which share no prompt except in games); ``kl_coef`` (β of a k1 KL penalty to the

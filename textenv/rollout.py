@@ -3,7 +3,8 @@
 A rollout is a `TensorDict` with batch size ``[B, T]``. These are the first two dimensions of every column, and a column
 of single numbers has no others (``[B, T]``, never ``[B, T, 1]``). In control a row is one environment slot, T steps
 long. In text a row is one whole episode: it starts at position 0 and is padded on the right, so causal attention needs
-no attention mask.
+no attention mask. Where a task gives the model a new context in the middle of an episode, the episode goes on in a
+further row, which begins with this context (see below).
 
 =============================  ======================================  ===========================================
 key                            control                                 text
@@ -19,7 +20,7 @@ key                            control                                 text
 ``mask``                       False on autoreset steps and where an   True on the tokens that the policy chose;
                                environment fails                       all False in a row whose scores are all None,
                                                                        and so are ``terminated``, ``truncated``
-``is_init``                    True on an episode's first observation  True at position 0
+``is_init``                    True on an episode's first observation  True where an episode begins, at position 0
 ``log_prob``                   under the behaviour policy, nats        the same
 ``state``                      ``[B, T, *]``, state of a recurrent     absent
                                policy before the action, detached
@@ -28,6 +29,8 @@ key                            control                                 text
                                ``next_observation``
 ``group``                      int64, the slot, or rows that share     int64, rows that share a prompt
                                a reset seed
+``episode``                    absent                                  int64, the episode of the row; absent where
+                                                                       each row is an episode
 ``reward_parts``               absent                                  float32 ``[B, T, K, 2]``, only with several
                                                                        rewards: for each its unweighted sum over
                                                                        the episode, and its weight
@@ -45,6 +48,12 @@ key                            control                                 text
 In text no column holds the length of the prompt: the prompt is all tokens before the first one that the policy chose
 (`prompt_lengths`). Everything after it belongs to the answer, replies of the environment too. Encoder-decoder models
 read prompt and answer apart.
+
+In a rollout with the column ``episode`` some episode has several rows. They stand one below the other, in the order of
+time, and are one sequence of steps: the successor of a row's last step is the first step of the episode's next row.
+Only the last row of an episode has ``terminated`` or ``truncated``. Returns, advantages, groups, and metrics of
+episodes join the rows along time (`join_episodes`, `join_column`). Everything else is by row: what a model reads,
+minibatches, and the aggregations and policy losses that average over a row (`algos.losses`).
 
 A text rollout may also hold ``allowed_sets`` (non-tensor): a bool tensor ``[S, n]`` whose row 0 allows every
 token. In control and in text, one True entry of ``mask`` is one step.
@@ -127,6 +136,15 @@ class EpisodeEnv:
         """Row and column, in the next rollout, of each running slot's next action."""
 
     @property
+    def running_episodes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Episode of each running slot, and the number of its present row in this episode, from 0 (two int64 arrays).
+
+        By default each row is an episode.
+        """
+        rows, _ = self.cursor
+        return rows, np.zeros_like(rows)
+
+    @property
     @abstractmethod
     def action_mask(self) -> Tensor | None:
         """Bool ``[num_envs, n]``: allowed actions; None if every action is allowed."""
@@ -150,15 +168,19 @@ class EpisodeEnv:
         """Step the running slots.
 
         Returns:
-            Observation, and bool ``[num_envs]``: True where the slot now holds a new episode, or has become idle.
+            Observation, and bool ``[num_envs]``: True where the slot now holds a new episode or a further row of its
+            episode, or has become idle.
         """
 
     @abstractmethod
     def take_episodes(self) -> TensorDict:
-        """Return the finished episodes as a rollout, one per row, with their scores as rewards."""
+        """Return the finished episodes as a rollout with their scores as rewards, in the rows of `cursor`.
 
-    def samples(self, rows: Sequence[int]) -> list[Sample]:
-        """Return the texts of episodes returned last, for people: a `Sample` for each row; none by default."""
+        Further rows of episodes stand in the order in which they were begun; `in_order` sorts them.
+        """
+
+    def samples(self, episodes: Sequence[int]) -> list[Sample]:
+        """Return the texts of episodes returned last, for people: a `Sample` for each of these; none by default."""
         return []
 
 
@@ -329,6 +351,109 @@ def following(values: Tensor, *, mask: Tensor, done: Tensor) -> Tensor:
     stops = torch.minimum(stop_after, stop_at_next)
     nearest = stops.flip(1).cummin(dim=1).values.flip(1)
     return values.gather(1, nearest)
+
+
+def episode_of_row(rollout: TensorDict) -> Tensor:
+    """Return the episode of each row, int64 ``[B]``: the column ``episode``, else each row is an episode."""
+    if "episode" in rollout.keys():
+        return rollout["episode"][:, 0].contiguous()
+    return torch.arange(len(rollout), device=rollout["mask"].device)
+
+
+def num_episodes_of(rollout: TensorDict) -> int:
+    """Return the number of episodes of a text rollout."""
+    return int(episode_of_row(rollout).max()) + 1
+
+
+def number_in_episode(rollout: TensorDict) -> Tensor:
+    """Return the number of each row in its episode, from 0, int64 ``[B]``."""
+    episode = episode_of_row(rollout)
+    order = episode.argsort(stable=True)
+    position = torch.empty_like(order)
+    position[order] = torch.arange(len(order), device=order.device)
+    first_position = torch.searchsorted(episode[order], episode)  # of the episode of each row
+    return position - first_position
+
+
+def in_order(rollout: TensorDict) -> TensorDict:
+    """Return a text rollout with the rows of each episode one below the other, the first episode at the top."""
+    if "episode" not in rollout.keys():
+        return rollout
+    return rollout[episode_of_row(rollout).argsort(stable=True)]
+
+
+def join_column(column: Tensor, rollout: TensorDict) -> Tensor:
+    """Write the rows of each episode one behind the other along time; `split_column` takes them apart again.
+
+    Args:
+        column: ``[B, T, *]``.
+        rollout: the rollout that the column belongs to.
+
+    Returns:
+        ``[E, R·T, *]`` for E episodes of at most R rows; 0 in rows that an episode does not have. If each row is an
+        episode, the column itself.
+    """
+    if "episode" not in rollout.keys():
+        return column
+    number = number_in_episode(rollout)
+    most_rows = int(number.max()) + 1
+    joined = column.new_zeros(num_episodes_of(rollout), most_rows, *column.shape[1:])
+    joined[episode_of_row(rollout), number] = column
+    return joined.flatten(1, 2)
+
+
+def split_column(joined: Tensor, rollout: TensorDict) -> Tensor:
+    """Return a column ``[B, T, *]`` of a rollout from what `join_column` returns, ``[E, R·T, *]``."""
+    if "episode" not in rollout.keys():
+        return joined
+    by_row = joined.unflatten(1, (-1, rollout.shape[1]))  # [E, R, T, *]
+    return by_row[episode_of_row(rollout), number_in_episode(rollout)]
+
+
+def join_episodes(rollout: TensorDict) -> TensorDict:
+    """Return a rollout with one row for each episode, ``[E, R·T]``; see `join_column`.
+
+    It is for rewards and all that is computed from them: a row is no text that a model can read. If each row is an
+    episode already, it is the rollout itself.
+    """
+    if "episode" not in rollout.keys():
+        return rollout
+    columns = {}
+    for name, column in rollout.items():
+        if isinstance(column, Tensor) and name != "episode":
+            columns[name] = join_column(column, rollout)
+    return TensorDict(columns, batch_size=columns["mask"].shape)
+
+
+def next_values(rollout: TensorDict, *, value: Tensor, next_value: Tensor) -> Tensor:
+    """Return the values of all successor states, also of those in the next row of an episode.
+
+    Args:
+        rollout: the rollout.
+        value: ``[B, T]``, value of each state.
+        next_value: ``[B, T]``, value of each successor state that is in the same row (`following`).
+    """
+    if "episode" not in rollout.keys():
+        return next_value
+
+    # The value of the episode's next step, whatever the row
+    joined_mask = join_column(rollout["mask"], rollout)
+    joined_value = join_column(value, rollout)
+    after_the_end = torch.zeros_like(joined_value[:, :1])
+    joined_next_value = following(
+        torch.cat([joined_value, after_the_end], dim=1), mask=joined_mask, done=torch.zeros_like(joined_mask)
+    )
+
+    # It applies to the last step of a row, if the episode has a later one
+    is_last_of_row = _steps_after(rollout["mask"]) == 0
+    goes_on = split_column(_steps_after(joined_mask), rollout) > 0
+    return torch.where(is_last_of_row & goes_on, split_column(joined_next_value, rollout), next_value)
+
+
+def _steps_after(mask: Tensor) -> Tensor:
+    """Return the number of True entries after each entry of its row, int64 ``[B, T]``."""
+    count = mask.cumsum(1)
+    return count[:, -1:] - count
 
 
 class Allowed(NamedTuple):

@@ -256,10 +256,13 @@ def _message_about_flag(
 
 
 def _refuse_model_of_control(command: Any, words: Sequence[str]) -> None:
-    """Raise a ValueError if a language model is named for control, also one that is the default for text."""
-    trains = isinstance(command, (Train, Tune)) and not isinstance(command, Plan)
-    if trains and named(words, "--model") and not is_text(command.env):
-        raise ValueError(f"--model: only for text environments, not for {command.env}; leave out what does not fit")
+    """Raise a ValueError if a language model is named for a control policy that has none."""
+    trains = isinstance(command, Train) and not isinstance(command, Plan)
+    if trains and named(words, "--model") and not is_text(command.env) and command.policy != "words":
+        raise ValueError(
+            f"--model: the policy {command.policy} of {command.env} has no language model; leave it out, or give "
+            "--policy words"
+        )
 
 
 def _code_of_models(command: Any, words: Sequence[str]) -> AbstractContextManager[None]:

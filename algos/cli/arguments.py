@@ -282,10 +282,14 @@ def json_object(text: str, option: str) -> dict[str, object]:
     return value
 
 
-def load_newest(folder: str, *, device: str | None = None, policy_class: type | None = None) -> tuple[Any, Path | None]:
+def load_newest(folder: str, **options: Any) -> tuple[Any, Path | None]:
     """Load the policy of a saved agent as `algos.load` does; of a run under way, that of its newest checkpoint.
 
     A line on stderr names this checkpoint.
+
+    Args:
+        folder: folder of a run or of a saved agent, or a name on the hub.
+        options: further arguments of `algos.load`.
 
     Returns:
         The policy, and the checkpoint's folder; None if the agent was saved by itself.
@@ -299,7 +303,7 @@ def load_newest(folder: str, *, device: str | None = None, policy_class: type | 
     while True:
         agent = agent_folder(folder)
         try:
-            policy = load(agent, device=device, policy_class=policy_class)
+            policy = load(agent, **options)
             break
         except (OSError, ValueError):
             if agent.exists() or not is_in_checkpoint(agent):

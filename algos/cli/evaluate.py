@@ -42,6 +42,9 @@ class Evaluate(ModelCommand):
     policy_class: str | None = None
     """Class of the agent's policy, if it is one of your own, which is run only if it is named: file.py:Mine or
     package.module:Mine."""
+    describe: str | None = None
+    """Function that describes observations to the agent's language model, if it is one of your own, which is run only
+    if it is named: file.py:function or package.module:function."""
     env_kwargs: str = "{}"
     """Arguments of the environment that replace those of the agent, as a JSON object; those of the agent that are no
     plain data are used only if they are named here."""
@@ -105,7 +108,9 @@ class Evaluate(ModelCommand):
             self._refuse_text_options()
 
         # Policy
-        policy, checkpoint = load_newest(self.folder, device=self.device, policy_class=policy_class)
+        policy, checkpoint = load_newest(
+            self.folder, device=self.device, policy_class=policy_class, describe=self.describe
+        )
         if self.device is not None and is_episode_env(env):
             env.to(policy.device)
 

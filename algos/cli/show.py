@@ -63,6 +63,7 @@ class Envs(Command):
         """Read the first line about each task."""
         from textenv.extras.reasoning_gym import ReasoningGym
         from textenv.tasks.builtin import GAMES, TASKS, WORLDS
+        from textenv.words.wrapper import LanguageWrapper
 
         # What describes each: a class or a function
         tasks: dict[str, object] = {**TASKS}
@@ -71,6 +72,7 @@ class Envs(Command):
         for name, world in WORLDS.items():
             tasks[name] = resolve_name(world)
         tasks["ReasoningGym"] = ReasoningGym
+        tasks["Words"] = LanguageWrapper
 
         rows: list[dict[str, object]] = []
         for name in NAMES:

@@ -16,7 +16,7 @@ from algos import presets
 from algos.cli.arguments import ModelCommand, flag, json_object, named, one_thread, options
 from algos.config import CONFIGS, AlgorithmName, Config, field_values
 from algos.make import PROMPTS, READY_MODELS, is_text
-from algos.policies.registry import CONTROL_POLICIES, PolicyName
+from algos.policies.registry import PolicyName
 from algos.recipe import Recipe
 from algos.storage.run_files import BEST, RUN
 from algos.storage.run_folder import check_new, mark_as_own, run_folder_of
@@ -63,15 +63,37 @@ class PromptOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LanguageModelOptions:
+    """Options for language models: in text environments, and in control with --policy words."""
+
+    model: str = "embedded"
+    """Language model: embedded, smollm2, a folder written by save_pretrained, a GGUF file, or a hub name. In control,
+    naming one means --policy words."""
+    kl_coef: float | None = None
+    """Language models only: reward charged per nat of KL to the initial model; 0 only measures the KL, None leaves it
+    out."""
+    max_kl: float | None = None
+    """Language models only: end the training when the KL exceeds this number of nats per episode."""
+    temperature: float | None = None
+    """Language models only: temperature of sampling and scoring; default 1, or that of a saved policy."""
+    lora: str | None = None
+    """Language models only: train an adapter of this form instead of all weights: r=16,alpha=32,targets=q_proj+v_proj
+    (r=16 is enough: alpha is 32, and targets are all linear layers)."""
+    critic: str | None = None
+    """Language models only: where values come from: head (on the model, the default), copy (of the model), or a reward
+    model."""
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    """Language models only: dtype of the weights."""
+    autocast: bool = False
+    """Language models only: compute in bfloat16, with weights in their own dtype."""
+    gradient_checkpointing: bool = False
+    """Language models only: recompute activations in the backward pass instead of keeping them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TextOptions:
     """Options for text environments."""
 
-    model: str = "embedded"
-    """Text only: embedded, smollm2, a folder written by save_pretrained, a GGUF file, or a hub name."""
-    kl_coef: float | None = None
-    """Text only: reward charged per nat of KL to the initial model; 0 only measures the KL, None leaves it out."""
-    max_kl: float | None = None
-    """Text only: end the training when the KL exceeds this number of nats per episode."""
     max_prompt_tokens: int | None = None
     """Text only: maximum length of a prompt; default: the environment's (your own prompts: their longest)."""
     max_new_tokens: int | None = None
@@ -79,19 +101,6 @@ class TextOptions:
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Text only: text or special token that ends a turn, in addition to those of the model itself (EOS, the ids of its
     generation_config, its chat template's end of a message); repeat the flag for several."""
-    temperature: float | None = None
-    """Text only: temperature of sampling and scoring; default 1, or that of a saved policy."""
-    lora: str | None = None
-    """Text only: train an adapter of this form instead of all weights: r=16,alpha=32,targets=q_proj+v_proj (r=16 is
-    enough: alpha is 32, and targets are all linear layers)."""
-    critic: str | None = None
-    """Text only: where values come from: head (on the model, the default), copy (of the model), or a reward model."""
-    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
-    """Text only: dtype of the weights."""
-    autocast: bool = False
-    """Text only: compute in bfloat16, with weights in their own dtype."""
-    gradient_checkpointing: bool = False
-    """Text only: recompute activations in the backward pass instead of keeping them."""
     generator: Literal["vllm"] | None = None
     """Text only: vllm lets vLLM generate the rollouts (docs/runs.md); None: the policy itself."""
 
@@ -120,7 +129,7 @@ class WatchOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyConfig]):
+class Train(WatchOptions, TextOptions, LanguageModelOptions, PromptOptions, ModelCommand, Generic[AnyConfig]):
     """Train on an environment, write metrics and the agent to a run folder, and evaluate it.
 
     --config FILE reads options from a .toml or .yaml file, hyper-parameters under config; flags replace them. Each run
@@ -139,7 +148,8 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
     run_dir: Path | None = None
     """Folder for metrics, samples and the agent; default runs/ENV-ALGO-SEED."""
     policy: PolicyName = "auto"
-    """Control only; auto means cnn for images, else mlp, and q for DQN. For lstm, --config.minibatch-size is a number
+    """Control only; auto means cnn for images, else mlp, and q for DQN. words is a language model that reads a
+    description of each observation. For lstm, --config.minibatch-size is a number
     of slots; see presets.CARTPOLE_LSTM. gsde has state-dependent noise, for Box actions."""
     policy_kwargs: str = "{}"
     """Further arguments of the policy as a JSON object, such as '{"normalize_observations": true}'."""
@@ -378,9 +388,11 @@ class Train(WatchOptions, TextOptions, PromptOptions, ModelCommand, Generic[AnyC
         if self.eval_every is None and (self.stop_at, self.patience) != (None, None):
             raise ValueError("--stop-at and --patience are for evaluations while training: add --eval-every STEPS")
 
-        # Options of text environments, and of one's own prompts
+        # Options of text environments, of language models, and of one's own prompts
         if not is_text(self.env):
             self._refuse_options(TextOptions, "text environments")
+            if self.policy != "words":
+                self._refuse_options(LanguageModelOptions, "language models (text environments, or --policy words)")
         if self.env.rpartition(":")[2] != PROMPTS:
             self._refuse_options(PromptOptions, f"prompts of your own ({PROMPTS}, or no ENV)")
 
@@ -455,16 +467,18 @@ def train_command(arguments: Sequence[str], name: str = "train", kind: Any = Tra
         arguments = [name]
     algorithm = named(arguments, "--algo", "ppo")
     policy = named(arguments, "--policy", "auto")
-    if policy not in CONTROL_POLICIES:
-        policy = "auto"  # an unknown name is refused when the arguments are parsed
+    env_id, named_options = options(arguments, switches())
     model = named(arguments, "--model", "embedded")
-    env_id, _ = options(arguments, switches())
 
     # The module registers the environment, and so says whether it is one of text
     module, _, _ = env_id.rpartition(":")
     if module:
         with suppress(ValueError):  # raised again when the environment is made
             read_module(module)
+
+    # A language model that is named plays control too; every run.yaml names a policy
+    if "model" in named_options and "policy" not in named_options and env_id and not is_text(env_id):
+        policy = "words"
 
     recipe = presets.recipe(env_id, algorithm, model, policy=policy)
     preset = recipe.to_dict()

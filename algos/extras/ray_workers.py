@@ -39,7 +39,7 @@ from textenv.optional import package
 from textenv.prompts.prompts import PromptOrder
 from textenv.rewards.scores import Scores, merge
 from textenv.rewards.training import NOW, training
-from textenv.rollout import is_episode_env
+from textenv.rollout import is_episode_env, num_episodes_of
 from textenv.state import set_states, states_of
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class Worker:
             now: step and progress of the training.
 
         Returns:
-            The rollout, this worker's state, and in text the turns, their rows and scores (None in control).
+            The rollout, this worker's state, and in text the turns, their episodes and scores (None in control).
         """
         load_weights(self.policy, weights)
         with training(*now):
@@ -235,13 +235,13 @@ class Worker:
         """Collect a rollout of text; the turns go without the environment's state and the tokenizer."""
         env.prompt_order = job.pop("order")
         rollout = self.collector.play_episodes(env, **job)
-        turns, rows, scores = env.scored_turns
+        turns, episodes, scores = env.scored_turns
         bare_turns = []
         no_tokenizer = cast("PreTrainedTokenizerBase", None)  # the environment here puts its own in
         for turn in turns:
             prompt = replace(turn.prompt, state=None)
             bare_turns.append(replace(turn, prompt=prompt, tokenizer=no_tokenizer))
-        return rollout, {"objects": states_of(env.user_objects)}, (bare_turns, rows, scores)
+        return rollout, {"objects": states_of(env.user_objects)}, (bare_turns, episodes, scores)
 
 
 class _Call(NamedTuple):
@@ -463,16 +463,17 @@ def _later(order: dict[str, int], count: int) -> dict[str, int]:
 def _report(env: TextVectorEnv, parts: list[_Part]) -> None:
     """Give an environment the turns of all workers, for its samples and metrics."""
     turns: list[Turn] = []
-    rows: list[int] = []
+    episodes: list[int] = []
     scores_of_turns = []
-    for worker, part in enumerate(parts):
+    first_episode = 0
+    for part in parts:
         assert part.turns is not None
-        worker_turns, local_rows, scores = part.turns
+        worker_turns, local_episodes, scores = part.turns
         first_turn = len(turns)
         scores_of_turns.append((range(first_turn, first_turn + len(worker_turns)), scores))
         for turn in worker_turns:
             turns.append(replace(turn, tokenizer=env.tokenizer))
-        first_row = worker * len(part.rollout)
-        for row in local_rows:
-            rows.append(first_row + row)
-    env.report(turns, rows, merge(len(turns), scores_of_turns))
+        for episode in local_episodes:
+            episodes.append(first_episode + episode)
+        first_episode += num_episodes_of(part.rollout)
+    env.report(turns, episodes, merge(len(turns), scores_of_turns))

@@ -192,7 +192,51 @@ class Gaussian(nn.Module):
         return output, self.log_std
 
 
-ActionDistribution = Categorical | MultiCategorical | Gaussian
+class Binned(nn.Module):
+    """``Box`` of floats in which each number is one of a few values: independent categorical choices.
+
+    Args:
+        space: the action space.
+        values: values of each number, float ``[numbers, n]``.
+
+    Example:
+        >>> distribution = Binned(spaces.Box(-1, 1, (1,)), torch.tensor([[-1.0, 0.0, 1.0]]))
+        >>> distribution.score(torch.zeros(3), torch.tensor([0.9]))[0].exp()
+        tensor(0.3333)
+    """
+
+    def __init__(self, space: spaces.Box, values: Tensor) -> None:
+        super().__init__()
+        self.shape = tuple(space.shape)
+        numbers, num_values = values.shape
+        self.values = values.float()  # not a buffer: it comes from the action space and is not saved with the weights
+        self.choices = MultiCategorical(spaces.MultiDiscrete([num_values] * numbers))
+        self.size = self.choices.size
+
+    def sample(
+        self, output: Tensor, *, generator: torch.Generator, action_mask: Tensor | None, deterministic: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Sample actions float32 ``[N, *]`` and log-probabilities ``[N]`` from logits ``[N, size]``; no gradient."""
+        index, log_prob = self.choices.sample(
+            output, generator=generator, action_mask=action_mask, deterministic=deterministic
+        )
+        action = self.values.to(index.device).expand(len(index), -1, -1).gather(-1, index[..., None])
+        return action.reshape(len(index), *self.shape), log_prob
+
+    def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Log-probability of the nearest values, and entropy, nats; any batch shape."""
+        numbers = action.reshape(*output.shape[:-1], len(self.values), 1)
+        index = (numbers - self.values.to(numbers)).abs().argmin(-1)
+        return self.choices.score(output, index, action_mask)
+
+    def divergence(
+        self, output: Tensor, other_output: Tensor, *, other: nn.Module, action_mask: Tensor | None = None
+    ) -> Tensor:
+        """KL(self‖other) from both outputs, nats, summed over the numbers; any batch shape."""
+        return self.choices.divergence(output, other_output, other=other, action_mask=action_mask)
+
+
+ActionDistribution = Categorical | MultiCategorical | Gaussian | Binned
 
 
 def action_distribution(space: spaces.Space) -> ActionDistribution:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from algos.policies.policy import Policy
 from algos.ranks import collectives
-from textenv.rollout import following
+from textenv.rollout import episode_of_row, following
 
 FOLDS = 4
 """Number of parts into which `FittedValue.fit` splits the rows of a rollout."""
@@ -37,7 +37,7 @@ class FittedValue:
     def __call__(self, policy: Policy, rollout: TensorDict, returns: Tensor) -> tuple[Tensor, Tensor]:
         """Fit the policy's value head to a rollout; return the two tensors of `Policy.values`.
 
-        The values of a row come from a fit to the other rows and to earlier rollouts.
+        The values of an episode come from a fit to other episodes and to earlier rollouts.
 
         Args:
             policy: has a `Policy.linear_value`, whose weights are changed.
@@ -49,7 +49,14 @@ class FittedValue:
         linear_value = policy.linear_value
         assert linear_value is not None, "the agent has checked that the policy has a linear value head"
         features = collectives.map_rows(linear_value.features, rollout)
-        value = self.fit(linear_value.weights, linear_value.bias, features, returns=returns, mask=mask)
+        value = self.fit(
+            linear_value.weights,
+            linear_value.bias,
+            features,
+            returns=returns,
+            mask=mask,
+            fold_of_row=episode_of_row(rollout) % FOLDS,
+        )
         return value[:, :-1], following(value, mask=mask, done=done)
 
     @torch.no_grad()
@@ -61,6 +68,7 @@ class FittedValue:
         *,
         returns: Tensor,
         mask: Tensor,
+        fold_of_row: Tensor | None = None,
     ) -> Tensor:
         """Fit a linear value in closed form; return values ``[B, L]`` by fits that have not seen their row.
 
@@ -75,7 +83,11 @@ class FittedValue:
             features: float32 ``[B, L, H]`` for each kind, L > T; the ridge treats kinds alike, whatever their scale.
             returns: return from each entry on, ``[B, T]``.
             mask: bool ``[B, T]``.
+            fold_of_row: int64 ``[B]``, below `FOLDS`; all rows of an episode need the same. None: each row is an
+                episode.
         """
+        if fold_of_row is None:
+            fold_of_row = torch.arange(len(mask), device=mask.device) % FOLDS
         sizes = [len(weight) for weight in weights]
         x = torch.cat(list(features), dim=-1)  # [B, L, H of all kinds]
         target = returns[mask]
@@ -100,7 +112,6 @@ class FittedValue:
         x = torch.cat([x, constant], dim=-1)  # [B, L, H + 1]
 
         # Fit
-        fold_of_row = torch.arange(len(mask), device=x.device) % FOLDS
         fold_of_entry = fold_of_row[mask.nonzero()[:, 0]]
         fit_features = x[:, : mask.shape[1]][mask]
         folds = []

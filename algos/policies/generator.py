@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-import torch
 from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
 from algos.config import ClippedConfig, Config
+from algos.policies.log_probs import LogProbs
 from algos.policies.policy import Policy
 from algos.policies.random_streams import episode_seeds
 from algos.ranks import collectives
@@ -116,13 +116,13 @@ def collect_turns(
         num_slots = env.num_envs  # each slot of a conversation may need a process of its own
     env.start_episodes(num_episodes, seed=seed, group_size=group_size, slots=num_slots)
     sampling = Sampling(policy.temperature, policy.num_actions, env.ends.ids, env.ends.texts)
-    log_prob = np.zeros((num_episodes, env.max_length), dtype=np.float32)
+    recorded = LogProbs()
 
     # A turn of every running episode, until all have ended
     turns = env.open_turns
     while turns:
         seeds = episode_seeds(num_episodes, policy.generator)
-        turn_seeds = [int(seeds[turn.row]) for turn in turns]
+        turn_seeds = [int(seeds[turn.episode]) for turn in turns]
         generated = generator.generate(turns, seeds=turn_seeds, sampling=sampling)
         for turn, (ids, log_probs) in zip(turns, generated, strict=True):
             _check_generated(generator, turn, ids, log_probs)
@@ -130,13 +130,11 @@ def collect_turns(
 
         # Log-probabilities of the tokens that the environment took, which may be fewer (a stop text)
         for turn, (_, log_probs), count in zip(turns, generated, counts.tolist(), strict=True):
-            start = len(turn.prefix) - 1  # column of the turn's first action
-            log_prob[turn.row, start : start + count] = log_probs[:count]
+            first_column = len(turn.prefix) - 1  # of the turn's first action
+            columns = np.arange(first_column, first_column + count)
+            recorded.record(np.full(count, turn.row), columns, log_probs[:count])
         turns = env.open_turns
-
-    rollout = env.take_episodes()
-    rollout["log_prob"] = torch.from_numpy(log_prob[:, : rollout.shape[1]].copy())
-    return rollout
+    return recorded.added_to(env.take_episodes())
 
 
 def _check_generated(generator: Generator, turn: OpenTurn, ids: Sequence[int], log_probs: Sequence[float]) -> None:

@@ -167,11 +167,8 @@ class LMPolicy(nn.Module, Policy):
             options: constructor arguments; they override saved ones.
         """
         target_device = find_device(device)
-        lm = LanguageModel.load(name, dtype=dtype)
-        if lora is not None:
-            adapted_model = add_lora(lm.model, lora, seed=options.get("seed", 0))
-            lm = LanguageModel(adapted_model, lm.tokenizer)
-        critic = _make_critic(critic, lm)
+        lm = load_language_model(name, dtype=dtype, lora=lora, seed=options.get("seed", 0))
+        critic = make_critic(critic, lm)
 
         # A policy that was saved with a critic has it in a subfolder, in place of a value head
         critic_folder = Path(name) / CRITIC_FOLDER
@@ -199,13 +196,8 @@ class LMPolicy(nn.Module, Policy):
 
     @property
     def default_learning_rate(self) -> float:
-        """Learning rate by size and adapter; `algos.config.Config.learning_rate` has the sources."""
-        num_parameters = sum(p.numel() for p in self.lm.parameters())
-        if num_parameters < MIN_PRETRAINED_PARAMETERS:
-            return 5e-4
-        if is_adapted(self.lm.model):
-            return 1.4e-4
-        return 1.41e-5
+        """See `Policy.default_learning_rate`."""
+        return default_learning_rate(self.lm)
 
     @property
     def sampling_only(self) -> bool:
@@ -508,6 +500,34 @@ class LMPolicy(nn.Module, Policy):
         return (embeddings * in_answer[..., None]).cumsum(1)
 
 
+def load_language_model(
+    name: str | Path, *, dtype: torch.dtype | None, lora: "str | PeftConfig | None", seed: int, **options: Any
+) -> LanguageModel:
+    """Load a language model, with a new adapter if ``lora`` is given; arguments as for `LMPolicy.load`.
+
+    Args:
+        name: name or path of the model.
+        dtype: dtype of the weights; None means float32.
+        lora: the adapter.
+        seed: seed of the adapter's weights.
+        options: constructor arguments of `LanguageModel`.
+    """
+    lm = LanguageModel.load(name, dtype=dtype, **options)
+    if lora is None:
+        return lm
+    return LanguageModel(add_lora(lm.model, lora, seed=seed), lm.tokenizer, **options)
+
+
+def default_learning_rate(lm: LanguageModel) -> float:
+    """Learning rate by size and adapter; `algos.config.Config.learning_rate` has the sources."""
+    num_parameters = sum(p.numel() for p in lm.parameters())
+    if num_parameters < MIN_PRETRAINED_PARAMETERS:
+        return 5e-4
+    if is_adapted(lm.model):
+        return 1.4e-4
+    return 1.41e-5
+
+
 def _remove(path: Path) -> None:
     """Delete a file, or a folder with its contents, if it exists."""
     if path.is_dir():
@@ -516,7 +536,7 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _make_critic(choice: Critic | str | Path | None, lm: LanguageModel) -> Critic | None:
+def make_critic(choice: Critic | str | Path | None, lm: LanguageModel) -> Critic | None:
     """Make the critic that `LMPolicy.load` was asked for: a copy, or one from a reward model; others stay as they are.
 
     Raises:

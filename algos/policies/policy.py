@@ -377,7 +377,8 @@ def refuse_strings(env: VectorEnv) -> None:
         raise ValueError(
             f"{type(env).__name__} steps environments that read and write strings, which no policy plays step by step: "
             "give the function that makes one of them to textenv.TokenVectorEnv(make_env, "
-            "tokenizer=policy.tokenizer, num_envs=64), and train an LMPolicy on it"
+            "tokenizer=policy.tokenizer, num_envs=64), or the id of a registered one to "
+            "gymnasium.make_vec('textenv/Words-v0', env=ID, num_envs=64, model=MODEL), and train an LMPolicy on it"
         )
 
 
@@ -537,11 +538,16 @@ class ControlPolicy(nn.Module, Policy):
         from safetensors.torch import save_model
 
         save_model(self, str(folder / WEIGHTS))
-        saved = {
-            "observation": describe_space(self.observation_space),
-            "action": describe_space(self.action_space),
-        }
-        return saved | self.arguments()
+        return self.saved_spaces() | self.arguments()
+
+    def saved_spaces(self) -> dict[str, object]:
+        """Description of both spaces for JSON; `restored_spaces` reads it."""
+        return {"observation": describe_space(self.observation_space), "action": describe_space(self.action_space)}
+
+    @staticmethod
+    def restored_spaces(saved: dict[str, Any]) -> tuple[spaces.Space, spaces.Space]:
+        """Take what `saved_spaces` returned out of a dictionary; return the space of observations and of actions."""
+        return restore_space(saved.pop("observation")), restore_space(saved.pop("action"))
 
     @classmethod
     def load(cls, folder: Path, saved: dict[str, Any]) -> Self:
@@ -549,8 +555,7 @@ class ControlPolicy(nn.Module, Policy):
         from safetensors.torch import load_model
 
         arguments = dict(saved)
-        observation_space = restore_space(arguments.pop("observation"))
-        action_space = restore_space(arguments.pop("action"))
+        observation_space, action_space = cls.restored_spaces(arguments)
         policy = cls(observation_space, action_space, **arguments)
         load_model(policy, str(folder / WEIGHTS))
         return policy

@@ -1,4 +1,4 @@
-"""One stream of uniform random numbers per episode."""
+"""One stream of uniform random numbers per episode, and for each further row of an episode."""
 
 import numpy as np
 import torch
@@ -49,4 +49,24 @@ def episode_seeds(count: int, generator: torch.Generator) -> np.ndarray:
     """Draw int64 seeds for ``count`` episodes from a policy's generator."""
     entropy = torch.randint(2**62, (1,), generator=generator, device=generator.device)
     seeds = np.random.SeedSequence(int(entropy.item())).generate_state(count, np.uint64)
-    return seeds.astype(np.int64) & (2**63 - 1)  # not negative
+    return _not_negative(seeds)
+
+
+def row_seeds(seeds: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Return the seed of each row: that of its episode, or another one drawn from it for a further row.
+
+    Args:
+        seeds: seed of each row's episode, int64 ``[N]``.
+        numbers: number of each row in its episode, from 0, int64 ``[N]``.
+    """
+    seeds_of_rows = seeds.copy()
+    for index in np.flatnonzero(numbers):
+        entropy = [int(seeds[index]), int(numbers[index])]
+        state = np.random.SeedSequence(entropy).generate_state(1, np.uint64)
+        seeds_of_rows[index] = _not_negative(state)[0]
+    return seeds_of_rows
+
+
+def _not_negative(state: np.ndarray) -> np.ndarray:
+    """Return uint64 numbers as int64 numbers that are not negative."""
+    return state.astype(np.int64) & (2**63 - 1)

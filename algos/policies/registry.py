@@ -11,6 +11,8 @@ from gymnasium.vector import VectorEnv
 
 from textenv.device import find_device
 
+EMBEDDED = "embedded"
+"""Name of the model that comes with the package; `textenv.lm.loading` has it too, but loads torch."""
 if TYPE_CHECKING:
     import torch
 
@@ -19,9 +21,9 @@ if TYPE_CHECKING:
 CONTROL_POLICIES = {
     "mlp": "algos.policies.mlp:MLPPolicy", "cnn": "algos.policies.cnn:CNNPolicy",
     "lstm": "algos.policies.lstm:LSTMPolicy", "gsde": "algos.policies.gsde:GSDEPolicy",
-    "q": "algos.policies.q_network:QPolicy",
+    "q": "algos.policies.q_network:QPolicy", "words": "algos.policies.words:WordsPolicy",
 }  # fmt: skip
-"""Module and class of each policy that is saved as one weights file and JSON arguments, by name."""
+"""Module and class of each policy for control, by name."""
 if TYPE_CHECKING:
     PolicyName = str  # type checkers do not accept a `Literal` of names that are computed
 else:
@@ -42,7 +44,7 @@ def make_policy(
     env: VectorEnv,
     *,
     policy: PolicyName = "auto",
-    model: str = "embedded",
+    model: str | None = None,
     seed: int = 1,
     device: str | torch.device | None = None,
     **options: object,
@@ -51,8 +53,9 @@ def make_policy(
 
     Args:
         env: the environment; the policy gets its spaces.
-        policy: name of the policy; ``auto`` means a language model for text, a CNN for images, else an MLP.
-        model: for text only: the model, as in `LMPolicy.load`.
+        policy: name of the policy; ``auto`` means a language model for text; for control ``words`` if a model is named,
+            else a CNN for images and an MLP for other observations.
+        model: language model for text and for ``words``, as in `LMPolicy.load`. None: the embedded one.
         seed: seed of the initial weights and of action sampling.
         device: where to move the policy (`textenv.device.find_device`); None leaves it on the CPU.
         options: further constructor arguments of the policy.
@@ -70,20 +73,30 @@ def make_policy(
             raise ValueError(f"policy is {policy!r}, but a text environment needs a language model: leave it out")
         from algos.policies.lm import LMPolicy
 
-        return _construct(LMPolicy.load, model, seed=seed, **_with_dtypes(options)).to(target_device)
+        return _construct(LMPolicy.load, model or EMBEDDED, seed=seed, **_with_dtypes(options)).to(target_device)
 
     # Control
-    if model != "embedded":
-        raise ValueError(
-            f"model is {model!r}, a language model, but {type(env).__name__} is no text environment: leave it out"
-        )
     observation_space = env.single_observation_space
     action_space = env.single_action_space
     if policy == "auto":
         from algos.policies.cnn import is_image
 
-        policy = "cnn" if is_image(observation_space) else "mlp"
+        if model is not None:
+            policy = "words"
+        elif is_image(observation_space):
+            policy = "cnn"
+        else:
+            policy = "mlp"
     policy_class = find_policy(policy)
+    if policy == "words":
+        from algos.policies.words import WordsPolicy
+
+        return _construct(WordsPolicy.of, env, model or EMBEDDED, seed=seed, **_with_dtypes(options)).to(target_device)
+    if model is not None:
+        raise ValueError(
+            f"model is {model!r}, a language model, but policy is {policy!r}, which has none: leave model out, or give "
+            "policy='words'"
+        )
     return _construct(policy_class, observation_space, action_space, seed=seed, **options).to(target_device)
 
 

@@ -13,6 +13,8 @@ import torch
 from tensordict import TensorDict, pad
 from torch import Tensor, distributed, nn
 
+from textenv.rollout import episode_of_row
+
 T = TypeVar("T")
 COUNTS = ("reward/left_out", "reward/failed")
 """Metrics of an environment that count answers; they are summed over the ranks."""
@@ -107,7 +109,7 @@ def gather_rows(rollout: TensorDict) -> TensorDict:
 
 
 def join_rows(parts: Sequence[TensorDict]) -> TensorDict:
-    """Concatenate rollouts by rows, padded to the longest; group ids are renumbered. Modifies its arguments.
+    """Concatenate rollouts by rows, padded to the longest; groups and episodes are renumbered. Modifies its arguments.
 
     Args:
         parts: rollouts ``[b, t]``.
@@ -116,6 +118,8 @@ def join_rows(parts: Sequence[TensorDict]) -> TensorDict:
         A rollout ``[B, T]``.
     """
     next_group = 0
+    next_episode = 0
+    has_several_rows = any("episode" in part.keys() for part in parts)
     allowed_sets: list[Tensor] = []
     for part in parts:
         # Groups of different parts stay different
@@ -123,6 +127,12 @@ def join_rows(parts: Sequence[TensorDict]) -> TensorDict:
         shift = max(next_group - int(group.min()), 0)
         part["group"] = group + shift
         next_group = int(part["group"].max()) + 1
+
+        # So do episodes, if one of them has several rows
+        if has_several_rows:
+            episode = episode_of_row(part) + next_episode
+            next_episode = int(episode.max()) + 1
+            part["episode"] = episode[:, None].expand(part.shape)
 
         # Indices into the concatenated sets of allowed tokens
         if "allowed" in part.keys():

@@ -24,6 +24,10 @@ MOST_CHARACTERS = 2**16
 """Characters that a text among the arguments may have."""
 
 
+class UnnamedCodeError(ValueError):
+    """A saved agent needs code that runs only if the user names it."""
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -65,6 +69,21 @@ def _is_plain(value: object) -> bool:
     return value is None or _is_number(value) or _is_switch(value) or _is_word(value)
 
 
+def _are_actions(value: object) -> bool:
+    """Return True for words, or lists of words, as `textenv.words` takes them; also for ``"free"``."""
+    if isinstance(value, list):
+        return all(_are_actions(item) for item in value)
+    return _is_text(value)
+
+
+def _is_plain_object(arguments: object) -> bool:
+    """Return True for a dictionary of plain data whose names are arguments of an environment itself."""
+    if not isinstance(arguments, dict) or not _is_plain(arguments):
+        return False
+    set_arguments = {name for name, value in arguments.items() if value not in ((), [], None)}
+    return not set_arguments & {*OF_MAKING, "task"}
+
+
 NUMBER = "a number", _is_number
 INTEGER = "an integer", _is_integer
 SIZE = f"an integer from 0 to {MOST_TOKENS:,}", _is_size
@@ -73,6 +92,8 @@ WORD = "a word", _is_word
 TEXT = "a text", _is_text
 PROMPTS = "a file's name or a list of prompts", _are_prompts
 STOPS = "a list of texts and token ids", _are_stops
+ACTIONS = "a list of words", _are_actions
+OBJECT = "arguments that are plain data", _is_plain_object
 Kind = tuple[str, Callable[[object], bool]]
 """What an argument must be: in words, and as a function that returns True if it is."""
 OF_TEXT: dict[str, Kind] = {
@@ -94,7 +115,7 @@ OF_TEXT: dict[str, Kind] = {
     "max_length": SIZE,
 }
 """Arguments of every text environment that a saved agent may have."""
-OF_GAME: dict[str, Kind] = {"pay_at": WORD}
+OF_GAME: dict[str, Kind] = {"pay_at": WORD, "history": SIZE}
 """Further arguments of a game."""
 OF_TASK: dict[str, dict[str, Kind]] = {
     "Periods": {"k": SIZE},
@@ -112,6 +133,15 @@ OF_TASK: dict[str, dict[str, Kind]] = {
         "nb_rooms": SIZE,
         "nb_objects": SIZE,
         "quest_length": SIZE,
+    },
+    "Words": OF_GAME
+    | {
+        "env": TEXT,
+        "env_kwargs": OBJECT,
+        "max_episode_steps": SIZE,
+        "actions": ACTIONS,
+        "instructions": TEXT,
+        "chat": SWITCH,
     },
     "OpenEnv": {},  # an address is asked only if it is named
     "Prompts": {
@@ -171,6 +201,10 @@ def saved_arguments(saved: EnvironmentRecord, *, replaced: Collection[str]) -> d
                 raise DamagedRunError(f"the argument {name} of {saved['id']} is {value!r:.100}, expected {expected}")
         elif name in OF_MAKING or not (allows_plain and _is_plain(value)):
             refused[name] = value
+    if is_ours and task == "Words" and "env" in arguments:
+        env_id = str(arguments["env"])
+        if ":" in env_id or imported_module(env_id):
+            refused["env"] = env_id
     if refused:
         flag = f"--env-kwargs {shlex.quote(json.dumps(refused))}"
         raise ValueError(
@@ -184,18 +218,26 @@ def check_known_environment(env_id: str) -> None:
 
     A module that is imported already passes.
     """
+    module = imported_module(env_id)
+    if module:
+        raise ValueError(
+            f"this agent was trained on {env_id}, for which the module {module} would be imported: if you trust "
+            f"it, name it yourself (--env {env_id})"
+        )
+
+
+def imported_module(env_id: str) -> str:
+    """Return the module that making an environment would import; empty if it is ours, Gymnasium's or imported."""
     spec = gymnasium.registry.get(env_id)
     if spec is None or env_id.startswith("textenv/"):
-        return  # if there is none, making it raises an error
+        return ""  # if there is none, making it raises an error
     for entry in (spec.entry_point, spec.vector_entry_point):
         if not isinstance(entry, str):
             continue
         module = entry.partition(":")[0]
         if module and not module.startswith("gymnasium.envs.") and module not in sys.modules:
-            raise ValueError(
-                f"this agent was trained on {env_id}, for which the module {module} would be imported: if you trust "
-                f"it, name it yourself (--env {env_id})"
-            )
+            return module
+    return ""
 
 
 def runs_code(name: str, value: object) -> bool:
@@ -212,11 +254,3 @@ def runs_code(name: str, value: object) -> bool:
     if name == "logger":
         return value not in ("", "None", None)
     return name in ("reward", "wrapper") and value not in ((), [], "", None)
-
-
-def _is_plain_object(arguments: object) -> bool:
-    """Return True for a dictionary of plain data whose names are arguments of an environment itself."""
-    if not isinstance(arguments, dict) or not _is_plain(arguments):
-        return False
-    set_arguments = {name for name, value in arguments.items() if value not in ((), [], None)}
-    return not set_arguments & {*OF_MAKING, "task"}

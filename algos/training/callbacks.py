@@ -11,7 +11,7 @@ from algos.training.loggers import SHADED
 from algos.training.metrics import Metrics
 from algos.training.run import Callback, Run
 from textenv.rendering import answer_tokens
-from textenv.rollout import is_episode_env
+from textenv.rollout import is_episode_env, join_episodes, num_episodes_of, number_in_episode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,11 +25,12 @@ class RecordSamples(Callback):
 
     The first table is from before any update. ``samples`` has the columns ``prompt``, ``completion``, ``score``,
     ``parts`` (by name), ``logged`` (by name, if rewards log numbers) and ``kl`` (nats, if measured). ``tokens`` has the
-    tokens of the same episodes, with those columns of `SHADED` that the algorithm has.
+    tokens of the same episodes, with those columns of `SHADED` that the algorithm has; of an episode of several rows
+    those of the first row.
 
     Args:
         every: iterations from one table to the next.
-        num_samples: rows of a table, spread over the rollout.
+        num_samples: rows of a table, spread over the episodes of the rollout.
     """
 
     def __init__(self, every: int = 10, num_samples: int = 8) -> None:
@@ -54,14 +55,15 @@ class RecordSamples(Callback):
         if not is_episode_env(env):
             return
 
-        # Rows of this rank's environment, which come first
-        num_rows = len(rollout) // collectives.world_size()
-        rows = np.unique(np.linspace(0, num_rows - 1, self.num_samples).astype(int)).tolist()
+        # Episodes of this rank's environment, which come first
+        num_episodes = num_episodes_of(rollout) // collectives.world_size()
+        sampled_episodes = np.unique(np.linspace(0, num_episodes - 1, self.num_samples).astype(int)).tolist()
         iteration = {"steps": run.steps, "iteration": len(run.history) + 1}
-        table = [iteration | sample for sample in env.samples(rows)]
+        table = [iteration | sample for sample in env.samples(sampled_episodes)]
         if "kl" in rollout.keys():
-            for row, sample in zip(rows, table, strict=False):
-                kl = rollout["kl"][row][rollout["mask"][row]]
+            joined_rollout = join_episodes(rollout)
+            for episode, sample in zip(sampled_episodes, table, strict=False):
+                kl = joined_rollout["kl"][episode][joined_rollout["mask"][episode]]
                 sample["kl"] = kl.sum().item()
         if not table:
             return
@@ -69,9 +71,10 @@ class RecordSamples(Callback):
 
         # Entropies of the policy before the update
         if hasattr(policy, "tokenizer"):
-            self._rows = rows
+            first_rows = (number_in_episode(rollout) == 0).nonzero().flatten()
+            self._rows = first_rows[sampled_episodes].tolist()
             with torch.no_grad():
-                self._entropy = policy.evaluate(rollout[rows]).entropy
+                self._entropy = policy.evaluate(rollout[self._rows]).entropy
 
     def on_iteration(self, run: Run, metrics: Metrics) -> None:
         """See `Callback.on_iteration`; the update has added values and advantages to the rollout."""

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from textenv.rollout import masked_mean
+from textenv.rollout import join_episodes, masked_mean
 
 Metrics = dict[str, float]
 """Metrics of one iteration by name."""
@@ -26,6 +26,7 @@ class EpisodeMeter:
 
     def finished(self, rollout: TensorDict) -> tuple[list[float], list[int]]:
         """Return (sum of ``reward``) and length (True entries) of each episode that ends here."""
+        rollout = join_episodes(rollout)
         reward, mask, begins = (rollout[key].cpu().numpy() for key in ("reward", "mask", "is_init"))
         done = (rollout["terminated"] | rollout["truncated"]).cpu().numpy()
         if len(self._total) != len(mask):

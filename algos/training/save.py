@@ -17,6 +17,7 @@ from algos.storage.provenance import provenance
 from algos.storage.run_files import CONFIG, POLICY
 from algos.storage.run_folder import replacing
 from algos.storage.run_reader import AgentRecord, DamagedRunError, check_record, read_record
+from algos.storage.saved_environment import UnnamedCodeError
 from textenv.device import find_device
 from textenv.foreign import our_names
 from textenv.importing import name_of
@@ -97,6 +98,7 @@ def load(
     *,
     device: str | torch.device | None = None,
     policy_class: type[Policy] | None = None,
+    describe: Callable[[Any], str] | str | None = None,
 ) -> Policy:
     """Load the policy of a saved agent, ready to act.
 
@@ -107,6 +109,8 @@ def load(
         policy_class: class of a policy of your own; a class that a folder names is never imported. It needs a
             classmethod ``load(folder, saved)`` that reads what its ``save(folder)`` wrote and returned, like
             `ControlPolicy`.
+        describe: for a `WordsPolicy` with a description of your own: the function, or its name ``file.py:function``; a
+            function that a folder names is never imported.
 
     Raises:
         FileNotFoundError: if the folder holds no saved agent, and the hub has none of this name.
@@ -129,8 +133,11 @@ def load(
     try:
         if _is_language_model(loaded_class):
             return loaded_class.load(weights, device=target)
-        policy = loaded_class.load(weights, description["policy_arguments"])
-    except ImportError:  # its message names what to install
+        options: dict[str, object] = {}
+        if describe is not None:
+            options["describe"] = describe
+        policy = loaded_class.load(weights, description["policy_arguments"], **options)
+    except (ImportError, UnnamedCodeError):  # their messages say what to do
         raise
     except Exception as error:  # the arguments come from a file, and safetensors has its own errors
         reason = repr(error)
@@ -301,6 +308,8 @@ def _describe_environment(spec: EnvSpec | None) -> dict[str, object] | None:
             continue
         if isinstance(value, Path):
             arguments[name] = str(value)
+        elif name == "describe" and callable(value):
+            arguments[name] = name_of(value)
         else:
             arguments[name] = plain(value)
 

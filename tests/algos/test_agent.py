@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
 
-from algos import PPO, Case, LMPolicy, PPOConfig, collect, compare, evaluate, load
+from algos import PPO, Case, LMPolicy, PPOConfig, WordsPolicy, collect, compare, evaluate, load
 from algos.cli import main
 from algos.make import make_policy
 from algos.recipe import Recipe
@@ -121,8 +121,8 @@ def test_a_function_that_turns_negative_is_an_error():
     (lambda: PPO(cartpole(), LMPolicy.load("embedded")), TypeError, "leave the policy out"),
     (lambda: evaluate(Echo(), LMPolicy.load("embedded")), ValueError, "textenv.TokenVectorEnv"),
     (lambda: collect(SyncVectorEnv([Echo] * 2), LMPolicy.load("embedded"), num_steps=4), ValueError, "TokenVectorEnv"),
-    (lambda: make_policy(cartpole(), model="smollm2"), ValueError, "'smollm2', a language model, but CartPole"),
-    (lambda: Recipe(env="CartPole-v1", model="smollm2").build(1), ValueError, "a language model, but CartPole"),
+    (lambda: make_policy(cartpole(), policy="cnn", model="smollm2"), ValueError, "'smollm2', a language model, but"),
+    (lambda: Recipe(env="CartPole-v1", policy="mlp", model="smollm2").build(1), ValueError, "a language model, but"),
     (lambda: PPOConfig(learning_rate=lambda p: p), ValueError, "linear, from learning_rate to final_learning_rate"),
     (lambda: PPOConfig(clip_range=lambda p: p), ValueError, "linear, from clip_range to final_clip_range"),
     (lambda: PPOConfig(ent_coef=lambda p: p), ValueError, "it has no schedule"),
@@ -133,11 +133,14 @@ def test_wrong_types_are_refused_before_anything_runs(make, kind, said):
         make()
 
 
-@pytest.mark.parametrize("words", [["--model", "embedded"], ["--model=embedded"], ["--model", "smollm2"]])
-def test_a_language_model_for_control_is_refused(words, tmp_path, capsys):
+@pytest.mark.parametrize("words", [["--model", "embedded"], ["--model=embedded"]])
+def test_a_named_language_model_plays_control(words, tmp_path, capsys):
+    options = ["--num-envs", "2", "--config.num-steps", "8", "--num-episodes", "1", "--quiet"]
+    main(["train", "FrozenLake-v1", *words, *options, "--total-steps", "16", "--run-dir", str(tmp_path / "run")])
+    assert isinstance(load(tmp_path / "run"), WordsPolicy)
     with pytest.raises(SystemExit):
-        main(["train", "CartPole-v1", *words, "--total-steps", "64", "--run-dir", str(tmp_path)])
-    assert "--model: only for text environments, not for CartPole-v1" in capsys.readouterr().err
+        main(["train", "FrozenLake-v1", "--policy", "mlp", *words, *options, "--run-dir", str(tmp_path / "other")])
+    assert "--model: the policy mlp of FrozenLake-v1 has no language model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("make, unit", [

@@ -20,10 +20,11 @@ from algos import (
     PPOConfig,
     QPolicy,
     TRPOConfig,
+    WordsPolicy,
 )
 from algos.finetuning.text_loss import TextLoss
 from tests.helpers.models import WORDS, make_gpt2, make_t5, make_tokenizer
-from textenv import KLPenalty, TextVectorEnv
+from textenv import KLPenalty, LanguageModel, TextVectorEnv
 from textenv.kl.coefficients import AdaptiveCoefficient
 from textenv.rewards import Normalize
 
@@ -63,6 +64,17 @@ def ppo_lstm():
     env = control("CartPole-v1")
     policy = LSTMPolicy(env.single_observation_space, env.single_action_space, hidden=8)
     return PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=2))
+
+
+def ppo_words():
+    """A language model plays control; it remembers what it has computed with the present weights."""
+    env = control("FrozenLake-v1", vectorization_mode="sync", is_slippery=False)
+    policy = WordsPolicy.of(env, LanguageModel(make_gpt2(), make_tokenizer(WORDS)), describe=letters, actions=WORDS[:4])
+    return PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=32))
+
+
+def letters(observation):
+    return " ".join([WORDS[observation % 4], WORDS[observation // 4]])
 
 
 def a2c():
@@ -136,8 +148,9 @@ def grpo_text():
 
 
 MAKERS = (
+    ppo_words,
     ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, a2c, trpo, dqn, grpo_control, ppo_text, ppo_seq2seq,
-    grpo_text, ppo_normalized,
+    grpo_text, ppo_normalized, ppo_words,
 )  # fmt: skip
 
 

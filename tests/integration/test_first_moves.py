@@ -279,7 +279,9 @@ def test_every_registered_id_needs_no_arguments(name):
         pytest.skip("needs a server: tests/textenv/extras/test_openenv.py")
     if name == "TextWorld":
         pytest.importorskip("textworld", reason="install the extra: pip install '.[textworld]'")
-    own = {"prompts": ["the film"], "reward": lambda completions: [1.0] * len(completions)} if name == "Prompts" else {}
+    own = {"Words": {"env": "FrozenLake-v1"}}.get(name, {})
+    if name == "Prompts":
+        own = {"prompts": ["the film"], "reward": lambda completions: [1.0] * len(completions)}
     with closing(gymnasium.make(f"textenv/{name}-v0", **own)) as env:
         assert env.observation_space.contains(env.reset(seed=0)[0])
     with closing(gymnasium.make_vec(f"textenv/{name}-v0", num_envs=2, **own)) as env:

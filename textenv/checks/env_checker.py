@@ -12,11 +12,17 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from textenv.checks.env_driver import MAX_STEPS, EnvDriver, ScriptedStep, StepResult, ids_of
 from textenv.prompts.plain_text import plain_text
-from textenv.rollout import Allowed, EpisodeEnv, allowed_tokens, is_episode_env
+from textenv.rollout import (
+    Allowed,
+    EpisodeEnv,
+    allowed_tokens,
+    episode_of_row,
+    is_episode_env,
+    number_in_episode,
+)
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
-    from torch import Tensor
 
 NO_EOS = "EOS is forbidden here or unknown (it is read from env.tokenizer)"
 NO_EOS_HERE = "the action mask or a limit prevents EOS where this check needs it"
@@ -112,7 +118,7 @@ def _check_spaces(driver: EnvDriver) -> str:
 
 
 def _check_ids(driver: EnvDriver) -> str:
-    """A state begins with the previous state and the action: no text is tokenized again."""
+    """A state begins with the previous state and the action, or is a new context: no text is tokenized again."""
     ids = driver.reset(0)
     for step in range(12):
         token = driver.word(step)
@@ -120,8 +126,9 @@ def _check_ids(driver: EnvDriver) -> str:
         if result.done:
             break
         expected = [*ids, token]
+        is_new_context = driver.begins_anew and result.ids[: len(ids)] != ids
         _demand(
-            result.ids[: len(expected)] == expected,
+            is_new_context or result.ids[: len(expected)] == expected,
             f"at step {step} the ids {ids} and the action {token} became {result.ids}: append the action's id, and "
             "never tokenize decoded text",
         )
@@ -155,9 +162,8 @@ def _check_end_tokens(driver: EnvDriver) -> str:
         name = "EOS"
         if driver.tokenizer is not None and end != driver.tokenizer.eos_token_id:
             name = str(driver.tokenizer.convert_ids_to_tokens(end))
-        environment_replied = len(result.ids) > len(ids) + 1
         _demand(
-            result.done or environment_replied or driver.conversation,
+            result.done or driver.has_replied(ids, result) or driver.conversation,
             f"{name} (id {end}) did not end the turn: the next state is {result.ids}. The model ends its turns with it "
             "(textenv.lm.ends.turn_ends)",
         )
@@ -182,8 +188,7 @@ def _check_score_placement(driver: EnvDriver) -> str:
             words = 3
         token = driver.word(step, words=words)
         result = driver.step(token)
-        environment_replied = len(result.ids) > len(ids) + 1
-        turn_over = token in driver.turn_ends or result.done or environment_replied
+        turn_over = token in driver.turn_ends or result.done or driver.has_replied(ids, result)
         _demand(
             turn_over or result.reward == 0,
             f"step {step} gave reward {result.reward} in the middle of a turn: give it at the end of the turn",
@@ -294,10 +299,11 @@ def _check_batched(driver: EnvDriver) -> str:
     # The rollout of `advance`
     num_actions = _advance_to_end(driver, env, num_episodes, seed=11)
     rollout = env.take_episodes()
+    begins_episode = (number_in_episode(rollout) == 0).numpy()
     is_init = rollout["is_init"].numpy()
     _demand(
-        is_init[:, 0].all() and is_init.sum() == num_episodes,
-        "is_init must be True in the first column only",
+        is_init[begins_episode, 0].all() and is_init.sum() == num_episodes,
+        "is_init must be True in the first column only (of an episode of several rows, in that of its first row)",
     )
 
     # The same episodes by `step`
@@ -305,20 +311,26 @@ def _check_batched(driver: EnvDriver) -> str:
     rewards_by_step = np.zeros(num_episodes)
     some_left_out = env.metrics.get("reward/left_out", 0) > 0
     for step in driver.play(11, num_episodes):
-        row = step.row
-        columns = np.flatnonzero(rollout["mask"][row].numpy())
-        if not len(columns) and some_left_out:  # the reward does not apply to this completion
+        # Rows and columns of the episode's actions
+        episode = step.episode
+        rows = (episode_of_row(rollout) == episode).nonzero().flatten()
+        actions = rollout["mask"][rows].nonzero()
+        if not len(actions) and some_left_out:  # the reward does not apply to this completion
             continue
         _demand(
-            len(columns) == num_actions[row],
-            f"episode {row}: {num_actions[row]} actions were taken, but the rollout's mask is True at {len(columns)} "
-            "entries",
+            len(actions) == num_actions[episode],
+            f"episode {episode}: {num_actions[episode]} actions were taken, but the rollout's mask is True at "
+            f"{len(actions)} entries",
         )
-        column = int(columns[step.number])
-        _compare_step(step, rollout, column, allowed)
-        rewards_by_step[row] += step.result.reward
+
+        number_of_row, column = actions[step.number].tolist()
+        row = int(rows[number_of_row])
+        _compare_step(step, rollout, row, column, allowed)
+        rewards_by_step[episode] += step.result.reward
         if step.result.done:
-            _compare_rewards(rewards_by_step[row], rollout["reward"][row], row=row, last_column=column)
+            rewards = rollout["reward"][rows]
+            rewards_to_end = [*rewards[:-1].flatten().tolist(), *rewards[-1, : column + 1].tolist()]
+            _compare_rewards(rewards_by_step[episode], rewards.sum().item(), sum(rewards_to_end), episode=episode)
     return ""
 
 
@@ -329,32 +341,33 @@ def _advance_to_end(driver: EnvDriver, env: EpisodeEnv, num_episodes: int, *, se
     while env.running.any():
         running = env.running
         actions = np.zeros(len(running), dtype=np.int64)
-        rows, _ = env.cursor
+        episodes, _ = env.running_episodes
         action_mask = env.action_mask
-        for slot, row in zip(np.flatnonzero(running), rows, strict=True):
+        for slot, episode in zip(np.flatnonzero(running), episodes, strict=True):
             slot_mask = None
             if action_mask is not None:
                 slot_mask = action_mask[slot].numpy()
-            actions[slot] = driver.scripted(int(row), int(num_actions[row]), slot_mask, words=2 + row)
-            num_actions[row] += 1
+            actions[slot] = driver.scripted(int(episode), int(num_actions[episode]), slot_mask, words=2 + episode)
+            num_actions[episode] += 1
         env.advance(actions)
     return num_actions
 
 
-def _compare_step(step: ScriptedStep, rollout: TensorDict, column: int, allowed: Allowed | None) -> None:
-    """Compare ids, mask and flags of a step with those in a column of its episode in a rollout.
+def _compare_step(step: ScriptedStep, rollout: TensorDict, row: int, column: int, allowed: Allowed | None) -> None:
+    """Compare ids, mask and flags of a step with those in its row and column of a rollout.
 
-    The rollout's ``allowed`` tokens are those of the actions of all episodes, one episode after the other.
+    The rollout's ``allowed`` tokens are those of the actions of all rows, one row after the other.
     """
-    row = step.row
-    where = f"episode {row}, column {column}"
+    where = f"episode {step.episode}, column {column}"
+    if row != step.episode:
+        where = f"episode {step.episode}, row {row}, column {column}"
     rollout_ids = rollout["observation"][row, : column + 1].tolist()
     _demand(step.state == rollout_ids, f"{where}: step gives the state {step.state}, the rollout {rollout_ids}")
 
     if step.mask is not None:
         if allowed is None:
             raise _BrokenError("step returns an action_mask, but the rollout has no column 'allowed'")
-        action = int(rollout["mask"][:row].sum()) + step.number
+        action = int(rollout["mask"][:row].sum() + rollout["mask"][row, :column].sum())
         _demand(
             (allowed.rows(action, action + 1)[0].numpy() == step.mask).all(),
             f"{where}: the action_mask of step differs from the allowed tokens in the rollout",
@@ -368,17 +381,15 @@ def _compare_step(step: ScriptedStep, rollout: TensorDict, column: int, allowed:
     )
 
 
-def _compare_rewards(reward_by_step: float, rewards: Tensor, *, row: int, last_column: int) -> None:
-    """Compare an episode's reward by `step` with its rewards in the rollout, float32 ``[T]``.
+def _compare_rewards(reward_by_step: float, reward: float, reward_to_end: float, *, episode: int) -> None:
+    """Compare an episode's reward by `step` with that in the rollout, and with the part up to its last token.
 
     `step` gives a turn's reward at its end; a rollout may spread it over the turn's tokens.
     """
-    reward = rewards.sum().item()
-    reward_to_end = rewards[: last_column + 1].sum().item()
     _demand(
         np.isclose(reward_by_step, reward, atol=1e-5) and np.isclose(reward_to_end, reward, atol=1e-5),
-        f"episode {row} has the reward {reward_by_step:g} with step, {reward:g} in the rollout ({reward_to_end:g} up "
-        "to its last token)",
+        f"episode {episode} has the reward {reward_by_step:g} with step, {reward:g} in the rollout ({reward_to_end:g} "
+        "up to its last token)",
     )
 
 

@@ -42,7 +42,7 @@ class StepResult(NamedTuple):
 class ScriptedStep(NamedTuple):
     """A step of `EnvDriver.play`."""
 
-    row: int
+    episode: int
     """Number of the episode."""
     number: int
     """Index of the step in the episode."""
@@ -92,6 +92,10 @@ class EnvDriver:
             self.text_env = self.vector
         self.conversation = self.text_env is not None and isinstance(self.text_env.task, Conversation)
         """True if the environment replies: then the end of a turn need not end the episode."""
+        self.begins_anew = False
+        """True if a reply may be a new context, which replaces the state (``history``)."""
+        if self.text_env is not None:
+            self.begins_anew = getattr(self.text_env.task, "history", None) is not None
 
         # Tokens with a meaning
         self.tokenizer: PreTrainedTokenizerBase | None = None
@@ -146,6 +150,12 @@ class EnvDriver:
         """Iterate over the observation of each slot."""
         for slot in range(self.vector.num_envs):
             yield {name: np.asarray(column[slot]) for name, column in self.observation.items()}
+
+    def has_replied(self, ids: list[int], result: StepResult) -> bool:
+        """Return True if the state after a step has more than the ids before it and the action, or is a new context."""
+        if len(result.ids) > len(ids) + 1:
+            return True
+        return self.begins_anew and result.ids[: len(ids)] != ids
 
     def may_choose(self, token: int | None) -> TypeGuard[int]:
         """Return True if the token is not None and slot 0 may choose it now."""

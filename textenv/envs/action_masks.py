@@ -11,6 +11,7 @@ import torch
 
 from textenv.lm.ends import turn_ends
 from textenv.plain import plain
+from textenv.prompts.plain_text import plain_text
 from textenv.prompts.tokenize import text_ids
 
 if TYPE_CHECKING:
@@ -56,6 +57,13 @@ class ActionMasks:
             raise ValueError(f"forbidden is {sorted(forbidden)}, expected ids from 0 to {num_tokens - 1}")
         self.min_new_tokens = min_new_tokens
         self.rule = rule
+        self.complete_turns: frozenset[tuple[int, ...]] = frozenset()
+        """Turns that are over without a token that ends them, see `WordRule`."""
+        self.room = 1
+        """Number of tokens for which a turn needs room, so that no word is cut."""
+        if isinstance(rule, WordRule):
+            self.complete_turns = rule.complete
+            self.room = rule.num_tokens
         self.active = bool(len(forbidden) or min_new_tokens or rule)
         """False if every token is allowed everywhere."""
 
@@ -275,6 +283,63 @@ def _rule_of_texts(
         return next_of.get(tuple(turn.completion_ids), ends)
 
     return rule
+
+
+class WordRule:
+    """Rule for turns that are one of these words. A word that no other word continues ends its turn by itself.
+
+    After a word that another one continues, as ``go`` and ``go left``, an end of the turn is allowed, too.
+
+    Args:
+        words: different texts.
+        tokenizer: the policy's tokenizer.
+        ends: ids that end a turn.
+
+    Raises:
+        ValueError: if the tokenizer cannot write a word, if it writes two words by the same tokens, or if a word that
+            another one continues cannot end.
+    """
+
+    def __init__(self, words: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, ends: Sequence[int]) -> None:
+        # The tokens of each word
+        word_of_ids: dict[tuple[int, ...], str] = {}
+        for word in words:
+            ids = tuple(text_ids(word, tokenizer))
+            if ids in word_of_ids:
+                raise ValueError(
+                    f"the tokenizer reads the words {word_of_ids[ids]!r} and {word!r} as the same tokens, so their "
+                    "actions cannot be told apart: give other words (actions=)"
+                )
+            text = plain_text(list(ids), tokenizer)
+            if not ids or text.strip() != word.strip():
+                raise ValueError(
+                    f"the tokenizer reads the word {word!r} as {text!r}, so no model can write it: give other words "
+                    "(actions=)"
+                )
+            word_of_ids[ids] = word
+
+        # What may follow each beginning of a word
+        next_of: dict[tuple[int, ...], set[int]] = {}
+        for ids in word_of_ids:
+            for position, token in enumerate(ids):
+                next_of.setdefault(ids[:position], set()).add(token)
+        self.complete = frozenset(ids for ids in word_of_ids if ids not in next_of)
+        """Token ids of the words that no other word continues: each is a complete turn."""
+        continued = [ids for ids in word_of_ids if ids in next_of]
+        for ids in continued:
+            if not ends:
+                raise ValueError(
+                    f"another word continues {word_of_ids[ids]!r}, which therefore needs an end of the turn, but the "
+                    "tokenizer has no EOS: give other words (actions=)"
+                )
+            next_of[ids].update(ends)
+        self._next_of = next_of
+        self.num_tokens = max([*map(len, self.complete), *(len(ids) + 1 for ids in continued)])
+        """Number of tokens of the longest turn."""
+
+    def __call__(self, turn: Turn) -> Collection[int]:
+        """Return the ids that continue the turn; see `Rule`."""
+        return self._next_of[tuple(turn.completion_ids)]
 
 
 def next_ids(turn: Turn, texts: Sequence[str]) -> list[int]:

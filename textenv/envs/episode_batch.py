@@ -20,7 +20,9 @@ class OpenTurn(NamedTuple):
     """Turn to be generated as a whole, or continued to its end; see `TextVectorEnv.open_turns`."""
 
     row: int
-    """Row of its episode in the next rollout."""
+    """Row in the next rollout."""
+    episode: int
+    """Index of its episode, the same in all rows of the episode."""
     prefix: list[int]
     """Token ids so far; the next token is chosen in column ``len(prefix) - 1``."""
     max_new_tokens: int
@@ -32,7 +34,7 @@ class OpenTurn(NamedTuple):
 
 
 class EpisodeBatch:
-    """Fixed number of episodes, one per row of the transcript, played in slots; idle slots get the next ones.
+    """Fixed number of episodes, the first rows of the transcript, played in slots; idle slots get the next ones.
 
     Args:
         transcript: an empty transcript with a row for each episode.
@@ -43,25 +45,31 @@ class EpisodeBatch:
     def __init__(self, transcript: Transcript, numbers: Sequence[int], num_envs: int) -> None:
         self.transcript = transcript
         self.numbers = numbers
-        self.episode = np.full(num_envs, -1, dtype=np.int64)
-        """int64 ``[num_envs]``: transcript row of each slot's episode, -1 in idle slots."""
-        self._next_row = 0
+        self.row = np.full(num_envs, -1, dtype=np.int64)
+        """int64 ``[num_envs]``: transcript row in which each slot's episode goes on, -1 in idle slots."""
+        self._next_episode = 0
 
     @property
     def running(self) -> np.ndarray:
         """Bool ``[num_envs]``: slots that are not idle."""
-        return self.episode >= 0
+        return self.row >= 0
 
     @property
     def next_mask(self) -> np.ndarray:
         """int64 ``[num_envs]``: index of the mask for each slot's next token; 0 (all allowed) in idle slots."""
-        return np.where(self.running, self.transcript.next_mask[self.episode], 0)
+        return np.where(self.running, self.transcript.next_mask[self.row], 0)
 
     @property
     def cursor(self) -> tuple[np.ndarray, np.ndarray]:
         """Row and column, in the next rollout, of each running slot's next action."""
-        episode = self.episode[self.running]
-        return episode, self.transcript.length[episode] - 1
+        row = self.row[self.running]
+        return row, self.transcript.length[row] - 1
+
+    @property
+    def running_episodes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Episode of each running slot, and the number of its present row in this episode."""
+        row = self.row[self.running]
+        return self.transcript.episode[row], self.transcript.row_number[row]
 
     @property
     def open_turns(self) -> list[OpenTurn]:
@@ -70,7 +78,7 @@ class EpisodeBatch:
         masks = transcript.masks
         open_turns = []
         allowed_ids: dict[int, list[int] | None] = {}  # by index of the mask
-        for row in self.episode[self.running].tolist():
+        for row in self.row[self.running].tolist():
             length = int(transcript.length[row])
             mask_index = int(transcript.next_mask[row])
             max_new_tokens = 1
@@ -86,6 +94,7 @@ class EpisodeBatch:
                 allowed_ids[mask_index] = _ids_or_none(masks.sets[mask_index])
             open_turn = OpenTurn(
                 row=row,
+                episode=int(transcript.episode[row]),
                 prefix=transcript.tokens[row, :length].tolist(),
                 max_new_tokens=max_new_tokens,
                 min_new_tokens=min_new_tokens,
@@ -94,32 +103,39 @@ class EpisodeBatch:
             open_turns.append(open_turn)
         return open_turns
 
+    def move(self, next_rows: Mapping[int, int]) -> np.ndarray:
+        """Let slots go on in the next rows of their episodes, by present row; return the slots, int64 indices."""
+        slots = np.flatnonzero(np.isin(self.row, list(next_rows)))
+        for slot in slots:
+            self.row[slot] = next_rows[int(self.row[slot])]
+        return slots
+
     def release(self, rows: Sequence[int]) -> np.ndarray:
-        """Set the slots of these finished episodes idle; return the slots, int64 indices."""
-        over = np.zeros(len(self.numbers) + 1, dtype=bool)  # by row; the last entry is that of idle slots, row -1
+        """Set the slots idle whose episodes ended in these rows; return the slots, int64 indices."""
+        over = np.zeros(len(self.transcript.length) + 1, dtype=bool)  # by row; the last entry is of idle slots, row -1
         over[rows] = True
-        slots = np.flatnonzero(over[self.episode])
-        self.episode[slots] = -1
+        slots = np.flatnonzero(over[self.row])
+        self.row[slots] = -1
         return slots
 
     def refill(self) -> tuple[np.ndarray, np.ndarray]:
         """Assign the next episodes to idle slots, once enough slots are idle; return these slots and their rows."""
         idle = np.flatnonzero(~self.running)
-        num_slots = len(self.episode)
+        num_slots = len(self.row)
         enough = len(idle) >= MIN_IDLE_FRACTION * num_slots or len(idle) == num_slots
-        stop_row = self._next_row
+        stop = self._next_episode
         if enough:
-            stop_row = min(self._next_row + len(idle), len(self.numbers))
-        rows = np.arange(self._next_row, stop_row)
-        self._next_row = stop_row
+            stop = min(self._next_episode + len(idle), len(self.numbers))
+        rows = np.arange(self._next_episode, stop)
+        self._next_episode = stop
         slots = idle[: len(rows)]
-        self.episode[slots] = rows
+        self.row[slots] = rows
         return slots, rows
 
     def observe(self) -> dict[str, np.ndarray]:
         """Return the prefix of each slot; idle slots have length 0."""
-        length = np.where(self.running, self.transcript.length[self.episode], 0)
-        return {"tokens": self.transcript.tokens[self.episode], "length": length[:, None]}
+        length = np.where(self.running, self.transcript.length[self.row], 0)
+        return {"tokens": self.transcript.tokens[self.row], "length": length[:, None]}
 
 
 def _ids_or_none(mask: torch.Tensor) -> list[int] | None:

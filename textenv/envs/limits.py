@@ -26,8 +26,10 @@ class Limits:
     """Maximum tokens of a turn."""
     max_turns: int = 1
     max_length: int | None = None
-    """Maximum tokens of the whole text; None: room for all turns, as long as no reply is
-    longer than ``max_prompt_tokens``."""
+    """Maximum tokens of the text in a row; None: room for all its turns, as long as no reply is longer than
+    ``max_prompt_tokens``."""
+    turns_per_row: int | None = None
+    """Maximum turns in a row, where the task gives the model new contexts; None: all turns are in one row."""
     stop: tuple[str | int, ...] = ()
     """Texts and token ids that end a turn, in addition to the model's own ends (`textenv.lm.ends`)."""
     min_new_tokens: int = 0
@@ -52,11 +54,14 @@ class Limits:
 
     @property
     def width(self) -> int:
-        """Maximum length of the whole text, in tokens."""
+        """Maximum length of the text in a row, in tokens."""
         if self.max_length is not None:
             return self.max_length
         tokens_per_turn = self.max_prompt_tokens + self.max_new_tokens
-        return tokens_per_turn * self.max_turns
+        num_turns = self.max_turns
+        if self.turns_per_row is not None:
+            num_turns = min(num_turns, self.turns_per_row)
+        return tokens_per_turn * num_turns
 
 
 def check_at_least(name: str, value: int, least: int) -> None:

@@ -42,8 +42,11 @@ class Task(Protocol):
 class Conversation(Task, Protocol):
     """Task that replies to turns, so that an episode can have several."""
 
-    def reply(self, turns: Sequence[Turn]) -> Sequence[str | Literal[Cut.TRUNCATED] | None]:
+    def reply(self, turns: Sequence[Turn]) -> Sequence[str | Prompt | Literal[Cut.TRUNCATED] | None]:
         """Return the environment's text after each turn; None terminates the episode, `TRUNCATED` truncates it.
+
+        A text is appended to all that the model has seen. The content of a `Prompt` replaces it: the episode goes on in
+        a further row of the rollout, and the next `Turn.prompt` is the episode's with this content.
 
         Called once for each turn, in order, before the turn is scored.
         """

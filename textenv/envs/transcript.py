@@ -1,8 +1,9 @@
-"""Transcript: token ids of the running episodes; ids are only appended, and no text is tokenized again."""
+"""Transcript: token ids of the running episodes; in a row ids are only appended, and no text is tokenized again."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -30,26 +31,46 @@ class OverlongPromptError(ValueError):
 class _UnscoredTurn(NamedTuple):
     """Finished turn without a reward yet."""
 
+    episode: int
     row: int
-    last_token: int
-    """Column of the turn's last token."""
+    last_token: int | None
+    """Column of the turn's last token; None if another text has replaced the row's."""
     turn: Turn
 
 
 class Transcript:
     """Token ids, one episode per row: a prompt, then the policy's tokens; in a conversation, replies in between.
 
+    An episode whose task gives the model a new context goes on in a further row, which is added at the end. So the
+    first row of episode i is row i.
+
     Rows are padded on the right with the tokenizer's pad token, else EOS, else 0. The arrays without a description
-    have the shape ``[rows]``.
+    have the shape ``[rows]``; they may have room for more rows than there are (``num_rows``).
+
+    Args:
+        rows: number of episodes.
+        tokenizer: the policy's tokenizer.
+        limits: length limits; ``width`` is the maximum length of a row.
+        masks: masks of allowed tokens.
+        ends: conditions that end a turn.
+        one_row: write a new context over the row of its episode, instead of a further row; for `TextVectorEnv.step`.
     """
 
     def __init__(
-        self, rows: int, tokenizer: PreTrainedTokenizerBase, *, limits: Limits, masks: ActionMasks, ends: StopConditions
+        self,
+        rows: int,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        limits: Limits,
+        masks: ActionMasks,
+        ends: StopConditions,
+        one_row: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self.limits = limits
         self.masks = masks
         self.ends = ends
+        self.one_row = one_row
         self.tools: Tools | None = None
         self.pad = _padding_id(tokenizer)
 
@@ -64,14 +85,20 @@ class Transcript:
         """int64 ``[rows, width]``: row of ``masks.sets`` that applied when the token was chosen."""
 
         # Where each row stands
+        self.num_rows = rows
+        """Number of rows so far."""
         self._rows = np.arange(rows)
+        self.episode = np.arange(rows)
+        """Episode of each row."""
+        self.row_number = np.zeros(rows, dtype=np.int64)
+        """Number of each row in its episode, from 0."""
         self.length = np.zeros(rows, dtype=np.int64)
         self.prompt_length = np.zeros(rows, dtype=np.int64)
         self.turn_start = np.zeros(rows, dtype=np.int64)
         self.turn_limit = np.zeros(rows, dtype=np.int64)
         """Length of the text at which the current turn is cut."""
         self.turn_index = np.zeros(rows, dtype=np.int64)
-        """Index of the current turn, from 0."""
+        """Index of the current turn in its episode, from 0."""
         self.next_mask = np.zeros(rows, dtype=np.int64)
         """Row of ``masks.sets`` for the next token."""
         self.terminated = np.zeros(rows, dtype=bool)
@@ -80,7 +107,7 @@ class Transcript:
 
         # Prompts and rewards
         self.has_score = np.zeros(rows, dtype=bool)
-        """Rows with a reward for at least one turn; the others are False in the rollout's mask."""
+        """Episodes with a reward for at least one turn; the rows of others are False in the rollout's mask."""
         self.group = np.zeros(rows, dtype=np.int64)
         self.prompts: list[Prompt | None] = [None] * rows
         self.tool_calls: list[list[ToolCall]] = [[] for _ in range(rows)]
@@ -90,28 +117,14 @@ class Transcript:
         """Begin an episode in this row; raise as `ids` does."""
         ids = self.ids(prompt)
 
-        # Clear what the row's former episode left, which may have been abandoned
-        self.tokens[row] = self.pad
-        self.chosen[row] = False
-        self.reward[row] = 0
-        self.terminated[row] = False
-        self.truncated[row] = False
+        # Forget the row's former episode, which may have been abandoned
         self.has_score[row] = False
-        self.end_reason[row] = ""
-        self.tool_calls[row] = []
         if self._unscored:
             self._unscored = [entry for entry in self._unscored if entry.row != row]
 
-        # Write the prompt
-        self.prompts[row] = prompt
         self.group[row] = group
-        self.tokens[row, : len(ids)] = ids
-        self.prompt_length[row] = len(ids)
-
-        # Begin the first turn
-        self._begin_turn(row, len(ids))
-        self.turn_index[row] = 0
-        self._look_ahead(np.array([row]))
+        self.tool_calls[row] = []
+        self._write_prompt(row, prompt, ids, turn_index=0)
 
     def ids(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt.
@@ -120,14 +133,7 @@ class Transcript:
             OverlongPromptError: if the prompt has more tokens than the limit.
             ValueError: if it has no token, or an id outside the vocabulary.
         """
-        if self.tools:
-            ids = self.tools.prompt_ids(prompt)
-        else:
-            ids = prompt_ids(prompt, self.tokenizer)
-
-        num_tokens = self.ends.num_tokens
-        if min(ids) < 0 or max(ids) >= num_tokens:
-            raise ValueError(f"{_description(prompt)} has ids outside the vocabulary, expected 0 to {num_tokens - 1}")
+        ids = self._prompt_ids(prompt)
         max_length = self.limits.max_prompt_tokens
         if len(ids) > max_length:
             raise OverlongPromptError(
@@ -163,6 +169,8 @@ class Transcript:
             for i in np.flatnonzero(candidates):
                 turn = self._turn(indices[i], terminated=True)
                 ended[i] = turn.find_completed(self.ends.texts) is not None
+        if self.masks.complete_turns:
+            ended |= self._complete(indices)
         # Here it says that the turn ended. `finish` or `continue_or_end` will write whether the episode did
         self.terminated[rows] = ended
 
@@ -246,7 +254,7 @@ class Transcript:
             turn = self._turn(row, terminated=bool(self.terminated[row]))
             turns[int(row)] = turn
             last_token = int(self.length[row]) - 1
-            self._unscored.append(_UnscoredTurn(int(row), last_token, turn))
+            self._unscored.append(_UnscoredTurn(int(self.episode[row]), int(row), last_token, turn))
         return turns
 
     def finish(self, turns: Mapping[int, Turn]) -> None:
@@ -260,38 +268,45 @@ class Transcript:
                 reason = "stop"
             self._end(row, turn, terminated=turn.terminated, reason=reason)
 
-    def continue_or_end(self, row: int, turn: Turn, reply: object) -> None:
-        """Append the environment's reply to a turn, or end the episode.
+    def continue_or_end(self, row: int, turn: Turn, reply: object) -> int:
+        """Append the environment's reply to a turn, or begin a row with a new context, or end the episode.
 
         Args:
             row: row of the turn.
             turn: the turn that has just ended; its ``last`` is set.
-            reply: a text, messages with results of tools, or None or TRUNCATED to end the episode.
+            reply: a text, messages with results of tools, a `Prompt` whose content is all that the model sees next, or
+                None or TRUNCATED to end the episode.
+
+        Returns:
+            Row of the next turn.
 
         Raises:
             TypeError: if the reply is none of these.
+            ValueError: if a new context has no token, or an id outside the vocabulary.
         """
         self.tool_calls[row] = turn.tool_calls
 
         # The task ends the episode
         if reply is None or reply is TRUNCATED:
             self._end(row, turn, terminated=reply is None, reason="task")
-            return
-        if not isinstance(reply, (str, list)):
+            return row
+        if not isinstance(reply, (str, list, Prompt)):
             raise TypeError(
-                f"reply returned {reply!r:.200} after {turn.completion!r}, expected text, None or TRUNCATED"
+                f"reply returned {reply!r:.200} after {turn.completion!r}, expected text, a Prompt, None or TRUNCATED"
             )
 
-        # A limit ends it: no further turn, or no space for the reply and one more token
+        # A limit ends it: no further turn, or no space for the reply and one more token, or word
         if turn.index + 1 >= self.limits.max_turns:
             self._end(row, turn, terminated=False, reason="turns")
-            return
+            return row
+        if isinstance(reply, Prompt):
+            return self._continue_anew(row, turn, reply)
         ids = reply_ids(reply, turn.prompt, turn.completion_ids, self.tokenizer)
         start = self.length[row]
         stop = start + len(ids)
-        if stop >= self.tokens.shape[1]:
+        if stop + self.masks.room > self.tokens.shape[1]:
             self._end(row, turn, terminated=False, reason="length")
-            return
+            return row
 
         # It goes on: write the reply, and begin the next turn
         turn.last = False
@@ -302,18 +317,45 @@ class Transcript:
         self.turn_index[row] += 1
         self.terminated[row] = False
         self._look_ahead(np.array([row]))
+        return row
+
+    def _continue_anew(self, row: int, turn: Turn, context: Prompt) -> int:
+        """Go on with an episode in a row that begins with this context; return the row. Raises as `_prompt_ids`."""
+        # The episode keeps the columns and the state of its prompt
+        prompt = replace(turn.prompt, content=context.content)
+        ids = self._prompt_ids(prompt)
+        if len(ids) + self.masks.room > self.tokens.shape[1]:
+            self._end(row, turn, terminated=False, reason="length")
+            return row
+
+        # The row of the turn ends here, but neither terminated nor truncated: the episode goes on
+        turn.last = False
+        self.terminated[row] = False
+        next_row = row
+        if self.one_row:
+            for index, entry in enumerate(self._unscored):
+                if entry.turn is turn:
+                    self._unscored[index] = entry._replace(last_token=None)
+        else:
+            next_row = self._add_row()
+            self.episode[next_row] = self.episode[row]
+            self.row_number[next_row] = self.row_number[row] + 1
+            self.group[next_row] = self.group[row]
+            self.tool_calls[next_row] = turn.tool_calls
+        self._write_prompt(next_row, prompt, ids, turn_index=turn.index + 1)
+        return next_row
 
     @property
     def unscored(self) -> list[Turn]:
-        """Finished turns without a reward yet, in row order."""
+        """Finished turns without a reward yet, in the order of episodes, and of time in an episode."""
         if len(self._unscored) > 1:
-            self._unscored.sort(key=_row_and_last_token)
+            self._unscored.sort(key=_episode_and_index)
         return [entry.turn for entry in self._unscored]
 
     @property
-    def unscored_rows(self) -> list[int]:
-        """Row of each turn in `unscored`. Read `unscored` first, because it sorts the turns."""
-        return [entry.row for entry in self._unscored]
+    def unscored_episodes(self) -> list[int]:
+        """Episode of each turn in `unscored`. Read `unscored` first, because it sorts the turns."""
+        return [entry.episode for entry in self._unscored]
 
     def assign_reward(self, scores: Scores) -> np.ndarray:
         """Assign the scores of the turns in `unscored` to tokens; there are no unscored turns afterwards.
@@ -321,25 +363,27 @@ class Transcript:
         A single number becomes the reward of the turn's last token; an array has a reward for each token.
 
         Returns:
-            Sum of the scores in each row, float32 ``[rows]``.
+            Sum of the scores in each episode, float32 ``[rows]``.
         """
         sums = np.zeros(len(self.length), dtype=np.float32)
         if not self._unscored:
             return sums
 
-        # A failed turn leaves out its whole row
-        failed_rows = {self._unscored[index].row for index in scores.failed}
-        for (row, last_token, turn), score in zip(self._unscored, scores.score, strict=True):
-            if score is None or row in failed_rows:
+        # A failed turn leaves out its whole episode
+        failed_episodes = {self._unscored[index].episode for index in scores.failed}
+        for (episode, row, last_token, turn), score in zip(self._unscored, scores.score, strict=True):
+            if score is None or episode in failed_episodes:
                 continue
-            self.has_score[row] = True
+            self.has_score[episode] = True
+            sums[episode] += np.sum(score)
+            if last_token is None:
+                continue
             if isinstance(score, np.ndarray):
                 stop = last_token + 1
                 start = stop - len(turn.completion_ids)
                 self.reward[row, start:stop] = score
             else:
                 self.reward[row, last_token] = score
-            sums[row] += np.sum(score)
         self._unscored = []
         return sums
 
@@ -355,34 +399,38 @@ class Transcript:
 
     def rollout(self) -> TensorDict:
         """Return the finished episodes as a rollout ``[rows, T]``; see `textenv.rollout`."""
-        rows = len(self.length)
-        steps = int(self.length.max()) - 1
+        rows = slice(None, self.num_rows)
+        steps = int(self.length[rows].max()) - 1
+        shape = (self.num_rows, steps)
 
         # The action of column t is the token at position t + 1: columns about actions are shifted by one
-        states = slice(None, steps)
-        actions = slice(1, steps + 1)
+        states = (rows, slice(None, steps))
+        actions = (rows, slice(1, steps + 1))
         column = np.arange(steps)  # [T]
-        has_score = self.has_score[:, None]  # [rows, 1]
-        is_last = (column == (self.length - 2)[:, None]) & has_score
+        episode = self.episode[rows, None]  # [rows, 1], like the following ones
+        has_score = self.has_score[episode]
+        is_last = (column == self.length[rows, None] - 2) & has_score
         columns = {
-            "observation": self.tokens[:, states],
-            "action": self.tokens[:, actions],
-            "reward": self.reward[:, actions],
-            "terminated": is_last & self.terminated[:, None],
-            "truncated": is_last & self.truncated[:, None],
-            "mask": self.chosen[:, actions] & has_score,
-            "is_init": np.broadcast_to(column == 0, (rows, steps)),
-            "group": np.broadcast_to(self.group[:, None], (rows, steps)),
+            "observation": self.tokens[states],
+            "action": self.tokens[actions],
+            "reward": self.reward[actions],
+            "terminated": is_last & self.terminated[rows, None],
+            "truncated": is_last & self.truncated[rows, None],
+            "mask": self.chosen[actions] & has_score,
+            "is_init": (column == 0) & (self.row_number[rows, None] == 0),
+            "group": np.broadcast_to(self.group[rows, None], shape),
         }
+        if self.row_number[rows].any():
+            columns["episode"] = np.broadcast_to(episode, shape)
 
         # Keep only the masks of allowed tokens that this rollout uses, and number them from 0
         if self.masks.active:
-            mask_index = np.where(columns["mask"], self.allowed[:, actions], 0)
+            mask_index = np.where(columns["mask"], self.allowed[actions], 0)
             used_masks, new_index = np.unique(mask_index, return_inverse=True)
-            columns["allowed"] = new_index.reshape(rows, steps)
+            columns["allowed"] = new_index.reshape(shape)
 
         tensors = {name: torch.from_numpy(array.copy()) for name, array in columns.items()}
-        rollout = TensorDict(tensors, batch_size=[rows, steps])
+        rollout = TensorDict(tensors, batch_size=shape)
         if self.masks.active:
             allowed_sets = self.masks.sets[used_masks]
             rollout["allowed_sets"] = NonTensorData(allowed_sets, batch_size=rollout.batch_size)
@@ -392,6 +440,49 @@ class Transcript:
         """Return the tokens of one row so far; for each, whether the policy chose it, and its reward."""
         length = int(self.length[row])
         return self.tokens[row, :length].tolist(), self.chosen[row, :length], self.reward[row, :length]
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of a prompt of any length; raise as `ids` does."""
+        if self.tools:
+            ids = self.tools.prompt_ids(prompt)
+        else:
+            ids = prompt_ids(prompt, self.tokenizer)
+        num_tokens = self.ends.num_tokens
+        if min(ids) < 0 or max(ids) >= num_tokens:
+            raise ValueError(f"{_description(prompt)} has ids outside the vocabulary, expected 0 to {num_tokens - 1}")
+        return ids
+
+    def _add_row(self) -> int:
+        """Return the index of a further row. If there is no room for it, the room is doubled."""
+        row = self.num_rows
+        self.num_rows += 1
+        room = len(self.length)
+        if row == room:
+            for name, array in vars(self).items():
+                if isinstance(array, np.ndarray):
+                    setattr(self, name, np.concatenate([array, np.zeros_like(array)]))
+            self._rows = np.arange(2 * room)
+            self.prompts += [None] * room
+            self.end_reason += [""] * room
+            self.tool_calls += [[] for _ in range(room)]
+        return row
+
+    def _write_prompt(self, row: int, prompt: Prompt, ids: Sequence[int], *, turn_index: int) -> None:
+        """Write a prompt over the text of a row, and begin a turn behind it."""
+        self.tokens[row] = self.pad
+        self.chosen[row] = False
+        self.reward[row] = 0
+        self.terminated[row] = False
+        self.truncated[row] = False
+        self.end_reason[row] = ""
+
+        self.prompts[row] = prompt
+        self.tokens[row, : len(ids)] = ids
+        self.prompt_length[row] = len(ids)
+
+        self._begin_turn(row, len(ids))
+        self.turn_index[row] = turn_index
+        self._look_ahead(np.array([row]))
 
     def _begin_turn(self, row: int, start: int) -> None:
         """Begin a turn of the policy at this length of the text."""
@@ -427,6 +518,14 @@ class Transcript:
         self.truncated[row] = not terminated
         self.end_reason[row] = reason
 
+    def _complete(self, rows: np.ndarray) -> np.ndarray:
+        """Return True for the rows whose turn is a word that ends it by itself (`WordRule`)."""
+        is_complete = np.zeros(len(rows), dtype=bool)
+        for i, row in enumerate(rows.tolist()):
+            turn_ids = self.tokens[row, self.turn_start[row] : self.length[row]]
+            is_complete[i] = tuple(turn_ids.tolist()) in self.masks.complete_turns
+        return is_complete
+
     def _look_ahead(self, rows: np.ndarray) -> None:
         """Compute the mask of the next token in these rows."""
 
@@ -445,9 +544,9 @@ def _padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
     return 0
 
 
-def _row_and_last_token(entry: _UnscoredTurn) -> tuple[int, int]:
-    """Return the key by which unscored turns are sorted: by row, and in a row from the first turn to the last."""
-    return entry.row, entry.last_token
+def _episode_and_index(entry: _UnscoredTurn) -> tuple[int, int]:
+    """Return the key by which unscored turns are sorted: by episode, and from its first turn to its last."""
+    return entry.episode, entry.turn.index
 
 
 def _description(prompt: Prompt) -> str:

@@ -38,10 +38,11 @@ class Turn:
     """One completion by the policy, with its context; text is decoded from the ids, never the reverse."""
 
     prompt: Prompt
+    """The episode's prompt; with another content where the task has given the model a new context."""
     prompt_ids: list[int]
-    """Token ids of the episode's prompt."""
+    """Token ids of the prompt."""
     context_ids: list[int]
-    """Token ids before this turn: the prompt, and in a conversation the earlier turns and replies."""
+    """Token ids before this turn: the prompt, and in a conversation the earlier turns and replies after it."""
     completion_ids: list[int]
     """Token ids that the policy chose, with the one that ended the turn."""
     terminated: bool
@@ -135,48 +136,69 @@ class Turn:
 
     @property
     def conversation(self) -> str:
-        """Text of the episode after its prompt, this turn included; the same as `completion` in a first turn."""
+        """Text after the prompt, this turn included; the same as `completion` in a turn right after the prompt."""
         start = len(self.prompt_ids)
         return self._decode(self.context_ids[start:]) + self.completion
 
     def _decode(self, ids: list[int]) -> str:
         return plain_text(ids, self.tokenizer)
 
+    def _continues(self, previous: Turn) -> bool:
+        """Return True if this turn has seen the previous one of the episode; else the task gave a new context."""
+        ids = previous.context_ids + previous.completion_ids
+        return self.context_ids[: len(ids)] == ids
+
 
 def messages(turns: Sequence[Turn]) -> list[dict[str, str]]:
-    """Return the messages of a conversation after its prompt; turns are the assistant's, replies the user's."""
+    """Return the messages of a conversation after its prompt; turns are the assistant's, replies the user's.
+
+    A new context counts as a reply.
+    """
     conversation = [{"role": "assistant", "content": turns[0].completion}]
     for previous, turn in itertools.pairwise(turns):
-        reply_start = len(previous.context_ids) + len(previous.completion_ids)
+        reply_start = 0
+        if turn._continues(previous):
+            reply_start = len(previous.context_ids) + len(previous.completion_ids)
         reply = turn._decode(turn.context_ids[reply_start:])
         conversation.append({"role": "user", "content": reply})
         conversation.append({"role": "assistant", "content": turn.completion})
     return conversation
 
 
-def samples(rows: Sequence[int], turns: Sequence[Turn], row_of_turn: Sequence[int], scores: Scores) -> list[Sample]:
-    """Return the texts of episodes for `EpisodeEnv.samples`, one `Sample` for each episode in ``rows``.
+def _text_after_prompt(turns: Sequence[Turn]) -> str:
+    """Return the text of an episode after its prompt: turns and replies, and new contexts between blank lines."""
+    text = ""
+    for previous, turn in itertools.pairwise(turns):
+        if not turn._continues(previous):
+            text += f"{previous.conversation}\n\n{turn.prompt_text}\n\n"
+    return text + turns[-1].conversation
+
+
+def samples(
+    episodes: Sequence[int], turns: Sequence[Turn], episode_of_turn: Sequence[int], scores: Scores
+) -> list[Sample]:
+    """Return the texts of episodes for `EpisodeEnv.samples`, one `Sample` for each of ``episodes``.
 
     Args:
-        rows: rows of episodes.
+        episodes: indices of episodes.
         turns: turns of all episodes.
-        row_of_turn: the row of each turn.
+        episode_of_turn: the episode of each turn.
         scores: the score of each turn.
     """
-    return [_sample(row, turns, row_of_turn, scores) for row in rows]
+    return [_sample(episode, turns, episode_of_turn, scores) for episode in episodes]
 
 
-def _sample(row: int, turns: Sequence[Turn], row_of_turn: Sequence[int], scores: Scores) -> Sample:
+def _sample(episode: int, turns: Sequence[Turn], episode_of_turn: Sequence[int], scores: Scores) -> Sample:
     """Return the texts of one episode, with the sums of its turns' scores."""
-    indices = [i for i, turn_row in enumerate(row_of_turn) if turn_row == row]
-    first = turns[indices[0]]
-    last = turns[indices[-1]]
+    indices = [i for i, turn_episode in enumerate(episode_of_turn) if turn_episode == episode]
+    turns_of_episode = [turns[i] for i in indices]
+    first = turns_of_episode[0]
     parts = {}
     for name, column in scores.parts.items():
         parts[name] = _sum(column[i] for i in indices)
     sample: Sample = {
         "prompt": first.prompt_text,
-        "completion": last.conversation,
+        "completion": _text_after_prompt(turns_of_episode),
         "score": _sum(total(scores.score[i]) for i in indices),
         "parts": parts,
     }
@@ -185,7 +207,7 @@ def _sample(row: int, turns: Sequence[Turn], row_of_turn: Sequence[int], scores:
     if scores.logged:  # numbers of the last turn
         sample["logged"] = {name: column[indices[-1]] for name, column in scores.logged.items()}
     if len(indices) > 1:
-        sample["turns"] = messages([turns[i] for i in indices])
+        sample["turns"] = messages(turns_of_episode)
     return sample
 
 

@@ -36,7 +36,7 @@ from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.metrics import reward_metrics
 from textenv.rewards.scores import Scores, check_count, read_scores, reward_parts
 from textenv.rewards.training import evaluation
-from textenv.rollout import EpisodeEnv, Sample
+from textenv.rollout import EpisodeEnv, Sample, episode_of_row, num_episodes_of
 from textenv.state import frozen_states, set_states, states_of
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ class ScoredTurns(NamedTuple):
     """Turns of finished episodes."""
 
     turns: list[Turn]
-    rows: list[int]
-    """Row of each turn's episode in the rollout."""
+    episodes: list[int]
+    """Episode of each turn."""
     scores: Scores
 
 
@@ -101,7 +101,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         max_turns: maximum number of turns of an episode, which is ``truncated`` after the last one; turns that call
             tools count. None: 1, or 6 with tools.
         max_length: maximum length of an episode's text in tokens, prompt and replies included; None allows
-            ``max_turns * (max_prompt_tokens + max_new_tokens)``.
+            ``max_turns * (max_prompt_tokens + max_new_tokens)``. Where a task gives the model a new context, the length
+            counts from there; a task with a ``history`` (`StringGames`) then has at most that many turns in a text.
         stop: texts and token ids that end a turn, in addition to the model's own ends (`textenv.lm.ends`): EOS, the
             ids of its ``generation_config``, and the chat template's end of an assistant message.
         forbidden: token ids that no turn may contain (such as all ids of `textenv.lm.ends.turn_ends`, for a fixed
@@ -181,6 +182,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             min_new_tokens=min_new_tokens,
             max_turns=max_turns,
             max_length=max_length,
+            turns_per_row=getattr(self.task, "history", None),
             stop=tuple(stop),
         )
         self.ends = StopConditions(tokenizer, self._limits.stop)
@@ -205,7 +207,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         )
 
         # Episodes of `step`: row i of their transcript is slot i
-        self._step_transcript = self._transcript(self.num_envs)
+        self._step_transcript = self._transcript(self.num_envs, one_row=True)
         self._ended = np.zeros(self.num_envs, dtype=bool)  # slots whose episode is over and not reset yet
         self._started = False
         self.max_length = self._limits.width
@@ -411,7 +413,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         ended_turns = transcript.append(rows, actions[rows])
 
         # Reply to the turns that ended, and score them
-        last_turns = self._end_turns(transcript, ended_turns)
+        last_turns, _ = self._end_turns(transcript, ended_turns)
         turns = transcript.unscored
         if turns:
             scores = score_turns(self.task, turns)
@@ -462,9 +464,9 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Start a batch of exactly this many episodes and return the first observation.
 
         Args:
-            episodes: number of rows of the next rollout; a multiple of ``group_size``.
+            episodes: number of episodes of the next rollout; a multiple of ``group_size``.
             seed: restarts the order of prompts, as in `reset`; None continues it.
-            group_size: number of neighbouring rows that share a prompt.
+            group_size: number of neighbouring episodes that share a prompt.
             slots: number of slots for this batch. None: ``num_envs``, with its default for whole episodes.
 
         Returns:
@@ -507,6 +509,11 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Row and column, in the next rollout, of each running slot's next action (two int64 arrays)."""
         return self._current_batch().cursor
 
+    @property
+    def running_episodes(self) -> tuple[np.ndarray, np.ndarray]:
+        """See `EpisodeEnv.running_episodes`."""
+        return self._current_batch().running_episodes
+
     def advance(self, actions: np.ndarray) -> tuple[TextObservation, np.ndarray]:
         """Append one token to every running slot. Slots that finish get the next prompts once enough slots are idle.
 
@@ -514,12 +521,12 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             actions: int64 ``[slots]``; entries of idle slots are ignored.
 
         Returns:
-            Observation, and bool ``[slots]``: slots that now hold another episode or none.
+            Observation, and bool ``[slots]``: slots that now hold another episode, a further row of theirs, or none.
         """
         batch = self._current_batch()
         running = np.flatnonzero(batch.running)
         actions = self._masks.check(actions, running, batch.next_mask)
-        rows = batch.episode[running]
+        rows = batch.row[running]
         ended_turns = batch.transcript.append(rows, actions[running])
         changed = self._end_turns_and_refill(batch, ended_turns)
         return batch.observe(), changed
@@ -538,12 +545,12 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             ValueError: if an id is forbidden.
         """
         batch = self._current_batch()
-        num_appended, ended_turns = batch.transcript.play(batch.episode[batch.running], turns)
+        num_appended, ended_turns = batch.transcript.play(batch.row[batch.running], turns)
         self._end_turns_and_refill(batch, ended_turns)
         return num_appended
 
     def take_episodes(self) -> TensorDict:
-        """Return the finished episodes in the schema of `textenv.rollout`, with scores.
+        """Return the finished episodes in the schema of `textenv.rollout`, with scores; see `EpisodeEnv.take_episodes`.
 
         Raises:
             ValueError: if an episode is still running.
@@ -553,12 +560,12 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         if batch.running.any():
             raise ValueError(f"{batch.running.sum()} episodes are still running: call advance until none is")
         turns = batch.transcript.unscored
-        rows = batch.transcript.unscored_rows
+        episodes = batch.transcript.unscored_episodes
         score = None if self._early is None else self._early.score
         scores = score_turns(self.task, turns, score)
         batch.transcript.assign_reward(scores)
         self._batch = None  # only now, so that this can be called again after a reward has failed
-        return self._rollout(batch.transcript, turns, rows, scores)
+        return self._rollout(batch.transcript, turns, episodes, scores)
 
     def given_episodes(self, prompts: Sequence[object], completions: Sequence[object], scores: object) -> TensorDict:
         """Return a rollout (`textenv.rollout`) of episodes that were generated and scored elsewhere.
@@ -602,18 +609,18 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         transcript.assign_reward(checked_scores)
         return self._rollout(transcript, turns, rows, checked_scores)
 
-    def samples(self, rows: Sequence[int]) -> list[Sample]:
+    def samples(self, episodes: Sequence[int]) -> list[Sample]:
         """See `EpisodeEnv.samples`. The ``completion`` of a conversation includes the replies."""
-        return samples(rows, *self.scored_turns)
+        return samples(episodes, *self.scored_turns)
 
-    def report(self, turns: list[Turn], rows: list[int], scores: Scores) -> None:
-        """Store finished turns, the row of each turn, and their scores; `samples` and `metrics` read them."""
-        self.scored_turns = ScoredTurns(turns, rows, scores)
+    def report(self, turns: list[Turn], episodes: list[int], scores: Scores) -> None:
+        """Store finished turns, the episode of each turn, and their scores; `samples` and `metrics` read them."""
+        self.scored_turns = ScoredTurns(turns, episodes, scores)
         self.metrics = reward_metrics(scores, [turn.completion_ids for turn in turns])
         if self._overlong == "skip":
             self.metrics["prompts/skipped"] = float(self.skipped_prompts)
         if self.tools:
-            num_episodes = len(set(rows))
+            num_episodes = len(set(episodes))
             num_calls = 0
             num_errors = 0
             for turn in turns:
@@ -625,12 +632,13 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
 
     # --- internal --------------------------------------------------------------------------------------------
 
-    def _rollout(self, transcript: Transcript, turns: list[Turn], rows: list[int], scores: Scores) -> TensorDict:
+    def _rollout(self, transcript: Transcript, turns: list[Turn], episodes: list[int], scores: Scores) -> TensorDict:
         """Return the rollout of scored episodes; store their texts and metrics."""
-        self.report(turns, rows, scores)
+        self.report(turns, episodes, scores)
         rollout = transcript.rollout()
         if len(scores.parts) > 1:
-            parts = torch.from_numpy(reward_parts(scores, rows, episodes=len(rollout)))  # [B, K, 2]
+            parts_of_episode = reward_parts(scores, episodes, episodes=num_episodes_of(rollout))
+            parts = torch.from_numpy(parts_of_episode)[episode_of_row(rollout)]  # [B, K, 2]
             rollout["reward_parts"] = parts[:, None].expand(*rollout.shape, *parts.shape[1:])  # [B, T, K, 2]
         return rollout
 
@@ -642,9 +650,11 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         if pad in (prompt.content[0], prompt.content[-1]):  # in a text these are characters, never equal to an id
             raise ValueError(f"prompt {row} starts or ends with the padding token {pad}: cut off padding")
 
-    def _transcript(self, rows: int) -> Transcript:
-        """Return an empty transcript for this many episodes."""
-        transcript = Transcript(rows, self.tokenizer, limits=self._limits, masks=self._masks, ends=self.ends)
+    def _transcript(self, rows: int, *, one_row: bool = False) -> Transcript:
+        """Return an empty transcript for this many episodes; see `Transcript` for ``one_row``."""
+        transcript = Transcript(
+            rows, self.tokenizer, limits=self._limits, masks=self._masks, ends=self.ends, one_row=one_row
+        )
         transcript.tools = self.tools
         return transcript
 
@@ -682,10 +692,13 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Reply to the turns that ended in these rows, and begin further episodes in slots that are idle now.
 
         Returns:
-            Bool ``[slots]``: slots that now hold another episode or none.
+            Bool ``[slots]``: slots that now hold another episode, a further row of theirs, or none.
         """
-        last_turns = self._end_turns(batch.transcript, ended_turns)
-        changed = np.zeros(len(batch.episode), dtype=bool)
+        last_turns, next_rows = self._end_turns(batch.transcript, ended_turns)
+        changed = np.zeros(len(batch.row), dtype=bool)
+        if next_rows:
+            moved = batch.move(next_rows)
+            changed[moved] = True
         if last_turns:
             released = batch.release(list(last_turns))
             changed[released] = True
@@ -695,10 +708,14 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             self._early.offer(batch.transcript.unscored, least=MIN_PORTION * len(batch.numbers))
         return changed
 
-    def _end_turns(self, transcript: Transcript, rows: np.ndarray) -> dict[int, Turn]:
-        """Reply to the turns that ended in these rows; return, by row, the last turns of episodes that are over."""
+    def _end_turns(self, transcript: Transcript, rows: np.ndarray) -> tuple[dict[int, Turn], dict[int, int]]:
+        """Reply to the turns that ended in these rows.
+
+        Returns:
+            By row, the last turns of episodes that are over; and the next rows of episodes that go on in another one.
+        """
         if not len(rows):
-            return {}
+            return {}, {}
         turns = transcript.close_turns(rows)
 
         # Turns that call tools get the results. A conversation replies to the others; other tasks end their episodes
@@ -714,13 +731,17 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
                 task_replies,
                 len(without_calls),
                 name=f"reply of {type(self.task).__name__}",
-                item="text, None or TRUNCATED",
+                item="text, Prompt, None or TRUNCATED",
             )
             replies |= zip(without_calls, task_replies, strict=True)
 
+        next_rows = {}
         for row, reply in replies.items():
-            transcript.continue_or_end(row, turns[row], reply)
-        return {row: turn for row, turn in turns.items() if turn.last}
+            next_row = transcript.continue_or_end(row, turns[row], reply)
+            if next_row != row:
+                next_rows[row] = next_row
+        last_turns = {row: turn for row, turn in turns.items() if turn.last}
+        return last_turns, next_rows
 
     def _observe(self) -> TextObservation:
         """Return a copy of the prefixes in the slots of `step`."""

@@ -262,6 +262,14 @@ class LanguageModel(nn.Module):
 
         return TokenScores.apply(hidden, head.weight, action, logits, self.temperature, self._rows_at_once)
 
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """Log-probability of each next token, nats: ``[m, hidden_size]`` to float32 ``[m, num_tokens]``.
+
+        Differentiable any number of times, which `score_actions` is not.
+        """
+        log_probs, _ = self._normalized(hidden, None)
+        return log_probs
+
     def divergence(self, rollout: TensorDict, other: LanguageModel) -> Tensor:
         """Exact KL(self‖other) of the next token where the mask is True, nats, 0 elsewhere: float32 ``[B, T]``.
 

@@ -165,6 +165,16 @@ def check_template(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBa
         )
 
 
+def has_system_message(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return True if the tokenizer's chat template writes a system message; some refuse it, others leave it out."""
+    content = chr(_PRIVATE_USE[0])
+    messages: list[Message] = [{"role": "system", "content": content}, {"role": "user", "content": "."}]
+    try:
+        return content in render(messages, tokenizer, add_generation_prompt=True)
+    except ValueError:
+        return False
+
+
 def protect(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> tuple[list[Message], bool]:
     """Put marks around the control tokens that messages spell, so that `rendered_ids` reads them as text.
 

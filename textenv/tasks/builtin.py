@@ -19,6 +19,7 @@ from textenv.envs.turn import Turn
 from textenv.games import Calculator, GuessNumber, TwentyQuestions
 from textenv.prompts.prompts import SPLITS, PromptList, split_prompts
 from textenv.tasks.own_prompts import Prompts
+from textenv.tasks.words import make_words
 
 if TYPE_CHECKING:
     import torch
@@ -175,17 +176,18 @@ REASONING_GYM = {"max_prompt_tokens": 512, "max_new_tokens": 256}
 
 def make_task(
     name: str, *, tokenizer: PreTrainedTokenizerBase, split: str = "train", **arguments: Any
-) -> tuple[Task, dict[str, int], dict[str, Any]]:
+) -> tuple[Task, dict[str, Any], dict[str, Any]]:
     """Make a built-in task from its name.
 
     Args:
-        name: a name in `TASKS`, `GAMES` or `WORLDS`, or ``"ReasoningGym"``.
+        name: a name in `TASKS`, `GAMES` or `WORLDS`, ``"ReasoningGym"`` or ``"Words"``.
         tokenizer: the policy's tokenizer.
         split: ``"train"`` or ``"test"``; games have no splits, as each episode is drawn at random.
         arguments: arguments of the task and of the environment.
 
     Returns:
-        The task, its default limits, and those of the arguments that are the environment's.
+        The task, its default limits (for ``"Words"`` also the rule ``allowed``), and those of the arguments that are
+        the environment's.
 
     Raises:
         ValueError: if there is no such task or split.
@@ -221,11 +223,14 @@ def make_task(
         from textenv.extras.reasoning_gym import ReasoningGym
 
         return ReasoningGym(split=split, **task_arguments), dict(REASONING_GYM), env_arguments
+    if name == "Words":
+        games, words_arguments = make_words(tokenizer, env_arguments, **task_arguments)
+        return games, words_arguments, env_arguments
     if name in WORLDS:
         make_world = resolve_name(WORLDS[name])
         world = make_world(split, tokenizer=tokenizer, **task_arguments)
         return world, world.limits, env_arguments
-    names = ", ".join([*TASKS, *GAMES, *WORLDS, "ReasoningGym"])
+    names = ", ".join([*TASKS, *GAMES, *WORLDS, "ReasoningGym", "Words"])
     raise ValueError(f"unknown task {name!r}, expected one of {names}")
 
 
@@ -250,8 +255,9 @@ def _make_games(
 
     options = {}
     game_arguments = dict(arguments)
-    if "pay_at" in arguments:
-        options["pay_at"] = game_arguments.pop("pay_at")
+    for option in ("pay_at", "history"):
+        if option in arguments:
+            options[option] = game_arguments.pop(option)
     make, limits = GAMES[name]
     make_game = functools.partial(make, **game_arguments)
     make_game()  # raises now on a wrong argument

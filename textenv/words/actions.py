@@ -71,11 +71,13 @@ class ActionWords:
                 f"of {self.space}"
             )
         lists: Any = words if several else [words]
-        choices = []
         if len(lists) != len(self.values):
             raise ValueError(
                 f"actions has {len(lists)} lists of words, but {self.space} has {len(self.values)} numbers"
             )
+
+        # Each choice has one word for each of its actions
+        choices = []
         for choice_words, values in zip(lists, self.values, strict=True):
             choice = tuple(choice_words)
             if len(choice) != len(values) or len({*choice}) != len(choice):
@@ -91,6 +93,16 @@ class ActionWords:
 
 def _values(space: spaces.Space) -> list[np.ndarray]:
     """Return the numbers of each independent choice of an action space, float64 ``[n]``."""
+    # A Box in bins
+    if isinstance(space, spaces.Box):
+        if not space.is_bounded() or not np.issubdtype(space.dtype, np.floating):
+            raise ValueError(
+                f"the actions are {space}, which have no words: a Box needs float numbers and bounds on both sides "
+                "(gymnasium.wrappers.ClipAction or RescaleAction give bounds)"
+            )
+        return [np.linspace(low, high, BINS) for low, high in zip(space.low.ravel(), space.high.ravel(), strict=True)]
+
+    # Integers from a start on
     if isinstance(space, spaces.Discrete):
         counts = [int(space.n)]
         starts = [int(space.start)]
@@ -100,13 +112,6 @@ def _values(space: spaces.Space) -> list[np.ndarray]:
     elif isinstance(space, spaces.MultiBinary):
         counts = [2] * int(np.prod(space.shape))
         starts = [0] * len(counts)
-    elif isinstance(space, spaces.Box):
-        if not space.is_bounded() or not np.issubdtype(space.dtype, np.floating):
-            raise ValueError(
-                f"the actions are {space}, which have no words: a Box needs float numbers and bounds on both sides "
-                "(gymnasium.wrappers.ClipAction or RescaleAction give bounds)"
-            )
-        return [np.linspace(low, high, BINS) for low, high in zip(space.low.ravel(), space.high.ravel(), strict=True)]
     else:
         raise ValueError(
             f"the actions are {space}, which have no words: expected Discrete, MultiDiscrete, MultiBinary or a bounded "

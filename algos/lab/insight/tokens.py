@@ -14,7 +14,7 @@ from algos.policies.policy import Policy
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.kl.penalty import KLPenalty
 from textenv.rendering import answer_tokens, render_rollout
-from textenv.rollout import Sample
+from textenv.rollout import Sample, episode_of_row, join_episodes, next_values, split_column
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,7 +46,7 @@ def show_tokens(
         ValueError: if ``where`` is neither, or a quantity that needs a reference where there is none.
     """
     rollout = evaluate(env, policy, **options).rollout
-    samples = env.samples(range(len(rollout)))
+    samples = env.samples(episode_of_row(rollout).tolist())  # a row of an episode has the sample of the episode
     if not samples:
         no_texts: Sample = {"prompt": "", "completion": "", "score": None, "parts": {}}
         samples = [no_texts] * len(rollout)
@@ -59,7 +59,8 @@ def show_tokens(
     if where not in columns:
         raise ValueError(f"tokens is {where!r}, expected a page such as out.html, or one of {', '.join(columns)}")
     for row, sample in enumerate(samples):
-        print(f"\nepisode {row + 1}, score {sample['score']}, {COLUMNS[where]} (positive green, negative red):")
+        episode = int(episode_of_row(rollout)[row]) + 1
+        print(f"\nepisode {episode}, score {sample['score']}, {COLUMNS[where]} (positive green, negative red):")
         print(render_rollout(rollout, row, policy.tokenizer, column=where))
 
 
@@ -81,30 +82,35 @@ def measured(
         rollout["log_ratio"] = rollout["log_prob"] - rollout["reference_log_prob"]
         rollout["kl"] = policy.divergence(rollout, penalty.reference)
     rollout["entropy"] = policy.evaluate(rollout).entropy
-    rollout["value"], rollout["next_value"] = policy.values(rollout)
+    value, next_value = policy.values(rollout)
+    rollout["value"] = value
+    rollout["next_value"] = next_values(rollout, value=value, next_value=next_value)
 
     # Advantages; an episode that was cut off ends there, unless it is bootstrapped
-    terminated = rollout["terminated"]
+    episodes = join_episodes(rollout)
+    terminated = episodes["terminated"]
     if not config.get("bootstrap_truncated"):
-        terminated = terminated | rollout["truncated"]
-    rollout["advantage"], _ = gae(
-        reward=rollout["reward"],
-        value=rollout["value"],
-        next_value=rollout["next_value"],
+        terminated = terminated | episodes["truncated"]
+    advantage, _ = gae(
+        reward=episodes["reward"],
+        value=episodes["value"],
+        next_value=episodes["next_value"],
         terminated=terminated,
-        truncated=rollout["truncated"],
-        mask=rollout["mask"],
+        truncated=episodes["truncated"],
+        mask=episodes["mask"],
         gamma=config.get("gamma", 1.0),
         gae_lambda=config.get("gae_lambda", 1.0),
     )
+    rollout["advantage"] = split_column(advantage, rollout)
     return rollout.cpu().update({"reward": reward})
 
 
 def page(rollout: TensorDict, tokenizer: "PreTrainedTokenizerBase", samples: Sequence[Sample]) -> str:
-    """Return the HTML of a text rollout with some of `COLUMNS`; ``samples`` are those of its environment."""
+    """Return the HTML of a text rollout with some of `COLUMNS`; ``samples`` has that of each row's episode."""
     rows = []
+    episodes = episode_of_row(rollout).tolist()
     for i, sample in enumerate(samples):
-        row: dict[str, object] = {"score": sample["score"], "parts": sample["parts"], "episode": i + 1}
+        row: dict[str, object] = {"score": sample["score"], "parts": sample["parts"], "episode": episodes[i] + 1}
         if "kl" in rollout.keys():
             row["kl"] = rollout["kl"][i][rollout["mask"][i]].sum().item()
         row["prompt"] = sample["prompt"]

@@ -197,7 +197,7 @@ def test_help_names_losses_and_no_function(algo, capsys):
     ("train --config env.yaml", "has the environment '--json'"),
     ("train CartPole-v1 Acrobot-v1", "Unrecognized options: Acrobot-v1"),
     ("train CartPole-v1 --chat", "--chat: only for prompts of your own"),
-    ("train CartPole-v1 --lora r=2 --max-kl 1", "--max-kl and --lora: only for text environments, not for CartPole-v1"),
+    ("train CartPole-v1 --lora r=2 --max-kl 1", "--max-kl and --lora: only for language models"),
     ("train textenv/Copy-v0 --prompts prompts.jsonl", "--prompts: only for prompts of your own"),
 ])  # fmt: skip
 def test_wrong_input_is_refused_and_leaves_nothing(words, said, here, capsys, monkeypatch):

@@ -13,6 +13,7 @@ from tests.helpers.conversations import Parrot
 from tests.helpers.models import WORDS, make_tokenizer
 from textenv import TextEnv, TextVectorEnv, TokenVectorEnv, check_text_env
 from textenv.checks.env_checker import CHECKS, run_checks
+from textenv.rollout import number_in_episode
 
 EOS, PAD = WORDS.index("<eos>"), WORDS.index("<pad>")
 ARGUMENTS = dict(prompts=["a b", "c", "d a b", "a", "b c"], max_prompt_tokens=4, max_new_tokens=5)
@@ -396,3 +397,28 @@ def test_the_exit_status_says_whether_all_holds(words, status, capsys):
 def test_another_kind_of_environment_is_refused():
     with pytest.raises(ValueError, match="expected Dict"):
         check_text_env(gymnasium.make("CartPole-v1"))
+
+
+@pytest.mark.parametrize("history", [1, 2])
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_an_environment_with_a_history_passes(mode, history):
+    env = TokenVectorEnv(
+        Parrot, tokenizer=make_tokenizer(WORDS), num_envs=3, max_prompt_tokens=4, max_new_tokens=4, history=history,
+        forbidden=[WORDS.index("good")], autoreset_mode=mode,
+    )  # fmt: skip
+    assert [result.problem for result in run_checks(env) if result.problem] == []
+
+
+class LosesARow(TokenVectorEnv):
+    """The second rows of its episodes have no actions."""
+
+    def take_episodes(self):
+        rollout = super().take_episodes()
+        rollout["mask"] &= (number_in_episode(rollout) != 1)[:, None]
+        return rollout
+
+
+def test_a_row_that_is_lost_is_noticed():
+    env = LosesARow(Parrot, tokenizer=make_tokenizer(WORDS), num_envs=3, max_prompt_tokens=4, history=1)
+    problems = [result.problem for result in run_checks(env) if result.problem]
+    assert len(problems) == 1 and "actions were taken, but the rollout's mask is True at" in problems[0]

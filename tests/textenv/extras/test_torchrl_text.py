@@ -35,8 +35,8 @@ def model_folder(tmp_path_factory):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("batched", [False, True])
 def test_registered_environments_pass_check_env_specs(name, batched, model_folder):
-    if name in ("OpenEnv", "TextWorld"):
-        pytest.skip("needs a server, or longer prompts: tests of its own")
+    if name in ("OpenEnv", "TextWorld", "Words"):
+        pytest.skip("needs a server, longer prompts, or other tokens: tests of its own")
     made = dict(model=str(model_folder), max_prompt_tokens=80, max_length=128)
     made |= {"dataset": "chain_sum"} if name == "ReasoningGym" else {}
     if name == "Prompts":
