@@ -12,8 +12,7 @@ from gymnasium.vector import VectorEnv
 from algos.envs.flatten import flatten_one
 from algos.envs.wrapping import VECTOR_ONLY, single_environment
 from algos.evaluation import EvaluationResult, evaluate
-from algos.lab.comparison.games import WORDS
-from algos.make import make_vector_environment
+from algos.make import WORDS, make_vector_environment
 from textenv.envs.turn import TRUNCATED
 from textenv.prompts.prompts import Prompt
 from textenv.rollout import is_episode_env
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from textenv.envs.turn import Turn
 
 NOT_OF_ONE_GAME = (*VECTOR_ONLY, "task", "penalty", "kl_coef")
-"""Arguments of `WORDS` that are not needed to play one game at a time."""
+"""Arguments of ``textenv/Words-v0`` that are not needed to play one game at a time."""
 
 
 class WordStep(NamedTuple):
@@ -55,7 +54,7 @@ class WritesWords(Protocol):
 
 
 def plays_in_words(env: VectorEnv, policy: object) -> bool:
-    """Return True if a language model plays a game here: as the network of a policy, or in `WORDS`."""
+    """Return True if a language model plays a game here: as the network of a policy, or in ``textenv/Words-v0``."""
     spec = env.spec
     if spec is None:
         return False

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from algos.lab.comparison.games import WORDS, game_of, in_steps_of_the_game
+from algos.lab.comparison.games import game_of, in_steps_of_the_game
 from algos.lab.comparison.record import read_record, result_from
 from algos.lab.comparison.summary import Case, RunResult, by_case, case_name, name_cases
 from algos.lab.run_summary import describe_run, read_options
+from algos.make import WORDS
 from algos.recipe import IMPORT
 from algos.storage.run_files import METRICS
 from algos.storage.run_folder import status

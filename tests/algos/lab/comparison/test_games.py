@@ -16,10 +16,10 @@ from algos.lab.comparison.report import report_page, table_rows, write_report
 from algos.lab.comparison.runs import read_study
 from algos.lab.comparison.summary import Case, by_case, name_cases, normalise, summary
 from algos.lab.comparison.words import in_words
+from algos.make import WORDS
 from algos.training.metrics import count_turns
 from tests.helpers.finished_runs import run_of
 
-WORDS = "textenv/Words-v0"
 SLIPPERY = {"env": "FrozenLake-v1"}
 SAFE = {"env": "gymnasium:FrozenLake-v1", "env_kwargs": {"is_slippery": False}}
 
