@@ -12,8 +12,9 @@ from gymnasium.vector import VectorEnv
 from algos.envs.flatten import flatten_one
 from algos.envs.wrapping import VECTOR_ONLY, single_environment
 from algos.evaluation import EvaluationResult, evaluate
-from algos.lab.comparison.games import WORDS
-from algos.make import make_vector_environment
+from algos.make import WORDS, make_vector_environment
+from textenv.envs.turn import TRUNCATED
+from textenv.prompts.prompts import Prompt
 from textenv.rollout import is_episode_env
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from textenv.envs.turn import Turn
 
 NOT_OF_ONE_GAME = (*VECTOR_ONLY, "task", "penalty", "kl_coef")
-"""Arguments of `WORDS` that are not needed to play one game at a time."""
+"""Arguments of ``textenv/Words-v0`` that are not needed to play one game at a time."""
 
 
 class WordStep(NamedTuple):
@@ -53,7 +54,7 @@ class WritesWords(Protocol):
 
 
 def plays_in_words(env: VectorEnv, policy: object) -> bool:
-    """Return True if a language model plays a game here: as the network of a policy, or in `WORDS`."""
+    """Return True if a language model plays a game here: as the network of a policy, or in ``textenv/Words-v0``."""
     spec = env.spec
     if spec is None:
         return False
@@ -108,8 +109,11 @@ def play_step_by_step(
     if max_steps is not None:
         own_limit = spec.kwargs.get("max_episode_steps", spec.max_episode_steps)
         limits["max_episode_steps"] = min(own_limit or max_steps, max_steps)
-    with single_environment(spec, render_mode=render_mode, **limits) as single:
+    single = single_environment(spec, render_mode=render_mode, **limits)
+    try:
         return evaluate(_ShownSteps(single, policy, show_step), policy, **options)
+    finally:
+        single.close()
 
 
 def play_turn_by_turn(env: Any, policy: Any, show_step: ShowStep, **options: Any) -> EvaluationResult:
@@ -168,10 +172,7 @@ class _ShownTurns:
     def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> Sequence[Any]:
         """Start a game; see `textenv.envs.task.Task.sample_prompts`."""
         prompts = self._games.sample_prompts(numbers, seed=seed)
-        content = prompts[0].content
-        if not isinstance(content, str):
-            content = "\n".join(str(message["content"]) for message in content)
-        self._read = content.strip()
+        self._read = _text_of(prompts[0])
         return prompts
 
     def reply(self, turns: Sequence[Turn]) -> Sequence[Any]:
@@ -181,8 +182,8 @@ class _ShownTurns:
         frame = _frame(game.env)
         (reply,) = self._games.reply(turns)
         self._show_step(WordStep(frame, self._read, turn.completion.strip(), game.rewards.get(turn.index, 0.0)))
-        if isinstance(reply, str):
-            self._read = reply.strip()
+        if reply is not None and reply is not TRUNCATED:
+            self._read = _text_of(reply)
         else:
             self._show_step(WordStep(_frame(game.env), "", "", 0.0))
         return [reply]
@@ -190,6 +191,15 @@ class _ShownTurns:
     def score(self, turns: Sequence[Turn]) -> Any:
         """Return the rewards of the turns; see `textenv.envs.task.Task.score`."""
         return self._games.score(turns)
+
+
+def _text_of(content: Any) -> str:
+    """Return the text of a reply, or of a prompt, which may be a chat."""
+    if isinstance(content, Prompt):
+        content = content.content
+    if not isinstance(content, str):
+        content = "\n".join(str(message["content"]) for message in content)
+    return content.strip()
 
 
 def _frame(env: gymnasium.Env) -> np.ndarray | None:

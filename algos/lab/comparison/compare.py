@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from algos.config import CONFIGS
 from algos.envs.wrapping import Wrapper
 from algos.lab.comparison.episodes import record_episode, write_episodes
-from algos.lab.comparison.games import describes_a_game, game_of, in_steps_of_the_game, solved_return
+from algos.lab.comparison.games import describes_a_game, in_steps_of_the_game, solved_return
 from algos.lab.comparison.record import Record, changed_settings, read_record, write_record
 from algos.lab.comparison.runs import STUDY, folder_name, read_study
 from algos.lab.comparison.summary import Case, RunResult, by_case, name_cases, summary, update_kl
@@ -228,16 +229,20 @@ def _earlier_runs(run_dir: Path, cases: Sequence[Case], trained: Sequence[RunRes
     if not (run_dir / STUDY).exists():
         return []
     here = {Path(run.folder).name for run in trained}
-    settings = {(run.env, run.label or run.case): _settings_of(run) for run in trained}
+    settings = {_key(run): _settings_of(run) for run in trained}
     earlier = []
     for run in read_study(run_dir / STUDY):
         folder = Path(run.folder)
         if folder.name in here or not folder.is_dir():
             continue
-        case = run.env, run.label or run.case
-        if case not in settings or not changed_settings(_settings_of(run), settings[case]):
+        if _key(run) not in settings or not changed_settings(_settings_of(run), settings[_key(run)]):
             earlier.append(run)
     return earlier
+
+
+def _key(run: RunResult) -> tuple[str, str, str]:
+    """What tells the cases of a comparison apart: game, environment and name."""
+    return run.game_name, run.env, run.label or run.case
 
 
 def _settings_of(run: RunResult) -> Mapping[str, Any]:
@@ -248,11 +253,11 @@ def _settings_of(run: RunResult) -> Mapping[str, Any]:
 
 def _place_among(cases: Sequence[Case]) -> Callable[[RunResult], tuple[int, int]]:
     """Order of runs: those of other cases first, as they were; then the cases' own, each by its seeds."""
-    order = [(case.env_id, case.name or str(case)) for case in cases]
+    order = [(case.game, case.env_id, str(case)) for case in cases]
 
     def place(run: RunResult) -> tuple[int, int]:
-        case = run.env, run.label or run.case
-        return (order.index(case), run.seed) if case in order else (-1, 0)
+        key = _key(run)
+        return (order.index(key), run.seed) if key in order else (-1, 0)
 
     return place
 
@@ -355,8 +360,7 @@ def train_all(
         finished = sum(_finished(job.folder) for job in jobs)
         message = f"stopped: {finished} of {len(jobs)} runs have finished; the same command goes on, in {run_dir}"
         raise Interrupted(signal_name, message, resumable=False)
-    order = [(case.env_id, str(case)) for case in cases]
-    return sorted(runs, key=lambda run: (order.index((run.env, run.case)), run.seed))
+    return sorted(runs, key=_place_among(cases))
 
 
 class _Job(NamedTuple):
@@ -455,7 +459,7 @@ def _run(job: _Job) -> RunResult | None:
         return None
     record = None if job.overwrite else read_record(job.folder)
     if record is not None and record.result is not None:
-        return record.result
+        return replace(record.result, game=job.case.game)  # version 0.11 did not store it
     try:
         return _train(job, again=record is not None)
     except KeyboardInterrupt:
@@ -482,8 +486,8 @@ def _train(job: _Job, *, again: bool) -> RunResult:
     policy = agent.policy
 
     # Evaluation before the training: of the initial weights, also when a checkpoint is restored afterwards
-    is_text_task = is_episode_env(agent.env) and not describes_a_game(agent.env.spec)
-    num_episodes = job.num_episodes or (TEXT_EPISODES if is_text_task else CONTROL_EPISODES)
+    is_game = describes_a_game(agent.env.spec) or not is_episode_env(agent.env)
+    num_episodes = job.num_episodes or (CONTROL_EPISODES if is_game else TEXT_EPISODES)
     test_env = recipe.environment(min(num_episodes, 64), split="test")
     evaluate = partial(
         summarise, test_env, policy, num_episodes=num_episodes, deterministic=job.deterministic, seed=seed
@@ -542,7 +546,7 @@ def _train(job: _Job, *, again: bool) -> RunResult:
         name=str(case),
         label=case.name,
         folder=str(folder),
-        game=game_of(case.env_id, recipe.env_kwargs),
+        game=case.game,
         trained_parameters=sum(p.numel() for p in policy.parameters() if p.requires_grad),
     )
     write_record(folder, record._replace(result=result))

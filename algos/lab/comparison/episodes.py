@@ -52,7 +52,7 @@ def record_episode(env: VectorEnv, policy: Any, *, seed: int, deterministic: boo
     if not plays_in_words(env, policy):
         return None
     steps: list[WordStep] = []
-    options = {"num_episodes": 1, "max_steps": MAX_STEPS, "seed": seed, "deterministic": deterministic}
+    options: dict[str, Any] = {"num_episodes": 1, "max_steps": MAX_STEPS, "seed": seed, "deterministic": deterministic}
     try:
         play_step_by_step(env, policy, steps.append, **options)
     except Exception:  # of any kind: a renderer may lack a package, a display or a driver

@@ -10,9 +10,8 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from algos.envs.wrapping import VECTOR_ONLY
+from algos.make import WORDS
 
-WORDS = "textenv/Words-v0"
-"""Environment that puts another one, its argument ``env``, into words."""
 NO_PART_OF_A_GAME = (*VECTOR_ONLY, "render_mode", "max_episode_steps")
 """Arguments of a control environment that do not make another game of it."""
 
@@ -22,8 +21,8 @@ def game_of(env_id: str, env_kwargs: Mapping[str, Any]) -> str:
 
     Args:
         env_id: id without a module, or name of a function.
-        env_kwargs: arguments of the environment. `WORDS` has the id of the game under ``env`` and the game's arguments
-            under ``env_kwargs``. The arguments of other text environments are no part of the name.
+        env_kwargs: arguments of the environment. ``textenv/Words-v0`` has the id of the game under ``env`` and the
+            game's arguments under ``env_kwargs``. Arguments of other text environments are no part of the name.
 
     Example:
         >>> game_of("FrozenLake-v1", {"is_slippery": False, "map_name": "4x4"})
@@ -63,8 +62,8 @@ def in_steps_of_the_game(
 ) -> list[dict[str, float]]:
     """Return the metrics of a run's iterations with ``steps`` and ``episode/length`` in steps of the game.
 
-    In `WORDS` the policy's steps are tokens, and one turn is one step of the game. ``tokens`` then has the former
-    ``steps``. Other environments' metrics stay as they are.
+    In ``textenv/Words-v0`` the policy's steps are tokens, and one turn is one step of the game. ``tokens`` then has
+    the former ``steps``. Other environments' metrics stay as they are.
     """
     rows = [*history]
     if not _is_described(env_id, env_kwargs) or not all("rollout/turns" in row for row in rows):
@@ -86,10 +85,10 @@ def _name(value: object) -> str:
 
 
 def _is_described(env_id: str, env_kwargs: Mapping[str, Any]) -> bool:
-    """Return True for `WORDS` with the id of a game."""
+    """Return True for ``textenv/Words-v0`` with the id of a game."""
     return env_id == WORDS and isinstance(env_kwargs.get("env"), str)
 
 
 def _game_id(env_kwargs: Mapping[str, Any]) -> str:
-    """Return the id, without a module, of the game that `WORDS` describes."""
+    """Return the id, without a module, of the game that ``textenv/Words-v0`` describes."""
     return env_kwargs["env"].rpartition(":")[2]

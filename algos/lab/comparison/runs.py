@@ -13,6 +13,7 @@ from algos.lab.comparison.games import game_of, in_steps_of_the_game
 from algos.lab.comparison.record import read_record, result_from
 from algos.lab.comparison.summary import Case, RunResult, by_case, case_name, name_cases
 from algos.lab.run_summary import describe_run, read_options
+from algos.make import WORDS
 from algos.recipe import IMPORT
 from algos.storage.run_files import METRICS
 from algos.storage.run_folder import status
@@ -102,7 +103,12 @@ def read_study(path: Path) -> list[RunResult]:
 
 def folder_name(case: Case, seed: int) -> str:
     """Return the name of a run's folder in that of its comparison."""
-    name = f"{case.env_name}-{case.name}" if case.name else str(case)
+    name = str(case)
+    if case.name:
+        name = f"{case.env_name}-{case.name}"
+        if case.env_id == WORDS:
+            game_id, _, _ = case.game.partition(" ")
+            name = f"{case.env_name}-{game_id}-{case.name}"
     return f"{name.replace('/', '-').replace(':', '-')}-{seed}"
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from algos import presets
 from algos.config import CONFIGS, Config, PolicyGradientConfig
+from algos.lab.comparison.games import game_of
 from algos.make import is_text
 from algos.recipe import Recipe
 from textenv.importing import read_module
@@ -145,6 +146,11 @@ class Case:
         return self.env_name.rpartition(":")[2]
 
     @property
+    def game(self) -> str:
+        """Name of the game that the environment is (`algos.lab.comparison.games.game_of`)."""
+        return game_of(self.env_id, self.recipe.env_kwargs)
+
+    @property
     def algorithm_name(self) -> str:
         """Name of the algorithm, or of its class."""
         algorithm = self.recipe.algorithm
@@ -224,18 +230,22 @@ class RunResult:
 
 
 def name_cases(runs: Sequence[RunResult]) -> None:
-    """Give cases their names in tables: their own; where several environments have the same one, with the environment.
+    """Give cases their names in tables: their own; where several environments or games share one, with these.
 
     Changes ``name`` of runs that have a ``label``.
     """
     environments: dict[str, set[str]] = {}
+    games: dict[tuple[str, str], set[str]] = {}
     for run in runs:
         environments.setdefault(run.label, set()).add(run.env)
+        games.setdefault((run.label, run.env), set()).add(run.game_name)
     for run in runs:
         if run.label:
             run.name = run.label
             if len(environments[run.label]) > 1:
-                run.name = f"{run.label}, {run.env}"
+                run.name += f", {run.env}"
+            if len(games[run.label, run.env]) > 1:
+                run.name += f", {run.game_name}"
 
 
 def by_case(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:

@@ -1,5 +1,7 @@
 """What is shown of each step is what the environment itself says and draws when the words are played again."""
 
+import re
+
 import gymnasium
 import pytest
 
@@ -60,6 +62,23 @@ def test_a_conversation_is_shown_turn_by_turn():
         check_replay(steps[first:], lambda read: int(read.split()[-1]), seed=seed)
     assert env.task is task and sum(step.reward for step in steps) == sum(rewards)
     assert {step.wrote for step in steps} > {WORDS[0], WORDS[1]}
+
+
+def test_words_of_a_registered_conversation_are_shown():
+    env = make_vector_environment(
+        "textenv/Words-v0", 4, env="FrozenLake-v1", env_kwargs={"is_slippery": False}, history=1
+    )
+    policy = LMPolicy.load("embedded")
+    assert plays_in_words(env, policy)
+    steps = []
+    play_step_by_step(env, policy, steps.append, num_episodes=1, seed=2)
+
+    def cell_of(read):
+        row, column = re.search(r"Row (\d), column (\d)\.", read).groups()
+        return 4 * int(row) + int(column)
+
+    check_replay(steps, cell_of, seed=2)
+    assert len(steps) > 2 and {len(step.read.splitlines()) for step in steps[:-1]} == {2}, "what is new, and the aim"
 
 
 def test_without_frames_only_words_are_shown():

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+from pathlib import Path
 
 import gymnasium
 import imageio.v3 as imageio
@@ -20,6 +21,7 @@ from algos.lab.comparison.episodes import (
     record_episode,
     write_episodes,
 )
+from algos.lab.comparison.page import page_data
 from algos.lab.comparison.report import report_page
 from algos.lab.comparison.runs import read_runs
 from algos.lab.comparison.summary import Case
@@ -76,6 +78,43 @@ def test_the_page_shows_an_episode_before_and_after(study):
         for step in episode["steps"]:
             assert step["source"] in page and step["read"] in page
     assert not list(folder.glob("*silent*/words.json")) and len(list(folder.glob("*speaks*/words.json"))) == 2
+
+
+def test_one_game_is_compared_in_three_ways(tmp_path):
+    """By a small network, by a language model in its stead, and by one in a conversation."""
+    lake = {"is_slippery": False}
+    steps = {"config": PPOConfig(num_steps=8, minibatch_size=16), "num_envs": 2, "total_steps": 16}
+    in_words = {"env": "FrozenLake-v1", "env_kwargs": lake, "history": 1}
+    episodes = {"config": PPOConfig(num_steps=None, num_episodes=4, minibatch_size=8), "num_envs": 4, "total_steps": 16}
+    cases = [
+        Case("FrozenLake-v1", env_kwargs=lake, **steps),
+        Case("FrozenLake-v1", "ppo", "words", env_kwargs=lake, **steps),
+        Case("textenv/Words-v0", env_kwargs=in_words, **episodes),
+    ]
+    compare(cases, seeds=1, run_dir=tmp_path, processes=0, quiet=True)
+    runs = read_runs([tmp_path])
+    names = ["FrozenLake-v1:ppo", "FrozenLake-v1:ppo:words", "textenv/Words-v0:ppo"]
+    assert [run.case for run in runs] == names
+    assert {run.game_name for run in runs} == {"FrozenLake-v1 (is_slippery=false)"}
+    assert {run.after["episodes"] for run in runs} == {20}
+
+    # The steps of all three are steps of the game
+    titles = {panel["title"]: panel["lines"] for panel in page_data(runs)["panels"]}
+    assert [
+        line["name"] for line in titles["episode length, steps or tokens: FrozenLake-v1 (is_slippery=false)"]
+    ] == names
+    conversation = runs[2].history
+    lines = (Path(runs[2].folder) / "metrics.jsonl").read_text().splitlines()
+    turns = np.cumsum([json.loads(line)["rollout/turns"] for line in lines])
+    assert [row["steps"] for row in conversation] == turns.tolist()
+    assert conversation[-1]["steps"] < conversation[-1]["tokens"] >= 16
+
+    # Both models are shown; each text of the conversation is one observation
+    entries = read_episodes(runs)
+    assert [entry["case"] for entry in entries] == names[1:]
+    first_steps = [entry["episodes"][0]["steps"][0] for entry in entries]
+    assert first_steps[0]["read"] == first_steps[1]["read"] and all(step["source"] for step in first_steps)
+    assert all(step["wrote"] in WORDS for step in first_steps)
 
 
 def test_a_recorded_episode_is_one_of_the_game(study):

@@ -8,17 +8,18 @@ import torch
 from gymnasium.envs.registration import EnvSpec
 
 from algos import PPO, LMPolicy, presets
+from algos.lab.comparison.compare import parse_cases
 from algos.lab.comparison.games import game_of, in_steps_of_the_game, solved_return
 from algos.lab.comparison.page import page_data
 from algos.lab.comparison.paper import scores_by_algorithm
 from algos.lab.comparison.report import report_page, table_rows, write_report
 from algos.lab.comparison.runs import read_study
-from algos.lab.comparison.summary import normalise, summary
+from algos.lab.comparison.summary import Case, by_case, name_cases, normalise, summary
 from algos.lab.comparison.words import in_words
+from algos.make import WORDS
 from algos.training.metrics import count_turns
 from tests.helpers.finished_runs import run_of
 
-WORDS = "textenv/Words-v0"
 SLIPPERY = {"env": "FrozenLake-v1"}
 SAFE = {"env": "gymnasium:FrozenLake-v1", "env_kwargs": {"is_slippery": False}}
 
@@ -129,3 +130,29 @@ def test_a_study_of_an_earlier_version_is_read(tmp_path):
     (tmp_path / "report.json").write_text(json.dumps([fields]))
     (run,) = read_study(tmp_path / "report.json")
     assert run.game_name == "Some-v0" and run.trained_parameters is None and run.line == "ppo"
+
+
+def test_one_name_may_stand_for_several_games():
+    lake = {"env": "FrozenLake-v1"}
+    cliff = {"env": "CliffWalking-v1"}
+    cases = parse_cases([Case(WORDS, env_kwargs=game, name="model") for game in (lake, cliff)])
+    assert [case.game for case in cases] == ["FrozenLake-v1", "CliffWalking-v1"]
+    runs = []
+    for case in cases:
+        run = run_of(1, returns=[1.0], after=1.0)
+        run.env, run.game, run.label = WORDS, case.game, "model"
+        runs.append(run)
+    name_cases(runs)
+    assert list(by_case(runs)) == ["model, FrozenLake-v1", "model, CliffWalking-v1"]
+    # Beside a case of the game's own environment, too
+    network = run_of(1, returns=[1.0], after=1.0)
+    network.env = "FrozenLake-v1"
+    network.label = "model"
+    name_cases([*runs, network])
+    assert list(by_case([*runs, network])) == [
+        f"model, {WORDS}, FrozenLake-v1",
+        f"model, {WORDS}, CliffWalking-v1",
+        "model, FrozenLake-v1",
+    ]
+    with pytest.raises(ValueError, match="give each once"):
+        parse_cases([Case(WORDS, env_kwargs=game) for game in (lake, cliff)])
