@@ -90,6 +90,8 @@ class StringGames:
             check_at_least("history", history, 1)
         if pay_at not in ("turn", "end"):
             raise ValueError(f"pay_at is {pay_at!r}, expected 'turn' or 'end'")
+
+        # The environments
         self.single_env: StringEnv | None = None
         """The single environment of all episodes; None if each episode has a new one."""
         if isinstance(make_env, gymnasium.Env):
@@ -100,6 +102,8 @@ class StringGames:
             raise TypeError(f"make_env is {make_env!r}, expected a Gymnasium environment or a function that makes one")
         self._made: WeakSet[StringEnv] = WeakSet()
         self._waiting: list[StringEnv] = []  # made to look at, for the next episode
+
+        # How they are shown and paid
         check_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.chat = chat and bool(tokenizer.chat_template)
