@@ -20,3 +20,4 @@ from .prompts.prompts import Prompt as Prompt, check_no_overlap as check_no_over
 from .rendering import render_rollout as render_rollout
 from .rewards.composite import Rewards as Rewards
 from .rewards.reward_model import RewardModel as RewardModel
+from .words.wrapper import LanguageWrapper as LanguageWrapper

@@ -377,7 +377,8 @@ def refuse_strings(env: VectorEnv) -> None:
         raise ValueError(
             f"{type(env).__name__} steps environments that read and write strings, which no policy plays step by step: "
             "give the function that makes one of them to textenv.TokenVectorEnv(make_env, "
-            "tokenizer=policy.tokenizer, num_envs=64), and train an LMPolicy on it"
+            "tokenizer=policy.tokenizer, num_envs=64), or the id of a registered one to "
+            "gymnasium.make_vec('textenv/Words-v0', env=ID, num_envs=64, model=MODEL), and train an LMPolicy on it"
         )
 
 

@@ -303,8 +303,8 @@ class TokenVectorEnv(TextVectorEnv):
                 "give a function that makes one, such as the class itself"
             )
         arguments = words_as_rule(task, **arguments)
-        super().__init__(task, tokenizer=tokenizer, num_envs=num_envs, max_turns=max_turns, **arguments)
         self._games = task
+        super().__init__(task, tokenizer=tokenizer, num_envs=num_envs, max_turns=max_turns, **arguments)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close an environment that waits for its episode."""

@@ -80,8 +80,8 @@ class KnownDescription:
     """Names of the wrappers that change the observation, and whose observation is read too."""
 
     @classmethod
-    def of(cls, env: gymnasium.Env) -> Self:
-        """Read the facts that never change from the environment."""
+    def of(cls, env: gymnasium.Env) -> Self | None:
+        """Read the facts that never change from the environment; return None if its observations are others."""
         return cls()
 
     @classmethod
@@ -166,8 +166,12 @@ class SpaceDescription:
         if not parts:
             return "nothing"
         if len(parts) == 1 and not parts[0][0]:
-            return parts[0][1].strip("\n")
-        return ", ".join(f"{name}={text}" for name, text in parts).replace("\n, ", "\n").strip("\n")
+            return parts[0][1]
+        description = ""
+        for name, text in parts:
+            # A map has lines of its own
+            description += f"{name}=\n{text}\n" if "\n" in text else f"{name}={text}, "
+        return description.removesuffix("\n").removesuffix(", ")
 
     def saved(self) -> dict[str, Json]:
         """Return the name, for `restore_description`, which gets the space from elsewhere."""
@@ -191,7 +195,7 @@ def description_of(env: gymnasium.Env, *, observation_space: spaces.Space | None
         observation_space = env.observation_space
     if observation_space == env.observation_space:
         description = _known_description(env)
-        if description is not None and description.reads(observation_space):
+        if description is not None:
             return description
     return SpaceDescription(observation_space)
 
@@ -237,6 +241,8 @@ def _known_description(env: gymnasium.Env) -> KnownDescription | None:
         if wrapper_name not in description_class.READABLE_WRAPPERS:
             return None
     description = description_class.of(env)
+    if description is None or not description.reads(env.observation_space):
+        return None
     if env.action_space == env.unwrapped.action_space and _has_words(env.action_space, description):
         return description
     return dataclasses.replace(description, names_actions=False)
@@ -382,10 +388,10 @@ def _map_in_words(cells: np.ndarray, space: spaces.Space) -> str:
     if isinstance(space, spaces.Box):
         has_one_digit = bool(space.low.min() >= 0 and space.high.max() <= 9)
     elif isinstance(space, spaces.MultiDiscrete):
-        has_one_digit = bool(space.start.min() >= 0 and (space.start + space.nvec).max() <= 10)
+        has_one_digit = bool(space.start.min() >= 0 and int(space.start.max()) + int(space.nvec.max()) <= 10)
     separator = "" if has_one_digit else " "
     lines = [separator.join(str(int(cell)) for cell in row) for row in cells]
     listed = [f"{int(cells[row, column])} at ({row},{column})" for row, column in np.argwhere(cells)]
     if 0 < len(listed) <= MAX_LISTED_CELLS:
         lines.append(", ".join(listed))
-    return "\n" + "\n".join(lines) + "\n"
+    return "\n".join(lines)

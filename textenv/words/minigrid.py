@@ -71,10 +71,12 @@ class MiniGrid(KnownDescription):
             raise ValueError(f"sizes are {self.view_size!r:.50} and {self.num_actions!r:.50}, expected integers")
 
     @classmethod
-    def of(cls, env: gymnasium.Env) -> Self:
+    def of(cls, env: gymnasium.Env) -> Self | None:
         """Read the mission if it never changes, and what the observation is."""
         grid: Any = env.unwrapped
-        mission_space = grid.observation_space["mission"]
+        if not isinstance(grid.observation_space, spaces.Dict) or not {*grid.observation_space} >= PARTS:
+            return None
+        mission_space: Any = grid.observation_space["mission"]
         # BabyAI's subclass has no placeholders either, but other missions
         is_constant = type(mission_space).__name__ == "MissionSpace" and not mission_space.ordered_placeholders
         space = env.observation_space

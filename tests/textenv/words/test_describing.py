@@ -77,6 +77,7 @@ def test_one_of_a_batch_has_the_same_text(space, seed):
     "space, one, two",
     [
         (spaces.Text(5, min_length=0, charset='"'), "", '""'),
+        (spaces.Text(5, charset="a\n"), "a", "a\n"),
         (spaces.Sequence(spaces.Discrete(20)), (1, 2), (12,)),
         (spaces.Tuple([spaces.Text(9), spaces.Text(9)]), ('a", x1="b', "c"), ("a", 'b", x1="c')),
         (spaces.Box(-99, 99, (2, 2), np.int64), np.array([[1, 11], [0, 0]]), np.array([[11, 1], [0, 0]])),
@@ -107,8 +108,17 @@ def test_integers_in_rows_are_drawn_as_a_map():
     describe = SpaceDescription(space)
     assert describe(np.array([[0, 0, 7], [1, 0, 0]])) == "007\n100\n7 at (0,2), 1 at (1,0)"
     assert describe(np.array([[1, 2, 7], [1, 3, 0]])) == "127\n130"
-    both = SpaceDescription(spaces.Tuple([space, spaces.Discrete(2)]))
-    assert both((np.ones((2, 3)), 1)) == "x0=\n111\n111\nx1=1"
+    both = SpaceDescription(spaces.Tuple([spaces.Discrete(2), space, spaces.Discrete(2), space]))
+    ones = np.ones((2, 3), np.uint8)
+    assert both((0, ones, 1, 2 * ones)) == "x0=0, x1=\n111\n111\nx2=1, x3=\n222\n222"
+
+
+def test_a_map_of_larger_numbers_has_spaces():
+    describe = SpaceDescription(spaces.Box(0, 99, (2, 2), np.int64))
+    assert describe(np.array([[1, 12], [11, 2]])) == "1 12\n11 2\n1 at (0,0), 12 at (0,1), 11 at (1,0), 2 at (1,1)"
+    start = np.array([[0, 126], [0, 126]], np.int8)
+    describe = SpaceDescription(spaces.MultiDiscrete(np.full((2, 2), 2, np.int8), np.int8, start=start))
+    assert describe(np.array([[0, 127], [1, 126]], np.int8)).startswith("0 127\n1 126\n")
 
 
 @pytest.mark.parametrize(

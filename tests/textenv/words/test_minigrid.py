@@ -5,6 +5,7 @@ import re
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from tests.helpers.descriptions import through_json
 from textenv.words import minigrid as described
@@ -13,6 +14,7 @@ from textenv.words.describing import description_of, restore_description
 minigrid = pytest.importorskip("minigrid")
 from minigrid.core import constants  # noqa: E402
 from minigrid.core.world_object import Ball, Door, Key, Wall  # noqa: E402
+from minigrid.envs import EmptyEnv  # noqa: E402
 from minigrid.wrappers import (  # noqa: E402
     FlatObsWrapper,
     FullyObsWrapper,
@@ -271,3 +273,16 @@ def test_damaged_arguments_are_refused(arguments, message):
     saved = {"name": "MiniGrid", "arguments": arguments}
     with pytest.raises(ValueError, match=message):
         restore_description(saved, env.observation_space)
+
+
+class NumberedGrid(EmptyEnv):
+    """Observes a number, not what is in view."""
+
+    def __init__(self):
+        super().__init__(size=5)
+        self.observation_space = spaces.Discrete(25)
+
+
+def test_a_subclass_with_other_observations_is_not_known():
+    description = description_of(NumberedGrid())
+    assert description.saved()["name"] == "SpaceDescription" and description(3) == "3"
