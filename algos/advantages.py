@@ -109,7 +109,7 @@ def leave_one_out(*, score: Tensor, group: Tensor, counts: Tensor) -> Tensor:
     """Subtract the mean of the *other* scores of the group (Kool et al. 2019; Ahmadian et al. 2024, RLOO, eq. 9).
 
     Args:
-        score: float32 ``[B]``, one per row.
+        score: float32 ``[B]``, one per episode, as are the other rows here.
         group: int64 ``[B]``.
         counts: bool ``[B]``; rows with False are not used in baselines.
 
@@ -126,7 +126,7 @@ def standardize_in_group(*, score: Tensor, group: Tensor, counts: Tensor, scale:
     """Subtract the group's mean and divide by its standard deviation (Shao et al. 2024, GRPO, section 4.1.2).
 
     Args:
-        score: float32 ``[B]``, one per row.
+        score: float32 ``[B]``, one per episode, as are the other rows here.
         group: int64 ``[B]``.
         counts: bool ``[B]``; rows with False do not enter mean or deviation.
         scale: False does not divide: dividing favours groups of little spread (Liu et al. 2025, "Dr. GRPO").

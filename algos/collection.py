@@ -197,7 +197,7 @@ class Collector:
         policy = self.policy
         observation = env.start_episodes(episodes, seed=self.seed, group_size=group_size)
         self.seed = None
-        policy.reset(seeds=_seeds_by_slot(seeds, env))
+        policy.reset(seeds=_seeds_by_slot(seeds, env, env.running))
         log_probs = LogProbs()
 
         # A token in every running slot, until all episodes have ended
@@ -208,7 +208,7 @@ class Collector:
             log_probs.record(*env.cursor, step.log_prob.cpu().numpy()[running])  # at rows and columns of these tokens
             observation, changed = env.advance(step.action.cpu().numpy())
             if changed.any():
-                policy.reset(changed, seeds=_seeds_by_slot(seeds, env))
+                policy.reset(changed, seeds=_seeds_by_slot(seeds, env, changed))
             running = env.running
         policy.reset()
         return log_probs.added_to(env.take_episodes())
@@ -494,19 +494,21 @@ def _log_prob_column(log_probs: Sequence[object], mask: torch.Tensor) -> torch.T
     return column
 
 
-def _seeds_by_slot(seeds: np.ndarray | None, env: EpisodeEnv) -> np.ndarray | None:
-    """Seed of the row in each slot, int64 ``[num_envs]``; 0 in idle slots, where it is not read.
+def _seeds_by_slot(seeds: np.ndarray | None, env: EpisodeEnv, changed: np.ndarray) -> np.ndarray | None:
+    """Seed of the row in each slot that holds a new one, int64 ``[num_envs]``; 0 in other slots, where it is not read.
 
     Args:
         seeds: seed of each episode, int64 ``[episodes]``, or None.
         env: the environment that plays them.
+        changed: bool ``[num_envs]``: slots that hold a new row, or none.
     """
     if seeds is None:
         return None
     running = env.running
     episodes, numbers = env.running_episodes
+    begins_row = changed[running]  # by running slot
     by_slot = np.zeros(len(running), dtype=np.int64)
-    by_slot[running] = row_seeds(seeds[episodes], numbers)
+    by_slot[running & changed] = row_seeds(seeds[episodes[begins_row]], numbers[begins_row])
     return by_slot
 
 

@@ -36,7 +36,7 @@ READY_MODELS = ("embedded", "smollm2")
 """Names of models that are no paths."""
 WORDS = "textenv/Words-v0"
 """Environment of any Gymnasium environment in words."""
-PATH_ARGUMENTS = ("model", "prompts", "eval_prompts", "reward", "wrappers", "describe")
+PATH_ARGUMENTS = ("model", "prompts", "eval_prompts", "reward", "wrappers", "env_wrappers", "describe")
 """Arguments of an environment that may name a file or folder, or several."""
 
 

@@ -53,7 +53,7 @@ MAX_REPLACED = 10
 Arguments = dict[str, Any]
 """Keyword arguments of a collector's method, which checks them."""
 PlayedTurns = tuple[list[Turn], list[int], Scores]
-"""Turns of text, the row of each one, and their scores."""
+"""Turns of text, the episode of each one, and their scores."""
 
 
 class WorkerState(TypedDict, total=False):

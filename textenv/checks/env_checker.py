@@ -358,12 +358,14 @@ def _compare_step(step: ScriptedStep, rollout: TensorDict, row: int, column: int
 
     The rollout's ``allowed`` tokens are those of the actions of all rows, one row after the other.
     """
+    # Ids
     where = f"episode {step.episode}, column {column}"
     if row != step.episode:
         where = f"episode {step.episode}, row {row}, column {column}"
     rollout_ids = rollout["observation"][row, : column + 1].tolist()
     _demand(step.state == rollout_ids, f"{where}: step gives the state {step.state}, the rollout {rollout_ids}")
 
+    # Mask
     if step.mask is not None:
         if allowed is None:
             raise _BrokenError("step returns an action_mask, but the rollout has no column 'allowed'")
@@ -373,6 +375,7 @@ def _compare_step(step: ScriptedStep, rollout: TensorDict, row: int, column: int
             f"{where}: the action_mask of step differs from the allowed tokens in the rollout",
         )
 
+    # Flags
     flags = [step.result.terminated, step.result.truncated]
     rollout_flags = [rollout["terminated"][row, column].item(), rollout["truncated"][row, column].item()]
     _demand(

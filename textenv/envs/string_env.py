@@ -90,6 +90,8 @@ class StringGames:
             check_at_least("history", history, 1)
         if pay_at not in ("turn", "end"):
             raise ValueError(f"pay_at is {pay_at!r}, expected 'turn' or 'end'")
+
+        # The environments
         self.single_env: StringEnv | None = None
         """The single environment of all episodes; None if each episode has a new one."""
         if isinstance(make_env, gymnasium.Env):
@@ -100,6 +102,8 @@ class StringGames:
             raise TypeError(f"make_env is {make_env!r}, expected a Gymnasium environment or a function that makes one")
         self._made: WeakSet[StringEnv] = WeakSet()
         self._waiting: list[StringEnv] = []  # made to look at, for the next episode
+
+        # How they are shown and paid
         check_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.chat = chat and bool(tokenizer.chat_template)
@@ -299,8 +303,8 @@ class TokenVectorEnv(TextVectorEnv):
                 "give a function that makes one, such as the class itself"
             )
         arguments = words_as_rule(task, **arguments)
-        super().__init__(task, tokenizer=tokenizer, num_envs=num_envs, max_turns=max_turns, **arguments)
         self._games = task
+        super().__init__(task, tokenizer=tokenizer, num_envs=num_envs, max_turns=max_turns, **arguments)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close an environment that waits for its episode."""

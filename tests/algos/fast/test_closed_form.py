@@ -503,6 +503,10 @@ BEFORE_THE_STEPS = {
     "algos.agent:Agent.optimizer",
     "algos.agent:Agent.sharded_weights",
     "textenv.acceleration:fast_module",
+    "textenv.rollout:join_column",
+    "textenv.rollout:join_episodes",
+    "textenv.rollout:next_values",
+    "textenv.rollout:split_column",
 }
 """What `PPO.update` calls before its steps, whichever way they are computed, and a context of nothing."""
 INSIDE = {

@@ -78,7 +78,14 @@ def play(env, words, seed=0):
     return rewards, bool(terminated[0]), bool(truncated[0])
 
 
-@pytest.mark.parametrize("env_id", ["FrozenLake-v1", "CartPole-v1", "Pendulum-v1", "Blackjack-v1", "Taxi-v4"])
+DESCRIBED = [
+    "FrozenLake-v1", "CliffWalking-v1", "Taxi-v4", "Blackjack-v1", "CartPole-v1", "MountainCar-v0", "Acrobot-v1",
+    "Pendulum-v1", "LunarLander-v3", "minigrid:MiniGrid-Empty-5x5-v0",
+]  # fmt: skip
+"""Environments with a description of their own, which the embedded model can read."""
+
+
+@pytest.mark.parametrize("env_id", DESCRIBED)
 def test_the_checker_of_text_environments_passes(env_id):
     check_text_env(gymnasium.make(WORDS_ENV, env=env_id))
 

@@ -32,13 +32,7 @@ def describe_anything(observation):
     return str(observation)
 
 
-def describe_minigrid(observation):
-    return f"{observation['direction']} {observation['image'].tolist()}"
-
-
 def make(env_id, **options):
-    if env_id in MINIGRID:
-        options = {"describe": describe_minigrid} | options
     return LanguageWrapper(gymnasium.make(env_id), **options)
 
 
