@@ -124,8 +124,8 @@ WORDS = PPOConfig(
 )  # fmt: skip
 """FrozenLake-v1 in words (4 x 4, without slipping) and the embedded model; tuned here.
 
-Until the first goals, advantages are noise that is scaled up, and it may end the exploration: without the entropy bonus,
-one seed of five failed; with a learning rate of 2e-3, three.
+Until the first goals, advantages are noise that is scaled up, and it may end the exploration: without the entropy
+bonus, one seed of five failed; with a learning rate of 2e-3, three.
 """
 
 CARTPOLE_A2C = A2CConfig(
