@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -68,7 +68,8 @@ class WordsPolicy(ControlPolicy):
             ``package.module:function`` or ``file.py:function``; it must always give the same text for the same
             observation. None: a list of the observation's numbers (`SpaceDescription`); `of` finds a better one.
         actions: words of the actions, see `ActionWords`; None: those of the description.
-        instructions: what stands before each description; None: the instructions of the description.
+        instructions: what stands before each description. None: the instructions of the description; with your own
+            description or words, a list of the words.
         chat: whether the text is a message in the model's chat template.
         critic: value model instead of the head on the model's output; it is trained too.
         detach_value: keep the value's gradient out of the model.
@@ -104,23 +105,24 @@ class WordsPolicy(ControlPolicy):
         if chat and not language_model.tokenizer.chat_template:
             raise ValueError("chat is True, but the model's tokenizer has no chat template: leave chat out")
 
-        # The words that the model reads
+        # The words that the model reads, and those that it chooses from
         if describe is None:
             describe = SpaceDescription(observation_space)
         elif isinstance(describe, str):
             describe = load_function(describe)
         self.describe: Describe = describe
+        own_instructions = None
+        if isinstance(describe, Description) and actions is None:
+            actions = describe.action_words
+            own_instructions = describe.instructions
+        self.action_words = ActionWords(action_space, actions)
         if instructions is None:
-            instructions = self.describe.instructions if isinstance(self.describe, Description) else ""
+            instructions = own_instructions or self.action_words.request
         self.instructions = instructions
         self._text_of_observation: dict[bytes, str] = {}
         self._ids_of_text: dict[str, list[int]] = {}
         self._outputs = _Outputs()
 
-        # The words that it chooses from
-        if actions is None and isinstance(self.describe, Description):
-            actions = self.describe.action_words
-        self.action_words = ActionWords(action_space, actions)
         self._trees: list[_WordTree] = []
         for words in self.action_words.choices:
             ids = [text_ids(word, language_model.tokenizer) for word in words]
@@ -152,6 +154,7 @@ class WordsPolicy(ControlPolicy):
         model: str | Path | LanguageModel = EMBEDDED,
         *,
         describe: Describe | str | None = None,
+        actions: Sequence[str] | Sequence[Sequence[str]] | None = None,
         dtype: torch.dtype | None = None,
         lora: str | PeftConfig | None = None,
         critic: Critic | str | Path | None = None,
@@ -167,6 +170,7 @@ class WordsPolicy(ControlPolicy):
             env: a vector environment.
             model: name or path of a model, as for `LMPolicy.load`; or a loaded one, with all its options.
             describe: see the class; None: the description that is known for the environment.
+            actions: see the class; None: those of the description that is known for the environment.
             dtype: see `LMPolicy.load`.
             lora: see `LMPolicy.load`.
             critic: see `LMPolicy.load`.
@@ -182,6 +186,10 @@ class WordsPolicy(ControlPolicy):
         """
         if describe is None:
             describe = _known_description(env)
+        elif actions is None:
+            with suppress(ValueError):  # such observations have no description of ours, which is why there is another
+                known = _known_description(env)
+                actions = None if known is None else known.action_words
         if not isinstance(model, LanguageModel):
             model = load_language_model(
                 model,
@@ -197,6 +205,7 @@ class WordsPolicy(ControlPolicy):
             env.single_action_space,
             model,
             describe=describe,
+            actions=actions,
             critic=make_critic(critic, model),
             seed=seed,
             **options,

@@ -50,7 +50,8 @@ def test_a_policy_has_its_own_settings():
         presets.recipe("Acrobot-v1", "a2c"), policy="lstm"
     )
     words = presets.recipe("Acrobot-v1", policy="words")
-    assert (words.policy, words.config.learning_rate, words.policy_kwargs) == ("words", None, {})
+    assert (words.policy, words.config, words.policy_kwargs) == ("words", presets.WORDS, {})
+    assert presets.recipe("Acrobot-v1", model="smollm2", policy="words").config.learning_rate is None
     assert (words.total_steps, words.num_envs, words.env) == (plain.total_steps, plain.num_envs, "Acrobot-v1")
     # What only the noise of gSDE needs is no argument of another policy
     assert presets.recipe("MountainCarContinuous-v0", policy="mlp").policy_kwargs == {"normalize_observations": True}

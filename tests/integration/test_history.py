@@ -1,5 +1,6 @@
 """`history=k`: the model sees the last observations of a string environment, and its episode has several rows."""
 
+import copy
 import itertools
 
 import gymnasium
@@ -17,7 +18,9 @@ from tests.helpers.models import WORDS, make_gpt2, make_llama, make_t5, make_tok
 from tests.helpers.small_agents import agent_of, lm_policy, random_table, table_model
 from textenv import KLPenalty, Prompt, TextVectorEnv, TokenVectorEnv
 from textenv.envs.string_env import TokenEnv
+from textenv.rewards.scores import Scores
 from textenv.rollout import episode_of_row, in_order, number_in_episode
+from textenv.words.wrapper import LanguageWrapper
 
 EOS, GOOD, BAD = (WORDS.index(word) for word in ("<eos>", "good", "bad"))
 LETTERS = ["a", "b", "c", "d"]
@@ -90,10 +93,22 @@ class Notes(Walk):
         return text, *outcome
 
 
-class Told(Notes):
-    """Has instructions, too."""
+class Lake(LanguageWrapper):
+    """Writes down what it said and heard."""
 
-    instructions = "d d"
+    def __init__(self):
+        super().__init__(gymnasium.make("FrozenLake-v1", is_slippery=False))
+
+    def reset(self, **options):
+        text, info = super().reset(**options)
+        self.said, self.heard = [text], []
+        return text, info
+
+    def step(self, action):
+        text, *outcome = super().step(action)
+        self.said.append(text)
+        self.heard.append(action)
+        return text, *outcome
 
 
 def noted(make, **options):
@@ -144,6 +159,40 @@ def test_contexts_of_chats_are_those_of_the_template(history):
                 chat.append({"role": "assistant", "content": game.heard[i].strip()})
                 chat.append({"role": "user", "content": game.said[i + 1]})
             assert context == tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("history", [1, 3])
+def test_instructions_of_a_wrapper_begin_every_context(history, chat):
+    """Once, as a system message or in a line before the observations."""
+    tokenizer = copy.deepcopy(algos.LMPolicy.load("embedded").tokenizer)
+    policy = lm_policy(lambda: make_gpt2(len(tokenizer), n_positions=512), tokenizer=tokenizer, seed=1)
+    if chat:
+        tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    games = []
+
+    def make_game():
+        games.append(Lake())
+        return games[-1]
+
+    env = TokenVectorEnv(
+        make_game, tokenizer=tokenizer, num_envs=3, history=history, max_prompt_tokens=100, max_turns=9, max_length=512
+    )
+    rollout = collect(env, policy, num_episodes=6, seed=1)
+    games = [game for game in games if hasattr(game, "said")]
+    assert (number_in_episode(rollout) > 0).sum() > 6
+    for game, turns in zip(games, turns_of(rollout, tokenizer).values(), strict=True):
+        assert len(turns) == len(game.heard) and game.instructions
+        for n, (context, _) in enumerate(turns):
+            text = tokenizer.decode(context)
+            first = max(0, n + 1 - history)
+            assert text.count(game.instructions) == 1
+            position = text.index(game.instructions)
+            for said in game.said[first : n + 1]:
+                position = text.index(said, position + 1)
+            assert position + len(game.said[n]) >= len(text) - 2
+            if not chat:
+                assert text.count("\n") == 2 + 2 * (n - first), "a line each, and nothing between them"
 
 
 # --- the rollout ------------------------------------------------------------------------------------------------------
@@ -518,3 +567,21 @@ def test_a_program_may_edit_and_append():
     assert rollout["observation"][:3, :2].tolist()[1:] == [[0, 1], [0, 0]]
     with pytest.raises(ValueError, match="history is 0, expected an integer of at least 1"):
         walk_env(history=0)
+
+
+class OneFails(Edits):
+    """The reward of the turn in the second row of episode 1 fails."""
+
+    def score(self, turns):
+        failed = [i for i, turn in enumerate(turns) if turn.prompt.columns["number"] == 1 and turn.index == 2]
+        return Scores(score=[1.0] * len(turns), failed=frozenset(failed))
+
+
+def test_a_reward_that_fails_in_one_row_leaves_out_all():
+    env = TextVectorEnv(
+        OneFails(), tokenizer=make_tokenizer(WORDS), num_envs=2, max_turns=5, max_new_tokens=2, max_length=40
+    )
+    rollout = collect(env, lm_policy(seed=1), num_episodes=3, seed=0)
+    is_second = episode_of_row(rollout) == 1
+    assert not rollout["mask"][is_second].any() and rollout["mask"][~is_second].any(1).all()
+    assert rollout["reward"].sum(1).tolist() == [2, 2, 1, 0, 0, 0, 2, 2, 1]

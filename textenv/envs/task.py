@@ -46,7 +46,8 @@ class Conversation(Task, Protocol):
         """Return the environment's text after each turn; None terminates the episode, `TRUNCATED` truncates it.
 
         A text is appended to all that the model has seen. The content of a `Prompt` replaces it: the episode goes on in
-        a further row of the rollout, and the next `Turn.prompt` is the episode's with this content.
+        a further row of the rollout, and the next `Turn.prompt` is the episode's with this content. If there is no room
+        for it and an answer, the episode is truncated.
 
         Called once for each turn, in order, before the turn is scored.
         """

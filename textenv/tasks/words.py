@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from textenv.envs.string_env import MAX_TURNS, StringGames, words_as_rule
-from textenv.envs.turn import Cut, Turn
+from textenv.envs.turn import Turn
 from textenv.importing import load_function, read_module
 from textenv.prompts.tokenize import prompt_ids, reply_ids, text_ids
 from textenv.words.wrapper import LanguageWrapper, Words, language_wrapper_of
@@ -88,10 +88,11 @@ def make_words(
     make_kwargs = dict(env_kwargs or {})
     if max_episode_steps is not None:
         make_kwargs["max_episode_steps"] = max_episode_steps
-    functions = [load_function(wrapper) if isinstance(wrapper, str) else wrapper for wrapper in env_wrappers]
+    functions: list[Any] = [load_function(wrapper) if isinstance(wrapper, str) else wrapper for wrapper in env_wrappers]
+    description: Any = describe
     if isinstance(describe, str):
-        describe = load_function(describe)
-    in_words = {"describe": describe, "actions": actions, "instructions": instructions}
+        description = load_function(describe)
+    in_words = {"describe": description, "actions": actions, "instructions": instructions}
     try:
         make_env = partial(make_in_words, gymnasium.spec(env_id), make_kwargs, functions, in_words)
         single_env = make_env()
@@ -221,7 +222,7 @@ def _observed_lengths(
             word_ids = text_ids(_random_text(wrapper, rng), tokenizer)
             turn = Turn(prompt, ids, ids, word_ids, terminated=True, tokenizer=tokenizer, index=index)
             (reply,) = games.reply([turn])
-            if reply is None or isinstance(reply, Cut):
+            if not isinstance(reply, str):  # the episode is over
                 break
             reply_length = max(reply_length, len(reply_ids(reply, prompt, [*ids, *word_ids], tokenizer)))
         _close(games, prompt, tokenizer)

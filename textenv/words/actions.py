@@ -10,6 +10,8 @@ from gymnasium import spaces
 
 MAX_WORDS = 1000
 """Maximum number of words of one choice."""
+MAX_LISTED = 20
+"""A choice with more words is not listed in `ActionWords.request`."""
 BINS = 5
 """Number of values to choose from in each dimension of a Box."""
 
@@ -47,6 +49,21 @@ class ActionWords:
     def is_binned(self) -> bool:
         """True if the space is a Box, of which only some actions have words."""
         return isinstance(self.space, spaces.Box)
+
+    @property
+    def options(self) -> str:
+        """What may be written, for a sentence: ``one of left, right``."""
+        if len(self.choices) > 1 and len({*self.choices}) == 1:
+            return f"{len(self.choices)} words with spaces between them, each one of {', '.join(self.choices[0])}"
+        parts = [f"one of {', '.join(words)}" for words in self.choices]
+        return ", then a space and ".join(parts)
+
+    @property
+    def request(self) -> str:
+        """Sentence that asks for an action, ``Write one of left, right.``; empty if the words are too many to list."""
+        if max(map(len, self.choices)) > MAX_LISTED:
+            return ""
+        return f"Write {self.options}."
 
     def action(self, indices: Sequence[int]) -> Any:
         """Return the action of the space, given the index of the word in each choice."""

@@ -21,8 +21,6 @@ MAX_CHARACTERS = 20_000
 """Maximum number of characters of an observation, and of an action in free text."""
 MAX_TEXTS = 1000
 """Maximum number of different actions, if they are a closed set."""
-MAX_LISTED = 20
-"""A choice with more words is not listed in instructions of our own."""
 
 Words = Sequence[str] | Sequence[Sequence[str]]
 """The words of one choice, or of each of several choices."""
@@ -113,7 +111,7 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
         if instructions is None and actions in (None, "free"):
             instructions = getattr(self._describe, "instructions", None) or None  # a plain function has none
         if instructions is None:
-            instructions = self._list_of_words()
+            instructions = self.action_words.request
         self.instructions = _checked_text(instructions, "instructions")
         """What a player must know before the first observation; may be empty."""
 
@@ -145,11 +143,11 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
             ValueError: if it is not one of the closed set; lists the words.
         """
         if not isinstance(action, str):
-            raise TypeError(f"the action is {action!r:.200}, expected a text: {self._options()}")
+            raise TypeError(f"the action is {action!r:.200}, expected a text: {self.action_words.options}")
         indices = self._indices(action)
         if indices is None:
             self.num_unreadable += 1
-            reply = f"That is no action. Write {self._options()}.\n{self._last_description}"
+            reply = f"That is no action. Write {self.action_words.options}.\n{self._last_description}"
             return reply, 0.0, False, False, {"unreadable": True}
 
         observation, reward, terminated, truncated, info = self.env.step(self.action_words.action(indices))
@@ -164,7 +162,7 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
             return self._reader.indices(action)
         indices = self._indices_of_text.get(action.strip())
         if indices is None:
-            raise ValueError(f"the action is {action!r:.200}, expected {self._options()}")
+            raise ValueError(f"the action is {action!r:.200}, expected {self.action_words.options}")
         return indices
 
     def _text_of(self, observation: object, env: gymnasium.Env) -> str:
@@ -185,20 +183,6 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
         except Exception:  # of any kind: such an environment cannot be copied
             return
         self._text_of(observation, env)
-
-    def _options(self) -> str:
-        """Say what may be written."""
-        choices = self.action_words.choices
-        if len(choices) > 1 and len({*choices}) == 1:
-            return f"{len(choices)} words with spaces between them, each one of {', '.join(choices[0])}"
-        parts = [f"one of {', '.join(words)}" for words in choices]
-        return ", then a space and ".join(parts)
-
-    def _list_of_words(self) -> str:
-        """Return instructions that list the words; empty if they are too many."""
-        if max(map(len, self.action_words.choices)) > MAX_LISTED:
-            return ""
-        return f"Write {self._options()}."
 
 
 def language_wrapper_of(env: gymnasium.Env) -> LanguageWrapper | None:

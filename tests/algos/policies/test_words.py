@@ -36,9 +36,11 @@ def lookup(seed=0):
     return LanguageModel(table_model(random_table(seed)), make_tokenizer(WORDS))
 
 
-def policy_of(lm, actions, *, space=None, describe=letter, **options):
+def policy_of(lm, actions, *, space=None, describe=letter, instructions="", **options):
     space = spaces.Discrete(len(actions)) if space is None else space
-    return WordsPolicy(spaces.Discrete(4), space, lm, describe=describe, actions=actions, **options)
+    return WordsPolicy(
+        spaces.Discrete(4), space, lm, describe=describe, actions=actions, instructions=instructions, **options
+    )
 
 
 def frozen_lake(num_envs=4, **options):
@@ -257,6 +259,14 @@ def test_an_own_description_is_named_again(tmp_path):
     with refused(ValueError, "own_words", "describe="):
         algos.load(tmp_path / "agent")
     assert algos.load(tmp_path / "agent", describe=own_words).texts(np.array([3])) == policy.texts(np.array([3]))
+
+
+def test_own_descriptions_keep_the_known_words():
+    policy = WordsPolicy.of(frozen_lake(), "embedded", describe=own_words)
+    assert policy.texts(np.array([3])) == ["Write one of left, down, right, up.\nstate 3"]
+    assert policy.words(np.array([2, 0])) == ["right", "left"]
+    own = WordsPolicy.of(frozen_lake(), "embedded", actions=["w", "s", "e", "n"])
+    assert own.texts(np.array([3]))[0].startswith("Write one of w, s, e, n.\n")
 
 
 def test_a_named_model_plays_control():
