@@ -118,11 +118,11 @@ The learning rate is that of the model (`algos.config.Config.learning_rate`), an
 TEXT_EMBEDDED = replace(TEXT, learning_rate=3e-4, final_learning_rate=1e-4)
 """`TEXT` for the embedded model, in the recipes: with 5e-4, some seeds of `Periods` fail (docs/results/learning.md)."""
 
-WORDS = PPOConfig(
+TEXT_WORDS = PPOConfig(
     num_steps=None, num_episodes=64, num_epochs=2, minibatch_size=32, learning_rate=1e-3, final_learning_rate=1e-4,
     gamma=0.98, ent_coef=0.02,
 )  # fmt: skip
-"""FrozenLake-v1 in words (4 x 4, without slipping) and the embedded model; tuned here.
+"""FrozenLake-v1 in textenv/Words-v0 (4 x 4, without slipping) and the embedded model; tuned here.
 
 Until the first goals, advantages are noise that is scaled up, and it may end the exploration: without the entropy
 bonus, one seed of five failed; with a learning rate of 2e-3, three.
@@ -206,7 +206,7 @@ RECIPES = {
         ("textenv/Periods-v0", "ppo", TEXT_EMBEDDED, 64, 90_000, {"kl_coef": 0.001}),
         ("textenv/Copy-v0", "ppo", TEXT_EMBEDDED, 64, 200_000, {"kl_coef": 0.0}),
         ("textenv/Sort-v0", "ppo", TEXT_EMBEDDED, 64, 200_000, {"kl_coef": 0.0}),
-        ("textenv/Words-v0", "ppo", WORDS, 16, 24_000, {}),
+        ("textenv/Words-v0", "ppo", TEXT_WORDS, 16, 24_000, {}),
         ("textenv/Prompts-v0", "ppo", TEXT, 64, 100_000, {"kl_coef": 0.05}),
     )
 }  # fmt: skip

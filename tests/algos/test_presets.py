@@ -42,6 +42,11 @@ def test_without_a_recipe_the_algorithms_own_is_taken(algorithm):
         presets.recipe("textenv/Copy-v0", "dqn")
 
 
+def test_recipes_of_text_collect_whole_episodes():
+    texts = {case: recipe.config for case, recipe in presets.RECIPES.items() if is_text(case[0])}
+    assert len(texts) > 5 and {config.num_steps for config in texts.values()} == {None}
+
+
 def test_a_policy_has_its_own_settings():
     plain = presets.recipe("Acrobot-v1")
     assert presets.recipe("Acrobot-v1", policy="mlp") == replace(plain, policy="mlp")

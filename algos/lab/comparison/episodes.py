@@ -91,9 +91,10 @@ def write_episodes(folder: Path, episodes: Mapping[str, Episode | None]) -> None
 def read_episodes(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     """Return what the page shows: for each case the episodes of its first run that has some.
 
-    Each entry has ``case``, ``seed``, ``opening`` (with which all texts that were read begin) and ``episodes``. Each of
-    these has ``title`` and ``steps``, and each step ``source`` (the frame, for ``<img>``, or ""), ``read`` (without the
-    opening), ``wrote`` and ``reward``. The frames have at most `MAX_FRAME_CHARACTERS` characters.
+    Each entry has ``case``, ``seed``, ``opening`` (with which all texts that were read begin) and ``episodes``. An
+    episode has ``title``, ``ending`` (a text below the last frame) and ``steps``. A step has ``source`` (the frame, for
+    ``<img>``, or ""), ``read`` (without the opening), ``wrote`` and ``reward``. The frames have at most
+    `MAX_FRAME_CHARACTERS` characters.
 
     Raises:
         DamagedRunError: if a file has other contents.
@@ -124,7 +125,13 @@ def _entry(run: RunResult, content: Mapping[str, Episode], *, max_characters: in
         if name in content:
             steps = list(_shown_steps(content[name], opening, max_characters=max_characters // len(WHEN)))
             total = sum(step["reward"] for step in steps)
-            episodes.append({"title": f"{title}: return {total:.3g}", "steps": steps})
+            length = sum(bool(step["wrote"]) for step in steps)
+            sentence = f"{title}: return {total:.3g} in {length} steps"
+            ending = "the end"
+            if length == MAX_STEPS:
+                sentence = f"{title}: return {total:.3g} in the first {length} steps"
+                ending = f"after {length} steps"
+            episodes.append({"title": sentence, "steps": steps, "ending": ending})
     return {"case": run.case, "seed": run.seed, "opening": opening.strip(), "episodes": episodes}
 
 

@@ -73,7 +73,7 @@ def test_the_page_shows_an_episode_before_and_after(study):
         "after training",
     ]
     page = (folder / "report.html").read_text()
-    assert page.count('<ol class="steps">') == 2
+    assert page.count('<ol class="steps">') == 2 == page.count(">the end<")
     for episode in entry["episodes"]:
         for step in episode["steps"]:
             assert step["source"] in page and step["read"] in page
@@ -143,7 +143,7 @@ def test_a_case_reports_its_seconds_and_parameters(study):
         assert report[case]["parameters"] == report[case]["trained parameters"] > 1000
 
 
-def test_a_long_episode_is_shown_in_part():
+def test_a_long_episode_is_shown_in_part(tmp_path):
     env = make_vector_environment("MountainCar-v0", 1)
     policy = MLPPolicy(env.single_observation_space, env.single_action_space)
     assert record_episode(env, policy, seed=1) is None
@@ -151,6 +151,8 @@ def test_a_long_episode_is_shown_in_part():
     policy.words = lambda action: [str(x) for x in action]
     episode = record_episode(env, policy, seed=1)
     assert [bool(step["wrote"]) for step in episode["steps"]] == [True] * MAX_STEPS + [False]
+    page = report_page([run_with(tmp_path, {"before": episode})])
+    assert "before training: return -30 in the first 30 steps" in page and ">after 30 steps<" in page
 
 
 def test_an_environment_without_pictures_shows_words():
