@@ -156,9 +156,14 @@ CARTPOLE_DQN = DQNConfig(
 """CartPole-v1 with 16 environments; as in rl-baselines3-zoo, but with squared error and a falling learning rate."""
 
 WORDS = PPOConfig(
-    num_steps=64, num_epochs=4, minibatch_size=256, learning_rate=1e-3, gamma=0.98, gae_lambda=0.9, ent_coef=0.03
-)
-"""Control by `WordsPolicy` with the embedded model and 16 environments; tuned here, on FrozenLake-v1."""
+    num_steps=64, num_epochs=4, minibatch_size=256, learning_rate=1e-3, final_learning_rate=1e-4, gamma=0.98,
+    gae_lambda=0.9, ent_coef=0.01, normalize_rewards=True, normalize_advantage=False,
+)  # fmt: skip
+"""Control by `WordsPolicy` with the embedded model and 16 environments; tuned here, on FrozenLake-v1.
+
+Advantages are not normalized, for the reason given at `TOY_TEXT`: with normalized ones, one seed in three never reached
+the goal.
+"""
 
 TEXT_A2C = A2CConfig(
     num_steps=None, num_episodes=32, gamma=1.0, gae_lambda=0.95, normalize_advantage=True, max_grad_norm=1.0
@@ -293,7 +298,7 @@ def _with_policy(settings: Recipe, policy: str, algorithm: str | type[Agent[Any]
         else:
             config = replace(settings.config, learning_rate=None, final_learning_rate=None)
         if model != "embedded":
-            config = replace(config, learning_rate=None)
+            config = replace(config, learning_rate=None, final_learning_rate=None)
         return replace(settings, policy=policy, policy_kwargs={}, config=config, num_envs=max(16, settings.num_envs))
 
     # Arguments of the recipe's own policy are not those of another class; every policy can normalize observations
