@@ -188,8 +188,9 @@ class WordsPolicy(ControlPolicy):
             describe = _known_description(env)
         elif actions is None:
             with suppress(ValueError):  # such observations have no description of ours, which is why there is another
-                known = _known_description(env)
-                actions = None if known is None else known.action_words
+                usual_description = _known_description(env)
+                if usual_description is not None:
+                    actions = usual_description.action_words
         if not isinstance(model, LanguageModel):
             model = load_language_model(
                 model,
