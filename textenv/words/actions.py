@@ -91,6 +91,7 @@ class ActionWords:
 
 def _values(space: spaces.Space) -> list[np.ndarray]:
     """Return the numbers of each independent choice of an action space, float64 ``[n]``."""
+    # Whole numbers from a start; those of a Box are returned at once
     if isinstance(space, spaces.Discrete):
         counts = [int(space.n)]
         starts = [int(space.start)]
