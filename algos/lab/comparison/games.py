@@ -46,10 +46,23 @@ def game_of(env_id: str, env_kwargs: Mapping[str, Any]) -> str:
 
 
 def solved_return(spec: EnvSpec | None) -> float | None:
-    """Return Gymnasium's ``reward_threshold`` of the game that an environment with this specification is, or None."""
-    if spec is not None and describes_a_game(spec):
-        spec = gymnasium.registry.get(_game_id(spec.kwargs))
-    return None if spec is None else spec.reward_threshold
+    """Return the return at which the game of an environment with this specification counts as solved, or None.
+
+    It is Gymnasium's ``reward_threshold``; that of FrozenLake is for slippery ice, and without slipping 1 is.
+    """
+    if spec is None:
+        return None
+    game_id = spec.id
+    game_kwargs: Mapping[str, Any] = spec.kwargs
+    threshold = spec.reward_threshold
+    if describes_a_game(spec):
+        game_id = _game_id(spec.kwargs)
+        game_kwargs = spec.kwargs.get("env_kwargs") or {}
+        game_spec = gymnasium.registry.get(game_id)
+        threshold = None if game_spec is None else game_spec.reward_threshold
+    if game_id.startswith("FrozenLake") and not game_kwargs.get("is_slippery", True):
+        return 1.0
+    return threshold
 
 
 def describes_a_game(spec: EnvSpec | None) -> bool:

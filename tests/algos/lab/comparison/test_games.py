@@ -35,8 +35,10 @@ def test_words_are_the_game_that_they_describe():
 
 
 def test_a_described_game_is_solved_at_its_own_threshold():
-    spec = EnvSpec(WORDS, reward_threshold=1, kwargs=SAFE)
+    spec = EnvSpec(WORDS, reward_threshold=1, kwargs=SLIPPERY)
     assert solved_return(spec) == gymnasium.spec("FrozenLake-v1").reward_threshold == 0.7
+    safe = EnvSpec("FrozenLake-v1", reward_threshold=0.7, kwargs={"is_slippery": False})
+    assert solved_return(EnvSpec(WORDS, kwargs=SAFE)) == solved_return(safe) == 1
     assert solved_return(gymnasium.spec("CartPole-v1")) == 475 and solved_return(None) is None
 
 
