@@ -23,8 +23,10 @@ from algos.ranks import collectives
 from algos.ranks.sharding import Shards
 from algos.training.loop import iterate
 from algos.training.metrics import EpisodeMeter
+from tests.helpers.conversations import Parrot
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.resumable_agents import AGENTS, TOTAL, text
+from textenv import KLPenalty, TokenVectorEnv
 
 TEXT = PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4, micro_batch_size=2, bootstrap_truncated=False)
 
@@ -52,7 +54,15 @@ def ppo_autocast():
     return text(PPO, TEXT, policy_options=lambda: {"autocast": torch.bfloat16})
 
 
-OWN = {make.__name__: make for make in (ppo_lora, ppo_critic, ppo_autocast)}
+def ppo_history():
+    """Episodes of three rows, whose last steps are followed by the first ones of other rows."""
+    tokenizer = make_tokenizer(WORDS)
+    env = TokenVectorEnv(Parrot, tokenizer=tokenizer, num_envs=4, max_prompt_tokens=4, max_new_tokens=4, history=1)
+    policy = LMPolicy(make_gpt2(), tokenizer)
+    return PPO(env, policy, replace(TEXT, fit_value_head=True), penalty=KLPenalty(policy.reference(), 0.1))
+
+
+OWN = {make.__name__: make for make in (ppo_lora, ppo_critic, ppo_autocast, ppo_history)}
 UPDATED = ("ppo_cartpole", "ppo_sde", "ppo_lstm", "a2c", "grpo_control", "ppo_text", "ppo_seq2seq", "grpo_text", *OWN)
 AGENTS = AGENTS | OWN
 SHARD = os.environ.get("SHARD", "")
