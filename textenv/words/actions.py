@@ -112,6 +112,8 @@ def _values(space: spaces.Space) -> list[np.ndarray]:
             f"the actions are {space}, which have no words: expected Discrete, MultiDiscrete, MultiBinary or a bounded "
             "Box"
         )
+
+    # Whole numbers from the start of each choice
     if max(counts) > MAX_WORDS:
         raise ValueError(f"the actions are {space}, with {max(counts)} to choose from, expected at most {MAX_WORDS}")
     return [np.arange(start, start + count, dtype=np.float64) for start, count in zip(starts, counts, strict=True)]
