@@ -410,18 +410,32 @@ def split_column(joined: Tensor, rollout: TensorDict) -> Tensor:
     return by_row[episode_of_row(rollout), number_in_episode(rollout)]
 
 
-def join_episodes(rollout: TensorDict) -> TensorDict:
-    """Return a rollout with one row for each episode, ``[E, R·T]``; see `join_column`.
+EPISODE_COLUMNS = (
+    "reward",
+    "terminated",
+    "truncated",
+    "mask",
+    "is_init",
+    "group",
+    "reward_parts",
+    "kl",
+    "value",
+    "next_value",
+)
+"""Columns that are joined along episodes: rewards, and all from which something is computed together with them."""
 
-    It is for rewards and all that is computed from them: a row is no text that a model can read. If each row is an
-    episode already, it is the rollout itself.
+
+def join_episodes(rollout: TensorDict) -> TensorDict:
+    """Return the `EPISODE_COLUMNS` of a rollout with one row for each episode, ``[E, R·T]``; see `join_column`.
+
+    If each row is an episode already, it is the rollout itself.
     """
     if "episode" not in rollout.keys():
         return rollout
     columns = {}
-    for name, column in rollout.items():
-        if isinstance(column, Tensor) and name != "episode":
-            columns[name] = join_column(column, rollout)
+    for name in EPISODE_COLUMNS:
+        if name in rollout.keys():
+            columns[name] = join_column(rollout[name], rollout)
     return TensorDict(columns, batch_size=columns["mask"].shape)
 
 
