@@ -87,6 +87,8 @@ class ActionWords:
                 f"actions is {words!r:.200}, expected a list of {len(self.values)} lists of words, one for each number "
                 f"of {self.space}"
             )
+
+        # One list of words for each choice, which has a word for each of its values
         lists: Any = words if several else [words]
         if len(lists) != len(self.values):
             raise ValueError(
