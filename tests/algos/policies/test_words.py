@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from tensordict import TensorDict
 
 import algos
-from algos import A2C, GRPO, PPO, TRPO, Critic, WordsPolicy, collect, evaluate, make_policy
+from algos import A2C, GRPO, PPO, TRPO, Critic, LMPolicy, WordsPolicy, collect, evaluate, make_policy
 from tests.helpers.errors import refused
 from tests.helpers.lora import adapted
 from tests.helpers.models import WORDS, make_gpt2, make_llama, make_t5, make_tokenizer
@@ -336,3 +336,25 @@ def test_evaluate_and_action_masks():
     assert 0 <= result.mean_return <= 1
     mask = torch.tensor([[True, False, False, False]] * 2)
     assert policy.act(np.array([0, 1]), action_mask=mask).action.tolist() == [0, 0]
+
+
+def test_both_ways_in_have_the_same_probabilities():
+    """A transcript of the last observation only, token by token, against one pass over its description."""
+    env = gym.make_vec(
+        "textenv/Words-v0", env="FrozenLake-v1", env_kwargs={"is_slippery": False}, num_envs=4, history=1, max_turns=5
+    )
+    writer = LMPolicy.load("embedded", seed=1)
+    rollout = collect(env, writer, num_episodes=8, seed=1)
+    reader = WordsPolicy.of(frozen_lake(), "embedded")
+    log_probs = reader.output({"observation": torch.eye(16)}).detach()
+    row_of_text = {text: i for i, text in enumerate(reader.texts(np.arange(16)))}
+    checked = 0
+    for row in range(len(rollout)):
+        chosen = rollout["mask"][row]
+        start = int(chosen.int().argmax()) + 1
+        prompt = writer.tokenizer.decode(rollout["observation"][row, :start])
+        word = writer.tokenizer.decode(rollout["action"][row][chosen]).strip()
+        expected = log_probs[row_of_text[prompt.strip()], reader.action_words.choices[0].index(word)]
+        assert rollout["log_prob"][row][chosen].sum().item() == pytest.approx(expected.item(), abs=1e-4)
+        checked += 1
+    assert checked >= 16, "each turn is a row"
