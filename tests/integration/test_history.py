@@ -369,6 +369,17 @@ def test_a_sample_shows_the_whole_episode():
         assert sample["completion"].count("\n\n") >= 4 and sample["completion"].split()[-1:] != []
 
 
+@pytest.mark.parametrize(
+    ("env_id", "options"), [("GuessNumber", {}), ("Words", {"env": "CartPole-v1", "max_turns": 40})]
+)
+def test_registered_games_have_a_history(env_id, options):
+    """CartPole has more turns than the embedded model has room for."""
+    env = gymnasium.make_vec(f"textenv/{env_id}-v0", num_envs=4, history=1, **options)
+    rollout = collect(env, algos.LMPolicy.load("embedded", seed=1), num_episodes=4, seed=0)
+    assert len(rollout) > 16 and rollout["is_init"].sum() == 4 and rollout.shape[1] < 128
+    assert ((rollout["terminated"] | rollout["truncated"]).sum(1) == number_is_last(rollout)).all()
+
+
 # --- learning ---------------------------------------------------------------------------------------------------------
 
 
