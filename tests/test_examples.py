@@ -244,6 +244,33 @@ def test_human_feedback_goes_on_from_its_file(tmp_path, capsys):
     assert again.questions == []
 
 
+def test_minds_play_the_same_world(tmp_path, monkeypatch, capsys):
+    minds = "mlp;scratch;embedded, scrambled"
+    monkeypatch.setattr("sys.argv", ["same_world.py", "--games", "lake", "--minds", minds, "--seeds", "1"])
+    example = load_example("same_world")
+    monkeypatch.setattr(example, "RUNS", tmp_path / "runs" / "minds.jsonl")
+    monkeypatch.setattr(example, "EPISODES", 4)
+    monkeypatch.setitem(example.GAMES, "lake", dataclasses.replace(example.GAMES["lake"], steps=1024))
+    example.main()
+    runs = [json.loads(line) for line in example.RUNS.read_text().splitlines()]
+    assert [run["mind"] for run in runs] == ["mlp", "scratch", "embedded, scrambled"]
+    assert all(run["steps"] >= 1024 and 0 <= run["return"] <= 1 for run in runs)
+    example.main()
+    assert len(example.RUNS.read_text().splitlines()) == 3, "a run that is there is not repeated"
+    assert capsys.readouterr().out.count("| lake | scratch | 1 |") == 2
+
+    # Scrambled texts have other words in the same places, always the same
+    game = example.GAMES["lake"]
+    env = game.make(1)
+    plain = example.description_of(env.unwrapped.envs[0])
+    scrambled = example.Scrambled(game, plain)
+    assert sorted(scrambled.other) == sorted(scrambled.other.values())
+    assert all(word != other for word, other in scrambled.other.items())
+    for cell in range(16):
+        words = re.findall("[a-z]+", plain(cell).lower())
+        assert [scrambled.other[word] for word in words] == re.findall("[a-z]+", scrambled(cell).lower())
+
+
 # --- data sets -------------------------------------------------------------------------------------------------------
 
 
@@ -264,7 +291,7 @@ def test_smollm2_has_a_calculator_to_call(capsys):
     assert "right calls" in capsys.readouterr().out
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_judge_tells_praise_from_blame(capsys):
     example = load_example("film_reviews")
     found = example.run("rloo", 1, 1, {})
@@ -274,7 +301,7 @@ def test_the_judge_tells_praise_from_blame(capsys):
     assert good > bad + 0.3
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_repetition_costs_only_with_a_weight(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     example = load_example("negative_reviews")
