@@ -95,9 +95,10 @@ class Scrambled:
         env = game.make(num_envs=1).unwrapped.envs[0]
         env.action_space.seed(0)
         observation, _ = env.reset(seed=0)
+        words.update(self._words(description(observation)))
         for step in range(5_000):
-            words.update(self._words(description(observation)))
             observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            words.update(self._words(description(observation)))
             if terminated or truncated:
                 observation, _ = env.reset(seed=step)
         # Each word is replaced by the next one of a shuffled circle, so none stays
