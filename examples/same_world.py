@@ -53,6 +53,9 @@ class Game:
     """Return of optimal play; in CartPole the limit."""
     options: dict = dataclasses.field(default_factory=dict)
     wrapper: str = ""
+    instructions: str | None = None
+    """What stands before each description; None: the instructions of the description. The embedded model reads 128
+    tokens, which those of MiniGrid exceed."""
 
     def make(self, num_envs=16):
         wrappers = [self._wrap] if self.wrapper else []
@@ -75,8 +78,8 @@ GAMES = {
     "cliff": Game("CliffWalking-v1", 60_000, -2_090.0, -13.0, {"max_episode_steps": 200}),
     "taxi": Game("Taxi-v4", 150_000, -770.0, 7.9),
     "cartpole": Game("CartPole-v1", 40_000, 22.0, 500.0),
-    "empty": Game("MiniGrid-Empty-5x5-v0", 20_000, 0.158, 0.955, wrapper="ImgObsWrapper"),
-    "doorkey": Game("MiniGrid-DoorKey-5x5-v0", 100_000, 0.018, 0.965, wrapper="ImgObsWrapper"),
+    "empty": Game("MiniGrid-Empty-5x5-v0", 20_000, 0.158, 0.955, wrapper="ImgObsWrapper", instructions=""),
+    "doorkey": Game("MiniGrid-DoorKey-5x5-v0", 100_000, 0.018, 0.965, wrapper="ImgObsWrapper", instructions=""),
 }
 MINDS = ("mlp", "scratch", "embedded", "embedded, scrambled", "smollm2", "smollm2, scrambled", "smollm2, random")
 
@@ -135,12 +138,13 @@ def make_policy(game, env, mind, seed):
         model = random_weights(model)
     if name == "smollm2":
         model = add_lora(model, "r=16", seed=seed)
-    options = {}
+    options = {} if game.instructions is None else {"instructions": game.instructions}
     if change == "scrambled":
         scrambled = Scrambled(
             game, description_of(env.unwrapped.envs[0], observation_space=env.single_observation_space)
         )
-        options = dict(describe=scrambled, instructions=scrambled.instructions, actions=scrambled.action_words)
+        options = {"instructions": scrambled.instructions} | options
+        options |= {"describe": scrambled, "actions": scrambled.action_words}
     return WordsPolicy.of(env, LanguageModel(model, lm.tokenizer), seed=seed, **options)
 
 
