@@ -240,6 +240,12 @@ class Policy(Protocol):
             "implement it, or use another estimator ('k1' in the reward, 'k2' in the loss)"
         )
 
+    def check_environment(self, env: VectorEnv) -> None:
+        """Raise a ValueError if the policy reads an environment wrongly though its spaces fit; by default it does not.
+
+        `check_spaces` calls this.
+        """
+
     def update_normalizer(self, rollout: TensorDict) -> None:
         """Add a rollout's observations (True entries) to the running statistics, if there are any.
 
@@ -387,8 +393,8 @@ def check_spaces(env: VectorEnv, policy: Policy) -> None:
 
     Raises:
         TypeError: if a control policy is used with a text environment, or a language model with another one.
-        ValueError: if the policy has the batched spaces of all slots, or those of another environment; or if the
-            environment reads and writes strings.
+        ValueError: if the policy has the batched spaces of all slots, or those of another environment; if the
+            environment reads and writes strings; or as `Policy.check_environment`.
     """
     refuse_strings(env)
     observation_space = policy.observation_space
@@ -428,6 +434,7 @@ def check_spaces(env: VectorEnv, policy: Policy) -> None:
             f"the {name} chooses from {action_space}, but the environment takes {env_actions}: make it from the "
             "same space"
         )
+    policy.check_environment(env)
 
 
 WEIGHTS = "policy.safetensors"

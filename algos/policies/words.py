@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import VectorActionWrapper, VectorEnv, VectorObservationWrapper, VectorWrapper
 from tensordict import TensorDict
 from torch import Tensor, nn
 
@@ -31,7 +32,14 @@ from textenv.prompts.messages import Message
 from textenv.prompts.prompts import Prompt
 from textenv.prompts.tokenize import prompt_ids, text_ids
 from textenv.words.actions import ActionWords
-from textenv.words.describing import Description, SpaceDescription, description_of, restore_description
+from textenv.words.describing import (
+    Description,
+    KnownDescription,
+    SpaceDescription,
+    description_of,
+    restore_description,
+    takes_environment,
+)
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -77,8 +85,8 @@ class WordsPolicy(ControlPolicy):
 
     Raises:
         TypeError: if a description is no text.
-        ValueError: if the actions have no words, two words have the same tokens, or one begins with another; when
-            reading, if a text is longer than the model's context.
+        ValueError: if the actions have no words, or two words have the same tokens; when reading, if a text is longer
+            than the model's context.
 
     Example:
         >>> env = gymnasium.make_vec("FrozenLake-v1", num_envs=8, is_slippery=False)  # doctest: +SKIP
@@ -110,6 +118,11 @@ class WordsPolicy(ControlPolicy):
             describe = SpaceDescription(observation_space)
         elif isinstance(describe, str):
             describe = load_function(describe)
+        if takes_environment(describe):
+            raise TypeError(
+                f"describe is {describe!r:.200}, which wants the observation and the environment, but a policy has the "
+                "observation alone: give a function of it, or train on a LanguageWrapper (textenv/Words-v0)"
+            )
         self.describe: Describe = describe
         own_instructions = None
         if isinstance(describe, Description) and actions is None:
@@ -118,7 +131,10 @@ class WordsPolicy(ControlPolicy):
         self.action_words = ActionWords(action_space, actions)
         if instructions is None:
             instructions = own_instructions or self.action_words.request
+        if not isinstance(instructions, str):
+            raise TypeError(f"instructions is {instructions!r:.200}, expected a text")
         self.instructions = instructions
+        self._described_by = self.describe
         self._text_of_observation: dict[bytes, str] = {}
         self._ids_of_text: dict[str, list[int]] = {}
         self._outputs = _Outputs()
@@ -126,7 +142,7 @@ class WordsPolicy(ControlPolicy):
         self._trees: list[_WordTree] = []
         for words in self.action_words.choices:
             ids = [text_ids(word, language_model.tokenizer) for word in words]
-            self._trees.append(_WordTree(words, ids))
+            self._trees.append(_WordTree(words, _with_ends(ids, language_model)))
         self.distribution: ActionDistribution
         if self.action_words.is_binned:
             assert isinstance(action_space, spaces.Box)
@@ -181,9 +197,11 @@ class WordsPolicy(ControlPolicy):
             options: further constructor arguments.
 
         Raises:
-            TypeError: if the description of the first observation is no text.
+            TypeError: if ``env`` is no vector environment, or the description of the first observation is no text.
             ValueError: as the constructor; and if the description of the first observation is too long.
         """
+        if not isinstance(env, VectorEnv):
+            raise TypeError(f"env is {env!r:.100}, expected a vector environment, as gymnasium.make_vec makes it")
         if describe is None:
             describe = _known_description(env)
         elif actions is None:
@@ -218,6 +236,17 @@ class WordsPolicy(ControlPolicy):
             for text in policy._asked(policy._description(example)):
                 policy._ids(text)
         return policy
+
+    def check_environment(self, env: VectorEnv) -> None:
+        """See `Policy.check_environment`: the texts must be those of this environment, such as of its map."""
+        if not isinstance(self.describe, KnownDescription):
+            return
+        present = _known_description(env)
+        if isinstance(present, KnownDescription) and present.saved() != self.describe.saved():
+            raise ValueError(
+                f"the policy describes {self.describe!r:.300}, but the environment is {present!r:.300}: make a policy "
+                "for it, WordsPolicy.of(env, policy.language_model)"
+            )
 
     @property
     def default_learning_rate(self) -> float:
@@ -435,8 +464,9 @@ class WordsPolicy(ControlPolicy):
         rows = observations.cpu().numpy()
         keys = [row.tobytes() for row in rows]
         remembered = self._text_of_observation
-        if len(remembered) > MAX_REMEMBERED:
+        if len(remembered) > MAX_REMEMBERED or self._described_by is not self.describe:
             remembered.clear()
+            self._described_by = self.describe
         unknown = {key: i for i, key in enumerate(keys) if key not in remembered}
         if unknown:
             parts = unflatten(self.observation_space, torch.from_numpy(rows))
@@ -445,8 +475,16 @@ class WordsPolicy(ControlPolicy):
         return [remembered[key] for key in keys]
 
     def _description(self, observation: object) -> str:
-        """Describe the observation of one environment; raise a TypeError unless the description is a text."""
-        text = self.describe(observation)
+        """Describe the observation of one environment.
+
+        Raises:
+            TypeError: if the description is no text.
+            ValueError: if the function raises an error.
+        """
+        try:
+            text = self.describe(observation)
+        except Exception as error:  # a user's function may raise anything
+            raise ValueError(f"describe raised {error!r:.200} for the observation {observation!r:.200}") from error
         if not isinstance(text, str):
             raise TypeError(
                 f"describe returned {text!r:.200} for the observation {observation!r:.200}, expected a text"
@@ -497,14 +535,15 @@ class _Outputs:
     """What the model has computed for texts with its present weights, without gradients."""
 
     def __init__(self) -> None:
-        self._weights: tuple[object, ...] = ()
+        self._made_with: list[object] = []
         self._of_text: dict[str, tuple[Tensor, Tensor]] = {}
 
     def of(self, texts: Sequence[str], policy: WordsPolicy) -> tuple[Tensor, Tensor]:
         """Return what `WordsPolicy._read_texts` returns for these texts; read those that are not known."""
-        weights = (*_fingerprints(policy), policy.language_model.temperature, policy.language_model.autocast)
-        if weights != self._weights or len(self._of_text) > MAX_REMEMBERED:
-            self._weights = weights
+        lm = policy.language_model
+        made_with = [*_fingerprints(policy), lm.temperature, lm.autocast, policy.instructions]
+        if made_with != self._made_with or len(self._of_text) > MAX_REMEMBERED:
+            self._made_with = made_with
             self._of_text = {}
         unknown = [text for text in texts if text not in self._of_text]
         for start in range(0, len(unknown), TEXTS_AT_ONCE):
@@ -551,14 +590,14 @@ class _WordTree:
         ids: token ids of each word.
 
     Raises:
-        ValueError: if the tokens of a word are those of another one, or their beginning.
+        ValueError: if two words have the same tokens, or one has the beginning of the other's.
     """
 
     def __init__(self, words: Sequence[str], ids: Sequence[Sequence[int]]) -> None:
         self.num_words = len(words)
         self.longest = max(map(len, ids))
         """Maximum number of tokens of a word."""
-        _check_no_beginnings(words, ids)
+        _check_beginnings(words, ids)
 
         # Words by their beginnings; a branch is a beginning with several followers
         words_of_beginning: dict[tuple[int, ...], list[int]] = {}
@@ -592,14 +631,27 @@ class _WordTree:
             self.branches.append(branch)
 
 
-def _check_no_beginnings(words: Sequence[str], ids: Sequence[Sequence[int]]) -> None:
+def _with_ends(ids: Sequence[list[int]], lm: LanguageModel) -> list[list[int]]:
+    """Return the token ids of words, with an end after each word that another one continues, as ``1`` and ``10``."""
+    ends = lm.turn_ends.ids
+    ended = []
+    for word in ids:
+        is_continued = any(len(longer) > len(word) and longer[: len(word)] == word for longer in ids)
+        if is_continued:
+            ended.append([*word, *ends[:1]])
+        else:
+            ended.append(word)
+    return ended
+
+
+def _check_beginnings(words: Sequence[str], ids: Sequence[Sequence[int]]) -> None:
     """Raise a ValueError if the tokens of a word are those of another one, or their beginning."""
     by_ids = sorted(zip(ids, words, strict=True))
     for (shorter_ids, shorter), (longer_ids, longer) in itertools.pairwise(by_ids):  # a beginning stands just before
         if longer_ids[: len(shorter_ids)] == shorter_ids:
             raise ValueError(
-                f"the tokens of the action {longer!r} begin with those of {shorter!r}, so a model could not choose "
-                "between them: give other words by actions="
+                f"the tokenizer reads the actions {shorter!r} and {longer!r} as the same tokens, or one as the "
+                "beginning of the other, and has no EOS: give other words by actions="
             )
 
 
@@ -609,11 +661,21 @@ def _known_description(env: VectorEnv) -> Description | None:
     Raises:
         ValueError: if the slots differ, such as in their maps, and so need different descriptions.
     """
+    # A wrapper of the vector environment may change what observations or actions mean
+    wrapper: VectorEnv = env
+    changes_actions = False
+    while isinstance(wrapper, VectorWrapper):
+        if isinstance(wrapper, VectorObservationWrapper):
+            return None
+        changes_actions = changes_actions or isinstance(wrapper, VectorActionWrapper)
+        wrapper = wrapper.env
+
+    # The slots, or two environments like them: a map may be drawn at random
     slots = getattr(env.unwrapped, "envs", None)
     if not slots:
         if env.spec is None:
             return None
-        slots = [single_environment(env.spec)]
+        slots = [single_environment(env.spec), single_environment(env.spec)]
     descriptions = [description_of(slot, observation_space=env.single_observation_space) for slot in slots]
     for description in descriptions[1:]:
         if description.saved() != descriptions[0].saved():
@@ -621,6 +683,8 @@ def _known_description(env: VectorEnv) -> Description | None:
                 f"the slots of {env} are described in different ways, such as {descriptions[0]!r:.200} and "
                 f"{description!r:.200}: make them alike, or give a describe that reads the observation alone"
             )
+    if changes_actions and isinstance(descriptions[0], KnownDescription):
+        return dataclasses.replace(descriptions[0], names_actions=False)
     return descriptions[0]
 
 

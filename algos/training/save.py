@@ -20,7 +20,7 @@ from algos.storage.run_reader import AgentRecord, DamagedRunError, check_record,
 from algos.storage.saved_environment import UnnamedCodeError
 from textenv.device import find_device
 from textenv.foreign import our_names
-from textenv.importing import name_of
+from textenv.importing import load_function, name_of
 from textenv.kl.coefficients import as_coefficient
 from textenv.plain import plain
 
@@ -129,13 +129,16 @@ def load(
     _check_class(loaded_class, saved_name, folder)
 
     # Policy
+    own_describe: object = describe
+    if isinstance(describe, str):
+        own_describe = load_function(describe)
     weights = Path(folder) / POLICY
     try:
         if _is_language_model(loaded_class):
             return loaded_class.load(weights, device=target)
         options: dict[str, object] = {}
         if describe is not None:
-            options["describe"] = describe
+            options["describe"] = own_describe
         policy = loaded_class.load(weights, description["policy_arguments"], **options)
     except (ImportError, UnnamedCodeError):  # their messages say what to do
         raise

@@ -294,13 +294,21 @@ class WordRule:
         words: different texts.
         tokenizer: the policy's tokenizer.
         ends: ids that end a turn.
+        available: function from the turn so far to the words that may be written in it; None allows all.
 
     Raises:
         ValueError: if the tokenizer cannot write a word, if it writes two words by the same tokens, or if a word that
             another one continues cannot end.
     """
 
-    def __init__(self, words: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, ends: Sequence[int]) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        ends: Sequence[int],
+        available: Callable[[Turn], Collection[str] | None] | None = None,
+    ) -> None:
         # The tokens of each word
         word_of_ids: dict[tuple[int, ...], str] = {}
         for word in words:
@@ -334,12 +342,29 @@ class WordRule:
                 )
             next_of[ids].update(ends)
         self._next_of = next_of
+        self._word_of_ids = word_of_ids
+        self._ends = tuple(ends)
+        self._available = available
         self.num_tokens = max([*map(len, self.complete), *(len(ids) + 1 for ids in continued)])
         """Number of tokens of the longest turn."""
 
     def __call__(self, turn: Turn) -> Collection[int]:
         """Return the ids that continue the turn; see `Rule`."""
-        return self._next_of[tuple(turn.completion_ids)]
+        so_far = tuple(turn.completion_ids)
+        words = None if self._available is None else self._available(turn)
+        if words is None:
+            return self._next_of[so_far]
+
+        # Only what leads to an available word
+        followers: set[int] = set()
+        for ids, word in self._word_of_ids.items():
+            if word not in words or ids[: len(so_far)] != so_far:
+                continue
+            if ids == so_far:
+                followers.update(self._ends)
+            else:
+                followers.add(ids[len(so_far)])
+        return followers
 
 
 def next_ids(turn: Turn, texts: Sequence[str]) -> list[int]:

@@ -324,7 +324,7 @@ def words_as_rule(task: StringGames, **arguments: Any) -> dict[str, Any]:
     wrapper = language_wrapper_of(task.look_at_env())
     if arguments.get("allowed") is not None or wrapper is None or wrapper.words is None:
         return arguments
-    rule = WordRule(wrapper.words, task.tokenizer, ends=turn_ends(task.tokenizer).ids)
+    rule = WordRule(wrapper.words, task.tokenizer, ends=turn_ends(task.tokenizer).ids, available=_available_words)
     max_new_tokens = arguments.get("max_new_tokens", rule.num_tokens)
     if max_new_tokens < rule.num_tokens:
         raise ValueError(
@@ -339,6 +339,12 @@ def words_as_rule(task: StringGames, **arguments: Any) -> dict[str, Any]:
             f"the longest word, {rule.num_tokens}: lower max_prompt_tokens or raise max_length"
         )
     return arguments | {"allowed": rule, "max_new_tokens": max_new_tokens}
+
+
+def _available_words(turn: Turn) -> tuple[str, ...] | None:
+    """Return the words that the environment of a turn allows now; None if it allows all."""
+    wrapper = language_wrapper_of(turn.prompt.state.env)
+    return None if wrapper is None else wrapper.available_words
 
 
 def _instructions_of(env: StringEnv) -> str:

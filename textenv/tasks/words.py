@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
+from textenv.envs.limits import check_at_least
 from textenv.envs.string_env import MAX_TURNS, StringGames, words_as_rule
 from textenv.envs.turn import Turn
 from textenv.importing import load_function, read_module
@@ -80,6 +81,10 @@ def make_words(
             observation is too long for the model.
     """
     # The environment
+    if history is not None:
+        check_at_least("history", history, 1)
+    if not isinstance(env, str):
+        raise TypeError(f"env is {env!r:.200}, expected the id of an environment, such as 'FrozenLake-v1'")
     if not env:
         raise ValueError("textenv/Words-v0 needs env=, the id of the environment to play, such as env='FrozenLake-v1'")
     module, _, env_id = env.rpartition(":")

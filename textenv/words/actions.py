@@ -73,40 +73,48 @@ class ActionWords:
         return np.array(numbers, dtype=self.space.dtype).reshape(self.space.shape)
 
     def indices(self, action: Any) -> list[int]:
-        """Return the index of the word of each choice; in a Box, of the nearest value."""
-        numbers = np.asarray(action, dtype=np.float64).ravel()
-        return [int(np.abs(values - number).argmin()) for values, number in zip(self.values, numbers, strict=True)]
+        """Return the index of the word of each choice; in a Box, of the nearest value.
 
-    def _words(self, words: Sequence[str] | Sequence[Sequence[str]] | None) -> tuple[tuple[str, ...], ...]:
+        Raises:
+            ValueError: if another space than a Box does not contain the action.
+        """
+        numbers = np.asarray(action, dtype=np.float64).ravel()
+        indices = []
+        for values, number in zip(self.values, numbers, strict=True):
+            distances = np.abs(values - number)
+            if distances.min() > 0 and not self.is_binned:
+                raise ValueError(f"the action is {action!r:.200}, expected one of {self.space}")
+            indices.append(int(distances.argmin()))
+        return indices
+
+    def _words(self, words: object) -> tuple[tuple[str, ...], ...]:
         """Check the words, or make them of the numbers."""
         if words is None:
-            return tuple(tuple(_number(value) for value in values) for values in self.values)
-        several = not all(isinstance(word, str) for word in words)
-        if isinstance(words, str) or (not several and len(self.values) > 1):
-            raise ValueError(
-                f"actions is {words!r:.200}, expected a list of {len(self.values)} lists of words, one for each number "
-                f"of {self.space}"
-            )
+            return tuple(map(_numbers, self.values))
+        expected = "a list of words in the order of the actions"
+        if len(self.values) > 1:
+            expected = f"a list of {len(self.values)} lists of words, one for each number"
+        if not isinstance(words, (list, tuple)):  # a set or a dictionary has an order of its own
+            raise ValueError(f"actions is {words!r:.200}, expected {expected} of {self.space}")
 
-        # One list of words for each choice, which has a word for each of its values
-        lists: Any = words if several else [words]
-        if len(lists) != len(self.values):
-            raise ValueError(
-                f"actions has {len(lists)} lists of words, but {self.space} has {len(self.values)} numbers"
-            )
+        # One list of words for each choice
+        lists = words
+        if len(self.values) == 1 and not any(isinstance(entry, (list, tuple)) for entry in words):
+            lists = [words]
+        if len(lists) != len(self.values) or not all(isinstance(entry, (list, tuple)) for entry in lists):
+            raise ValueError(f"actions is {words!r:.200}, expected {expected} of {self.space}")
 
         # Each choice has one word for each of its actions
         choices = []
         for choice_words, values in zip(lists, self.values, strict=True):
-            choice = tuple(choice_words)
-            if len(choice) != len(values) or len({*choice}) != len(choice):
+            if not all(isinstance(word, str) and word.strip() for word in choice_words):
+                raise ValueError(f"actions is {words!r:.200}, expected texts that are not empty")
+            if len(choice_words) != len(values) or len({*choice_words}) != len(choice_words):
                 raise ValueError(
                     f"actions is {words!r:.200}, expected {len(values)} different words, in the order of the actions "
                     f"of {self.space}"
                 )
-            if not all(isinstance(word, str) and word.strip() for word in choice):
-                raise ValueError(f"actions is {words!r:.200}, expected words that are not empty")
-            choices.append(choice)
+            choices.append(tuple(choice_words))
         return tuple(choices)
 
 
@@ -141,6 +149,10 @@ def _values(space: spaces.Space) -> list[np.ndarray]:
     return [np.arange(start, start + count, dtype=np.float64) for start, count in zip(starts, counts, strict=True)]
 
 
-def _number(value: float) -> str:
-    """Write a number of an action space as a word: at most three decimals."""
-    return f"{round(float(value), 3):g}"
+def _numbers(values: np.ndarray) -> tuple[str, ...]:
+    """Write the numbers of a choice as words: whole numbers in full, others with as few decimals as tell them apart."""
+    for decimals in range(3, 17):
+        words = tuple(np.format_float_positional(round(float(value), decimals), trim="-") for value in values)
+        if len({*words}) == len(words):
+            return words
+    raise ValueError(f"the actions are among {values.tolist()}, which are too close to each other to have words")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, cast, runtime_checkable
 
 import gymnasium
 import numpy as np
@@ -230,6 +231,35 @@ def restore_description(saved: Mapping[str, Json], observation_space: spaces.Spa
     return description
 
 
+def takes_environment(describe: Callable[..., object]) -> bool:
+    """Return True if a function takes an observation and the environment, False if the observation alone.
+
+    Raises:
+        TypeError: if it can be called with neither.
+    """
+    if not callable(describe):
+        raise TypeError(f"describe is {describe!r:.200}, expected a function from an observation to a text")
+    try:
+        signature = inspect.signature(describe)
+    except ValueError:  # some built-in functions have none
+        return False
+    for arguments in ((None,), (None, None)):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return len(arguments) == 2
+    raise TypeError(
+        f"describe is {name_of_function(describe)}{signature}, expected a function of the observation, or of the "
+        "observation and the environment"
+    )
+
+
+def name_of_function(describe: Callable[..., object]) -> str:
+    """Return the name of a function, or of an object's class."""
+    return cast("str", getattr(describe, "__qualname__", type(describe).__qualname__))
+
+
 def _known_description(env: gymnasium.Env) -> KnownDescription | None:
     """Return the known description of an environment, or None, also if a wrapper has changed its observation."""
     names = [cls.__name__ for cls in type(env.unwrapped).__mro__ if cls.__module__.split(".")[0] in KNOWN_PACKAGES]
@@ -243,7 +273,8 @@ def _known_description(env: gymnasium.Env) -> KnownDescription | None:
     description = description_class.of(env)
     if description is None or not description.reads(env.observation_space):
         return None
-    if env.action_space == env.unwrapped.action_space and _has_words(env.action_space, description):
+    same_actions = env.action_space == env.unwrapped.action_space and not _has_action_wrapper(env)
+    if same_actions and _has_words(env.action_space, description):
         return description
     return dataclasses.replace(description, names_actions=False)
 
@@ -261,6 +292,15 @@ def _observation_wrappers(env: gymnasium.Env) -> Iterator[str]:
         if is_changed or isinstance(env, gymnasium.ObservationWrapper):
             yield type(env).__name__
         env = env.env
+
+
+def _has_action_wrapper(env: gymnasium.Env) -> bool:
+    """Return whether a wrapper changes actions, perhaps within the same space."""
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, gymnasium.ActionWrapper):
+            return True
+        env = env.env
+    return False
 
 
 def _has_words(action_space: spaces.Space, description: KnownDescription) -> bool:

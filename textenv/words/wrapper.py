@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
 import gymnasium
+import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 
 from textenv.words.actions import ActionWords
-from textenv.words.describing import Description, description_of
+from textenv.words.describing import Description, description_of, name_of_function, takes_environment
 from textenv.words.reading import WordReader
 from textenv.words.texts import AnyText, OneOf
 
@@ -32,7 +32,7 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
     The actions may be Discrete, MultiDiscrete, MultiBinary or a bounded Box, of which a few values have words
     (`ActionWords`). By default, the actions are a closed set: `step` takes exactly these texts. The words of several
     choices are joined by a space, as in ``left jump``. `textenv.TokenVectorEnv` allows a language model only the
-    tokens of these texts.
+    tokens of these texts; if the environment gives an ``info["action_mask"]``, those of the available ones.
 
     With ``actions="free"``, any text is an action: the last one of the words in it counts (`WordReader`). A text
     without any costs a turn: the environment is not stepped, the reward is 0, the observation says so, lists the words
@@ -87,7 +87,7 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
 
         # The description, and whether it also wants the environment
         self._describe: Callable[..., object] = description_of(env) if describe is None else describe
-        self._with_env = _takes_environment(self._describe)
+        self._with_env = takes_environment(self._describe)
 
         # Actions
         self._reader: WordReader | None = None
@@ -115,6 +115,7 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
         self.instructions = _checked_text(instructions, "instructions")
         """What a player must know before the first observation; may be empty."""
 
+        self._action_mask: object = None
         self.num_unreadable = 0
         """Number of texts in this episode that were no action."""
         self._last_description = ""
@@ -128,9 +129,20 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
             return None
         return tuple(self._indices_of_text)
 
+    @property
+    def available_words(self) -> tuple[str, ...] | None:
+        """Texts of the actions that ``info["action_mask"]`` allows now; None if it allows all, or there is none."""
+        if self._action_mask is None or self.words is None or len(self.action_words.choices) > 1:
+            return None
+        mask = np.asarray(self._action_mask, dtype=bool).ravel()
+        if len(mask) != len(self.words) or mask.all() or not mask.any():
+            return None
+        return tuple(word for word, is_available in zip(self.words, mask, strict=True) if is_available)
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Begin an episode; return the description of its first observation."""
         observation, info = self.env.reset(seed=seed, options=options)
+        self._action_mask = info.get("action_mask")
         self.num_unreadable = 0
         self._last_description = self._text_of(observation, self.env)
         return self._last_description, info
@@ -151,6 +163,7 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
             return reply, 0.0, False, False, {"unreadable": True}
 
         observation, reward, terminated, truncated, info = self.env.step(self.action_words.action(indices))
+        self._action_mask = info.get("action_mask")
         if self._reader is not None:
             info = {**info, "unreadable": False}
         self._last_description = self._text_of(observation, self.env)
@@ -171,7 +184,7 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
             text = self._describe(observation, env.unwrapped)
         else:
             text = self._describe(observation)
-        return _checked_text(text, f"describe ({_name(self._describe)})", of=observation)
+        return _checked_text(text, f"describe ({name_of_function(self._describe)})", of=observation)
 
     def _try_on_a_copy(self) -> None:
         """Describe the first observation of a copy: the environment's episode and random numbers go on as they are."""
@@ -231,30 +244,6 @@ def _all_texts(action_words: ActionWords) -> dict[str, list[int]]:
     return indices_of_text
 
 
-def _takes_environment(describe: Callable[..., object]) -> bool:
-    """Return True if a function takes an observation and the environment, False if the observation alone.
-
-    Raises:
-        TypeError: if it can be called with neither.
-    """
-    if not callable(describe):
-        raise TypeError(f"describe is {describe!r:.200}, expected a function from an observation to a text")
-    try:
-        signature = inspect.signature(describe)
-    except ValueError:  # some built-in functions have none
-        return False
-    for arguments in ((None,), (None, None)):
-        try:
-            signature.bind(*arguments)
-        except TypeError:
-            continue
-        return len(arguments) == 2
-    raise TypeError(
-        f"describe is {_name(describe)}{signature}, expected a function of the observation, or of the observation and "
-        "the environment"
-    )
-
-
 def _checked_text(text: object, source: str, of: object = None) -> str:
     """Return a text; raise an error, which names its source, if it is none or too long."""
     where = "" if of is None else f" for the observation {of!r:.200}"
@@ -266,8 +255,3 @@ def _checked_text(text: object, source: str, of: object = None) -> str:
             f"{text!r:.100}"
         )
     return text
-
-
-def _name(describe: Callable[..., object]) -> str:
-    """Return the name of a function, or of an object's class."""
-    return cast("str", getattr(describe, "__qualname__", type(describe).__qualname__))

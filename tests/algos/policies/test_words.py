@@ -1,6 +1,7 @@
 """`WordsPolicy`: its probabilities by hand, in every autoreset mode, saved, loaded, with LoRA and with other values."""
 
 import itertools
+from contextlib import closing
 
 import gymnasium as gym
 import numpy as np
@@ -292,10 +293,13 @@ def test_wrong_words_are_refused_before_training():
     discrete, lm = spaces.Discrete(2), model()
     for actions, words in (
         (["good", "good"], ["different"]),
-        (["good", "good a"], ["begin"]),
-        (["good", "a b"][:1], ["2 different words"]),
-        ("go", ["go"]),
+        (["good"], ["2 different words"]),
+        ("go", ["'go'", "list of words"]),
         (["good", " "], ["empty"]),
+        ({"good", "bad"}, ["list of words"]),
+        ({"good": 1, "bad": 0}, ["list of words"]),
+        ([1, 2], ["texts"]),
+        (3, ["list of words"]),
     ):
         with refused(ValueError, *words):
             policy_of(lm, actions, space=discrete)
@@ -304,6 +308,16 @@ def test_wrong_words_are_refused_before_training():
             policy_of(lm, None, space=space)
     with refused(TypeError, "expected a text", "5"):
         policy_of(lm, ["good", "bad"], describe=lambda s: 5).act(np.array([0]))
+    with refused(TypeError, "observation and the environment"):
+        policy_of(lm, ["good", "bad"], describe=lambda observation, env: "a")
+    with refused(TypeError, "describe is 3"):
+        policy_of(lm, ["good", "bad"], describe=3)
+    with refused(ValueError, "describe raised", "ZeroDivisionError"):
+        policy_of(lm, ["good", "bad"], describe=lambda s: 1 / 0).act(np.array([0]))
+    with refused(TypeError, "instructions is 3"):
+        policy_of(lm, ["good", "bad"], instructions=3)
+    with refused(TypeError, "vector environment"):
+        WordsPolicy.of(gym.make("CartPole-v1"))
     with refused(ValueError, "positions", "shorter"):
         policy_of(lm, ["good", "bad"], describe=lambda s: "a " * 64).act(np.array([0]))
     with refused(ValueError, "chat template"):
@@ -358,3 +372,69 @@ def test_both_ways_in_have_the_same_probabilities():
         assert rollout["log_prob"][row][chosen].sum().item() == pytest.approx(expected.item(), abs=1e-4)
         checked += 1
     assert checked >= 16, "each turn is a row"
+
+
+def test_a_word_that_goes_on_in_another_ends_first():
+    """As in a transcript, where the end of the turn is a choice too."""
+    lm = lookup()
+    policy = policy_of(lm, ["good", "good d", "bad"])
+    table = random_table().exp()
+    a, good, bad, d, eos = (WORDS.index(word) for word in ("a", "good", "bad", "d", "<eos>"))
+    first = table[a, [good, bad]] / table[a, [good, bad]].sum()
+    then = table[good, [eos, d]] / table[good, [eos, d]].sum()
+    expected = torch.stack([first[0] * then[0], first[0] * then[1], first[1]])
+    torch.testing.assert_close(probabilities(policy, [0])[0], expected)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [spaces.Box(-1, 1, (1,)), spaces.Box(0, 0.001, (1,)), spaces.Discrete(30), spaces.Discrete(3, start=10**6)],
+)
+def test_default_numbers_are_words_of_any_space(space):
+    policy = WordsPolicy(spaces.Discrete(4), space, LanguageModel.load("embedded"))
+    words = policy.action_words.choices[0]
+    assert len({*words}) == len(words)
+    assert [float(word) for word in words] == pytest.approx(policy.action_words.values[0].tolist(), abs=1e-4)
+    log_probs = policy.output({"observation": torch.eye(4)})
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(4))
+
+
+def test_changed_texts_have_their_effect():
+    policy = policy_of(model(), ["good", "bad"])
+    states = np.arange(3)
+    before = policy.act(states, deterministic=True).log_prob
+    policy.instructions = "b c d"
+    with_instructions = policy.act(states, deterministic=True).log_prob
+    policy.describe = lambda observation: "d"
+    assert policy.texts(states) == ["b c d\nd"] * 3
+    same = policy.act(states, deterministic=True).log_prob
+    assert not torch.allclose(before, with_instructions) and same.unique().numel() == 1
+
+
+def test_texts_of_another_map_are_refused():
+    policy = WordsPolicy.of(frozen_lake(), "embedded")
+    other = frozen_lake(desc=["SHFF", "FHFF", "FFFF", "FFFG"])
+    for play in (lambda: evaluate(other, policy, num_episodes=1), lambda: PPO(other, policy)):
+        with refused(ValueError, "SHFF", "make a policy for it"):
+            play()
+    drawn = gym.make_vec("FrozenLake-v1", num_envs=2, desc=None, map_name=None, vectorization_mode="async")
+    with closing(drawn), refused(ValueError, "slots"):
+        WordsPolicy.of(drawn, "embedded")
+
+
+def test_wrapped_meanings_have_no_known_words():
+    """Wrappers that keep the spaces may still turn observations or actions around."""
+    mirrored = gym.wrappers.vector.TransformObservation(frozen_lake(), lambda observation: 15 - observation)
+    assert WordsPolicy.of(mirrored, "embedded").texts(np.array([3])) == ["Write one of 0, 1, 2, 3.\n3"]
+
+    def reversed_actions():
+        lake = gym.make("FrozenLake-v1", is_slippery=False)
+        return gym.wrappers.TransformAction(lake, lambda action: 3 - action, spaces.Discrete(4))
+
+    turned = gym.vector.SyncVectorEnv([reversed_actions] * 2)
+    assert WordsPolicy.of(turned, "embedded").action_words.choices == (("0", "1", "2", "3"),)
+    four = spaces.Discrete(4)
+    both = gym.wrappers.vector.TransformAction(
+        frozen_lake(), lambda actions: 3 - actions, spaces.MultiDiscrete([4] * 4), single_action_space=four
+    )
+    assert WordsPolicy.of(both, "embedded").action_words.choices == (("0", "1", "2", "3"),)

@@ -6,10 +6,13 @@ import gymnasium
 import minigrid  # noqa: F401  (registers its environments)
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
+from algos import LMPolicy, collect
 from tests.helpers.errors import refused
+from textenv import TokenVectorEnv
 from textenv.words.wrapper import MAX_CHARACTERS, LanguageWrapper, language_wrapper_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium's own, that a wrapper is checked
@@ -326,3 +329,55 @@ def test_the_wrapper_is_known_inside_other_wrappers():
     env = LanguageWrapper(gymnasium.make("FrozenLake-v1"))
     assert language_wrapper_of(gymnasium.wrappers.TimeLimit(env, 5)) is env
     assert language_wrapper_of(gymnasium.make("FrozenLake-v1")) is None
+
+
+class Corridor(gymnasium.Env):
+    """A step to the left is impossible at the left end."""
+
+    observation_space = spaces.Discrete(5)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.position = 0
+        return self.position, self._info()
+
+    def step(self, action):
+        assert self._info()["action_mask"][action], "forbidden"
+        self.position += 2 * int(action) - 1
+        return self.position, 1.0, self.position == 4, False, self._info()
+
+    def _info(self):
+        return {"action_mask": np.array([self.position > 0, True], dtype=np.int8)}
+
+
+def test_only_available_words_are_written():
+    """The embedded model before training would go left half of the time."""
+    env = LanguageWrapper(Corridor(), str, ["left", "right"])
+    env.reset()
+    assert env.available_words == ("right",)
+    env.step("right")
+    assert env.available_words is None, "all are available"
+
+    policy = LMPolicy.load("embedded", seed=1)
+    games = TokenVectorEnv(
+        lambda: LanguageWrapper(Corridor(), str, ["left", "right"], instructions=""),
+        tokenizer=policy.tokenizer,
+        num_envs=4,
+        max_turns=8,
+        max_length=120,
+    )
+    rollout = collect(games, policy, num_episodes=16, seed=1)
+    (at_start,) = {tuple(mask.nonzero().flatten().tolist()) for mask in _first_masks(rollout)}
+    assert policy.tokenizer.decode(at_start).strip() == "r"
+    evaluation = policy.evaluate(rollout)
+    mask = rollout["mask"]
+    torch.testing.assert_close(evaluation.log_prob[mask], rollout["log_prob"][mask], atol=1e-4, rtol=1e-3)
+
+
+def _first_masks(rollout):
+    """The tokens allowed at each episode's first action."""
+    sets = rollout.get_non_tensor("allowed_sets")
+    for row in range(len(rollout)):
+        column = int(rollout["mask"][row].int().argmax())
+        yield sets[rollout["allowed"][row, column]]
