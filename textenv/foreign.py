@@ -234,6 +234,10 @@ ADVICE: Mapping[str, str] = _by_name({
 """What to write instead of a name, in Python, where it has no name of ours or that name is not known."""
 
 FLAGS: Mapping[str, str] = _by_name({
+    "describe":
+        "a description of your own is an argument of the policy, --policy-kwargs '{\"describe\": "
+        "\"file.py:function\"}', or of textenv/Words-v0, --env-kwargs",
+    "history": "it is an argument of textenv/Words-v0: --env-kwargs '{\"env\": \"FrozenLake-v1\", \"history\": 1}'",
     "steps": "--total-steps is the length of the training, --config.num-steps the steps of a slot in a rollout",
     "max_steps":
         "--total-steps is the length of the training, in sampled tokens (text) or actions (control), not in optimizer "
