@@ -274,14 +274,14 @@ def test_minds_play_the_same_world(tmp_path, monkeypatch, capsys):
 # --- data sets -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_smollm2_adds_numbers_before_training(capsys):
     load_example("arithmetic").main(total_steps=1)
     before, after = re.findall(r"right (?:before|after): (\S+)", capsys.readouterr().out)
     assert 0.4 < float(before) < 0.9 and float(after) > float(before) - 0.15
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_smollm2_has_a_calculator_to_call(capsys):
     example = load_example("tools")
     assert example.calculate("12 * 34") == 408

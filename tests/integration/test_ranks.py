@@ -62,7 +62,13 @@ def test_an_update_on_several_ranks_is_that_of_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "shard"), [("ppo_cartpole", ""), ("ppo_text", ""), ("ppo_normalized", ""), ("ppo_critic", "1")]
+    ("name", "shard"),
+    [
+        pytest.param("ppo_cartpole", "", marks=pytest.mark.slow),  # as the others, in another world
+        pytest.param("ppo_normalized", "", marks=pytest.mark.slow),
+        ("ppo_text", ""),
+        ("ppo_critic", "1"),
+    ],
 )
 def test_reruns_and_resumed_runs_are_equal_to_the_bit(name, shard, tmp_path):
     script(2, "train", name, tmp_path / "whole", 4, shard=shard)
