@@ -20,6 +20,8 @@ from typing import Any
 
 KEYS: dict[str, str] = {}
 """New key of a metric -> its former key."""
+NEW_KEYS = ("rollout/turns",)
+"""Metrics that the older checkout does not have."""
 
 
 def digest(tensors: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, str]:
@@ -27,9 +29,8 @@ def digest(tensors: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, str
     weights = hashlib.sha256()
     for _, tensor in sorted(tensors.items()):
         weights.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    kept = [
-        {KEYS.get(key, key): row[key] for key in row if not key.startswith(("time/", "update/path"))} for row in rows
-    ]
+    left_out = ("time/", "update/path", *NEW_KEYS)
+    kept = [{KEYS.get(key, key): row[key] for key in row if not key.startswith(left_out)} for row in rows]
     metrics = hashlib.sha256(json.dumps([sorted(row.items()) for row in kept]).encode())
     return {"weights": weights.hexdigest()[:16], "metrics": metrics.hexdigest()[:16]}
 
