@@ -59,10 +59,11 @@ class WordsPolicy(ControlPolicy):
 
     The environment stays as it is. Each observation is described in words, and the probability of an action is that of
     its word after the description if only the words of actions may be written: the product over the word's tokens, each
-    among the tokens that continue a word. So it is the distribution of a language model in a `LanguageWrapper` that
-    sees the last observation only. No text grows, and an episode may be of any length. Equal descriptions in a batch
-    are read once. Carta et al. 2023 ("Grounding large language models in interactive environments with online
-    reinforcement learning") take the softmax of the words' own probabilities, which is the same for words of one token.
+    among the tokens that continue a word. Without a chat template it is the distribution of a language model in a
+    `LanguageWrapper` that sees the last observation only. No text grows, so an episode may be of any length. Equal
+    descriptions in a batch are read once. Carta et al. 2023 ("Grounding large language models in interactive
+    environments with online reinforcement learning") take the softmax of the words' own probabilities, which is the
+    same for words of one token.
 
     With several choices (MultiDiscrete, or a Box in bins, see `ActionWords`) each is asked for in a text of its own.
     The value comes from a linear head on the model's output after the description, initialized to zero, or from a
@@ -134,10 +135,7 @@ class WordsPolicy(ControlPolicy):
         if not isinstance(instructions, str):
             raise TypeError(f"instructions is {instructions!r:.200}, expected a text")
         self.instructions = instructions
-        self._described_by = self.describe
-        self._text_of_observation: dict[bytes, str] = {}
-        self._ids_of_text: dict[str, list[int]] = {}
-        self._outputs = _Outputs()
+        self._forget()
 
         self._trees: list[_WordTree] = []
         for words in self.action_words.choices:
@@ -184,7 +182,7 @@ class WordsPolicy(ControlPolicy):
 
         Args:
             env: a vector environment.
-            model: name or path of a model, as for `LMPolicy.load`; or a loaded one, with all its options.
+            model: name or path of a model, as for `LMPolicy.load`; or a loaded one, which has its own options.
             describe: see the class; None: the description that is known for the environment.
             actions: see the class; None: those of the description that is known for the environment.
             dtype: see `LMPolicy.load`.
@@ -209,7 +207,14 @@ class WordsPolicy(ControlPolicy):
                 usual_description = _known_description(env)
                 if usual_description is not None:
                     actions = usual_description.action_words
-        if not isinstance(model, LanguageModel):
+        if isinstance(model, LanguageModel):
+            options_of_loading = (dtype, lora, temperature, gradient_checkpointing, autocast)
+            if options_of_loading != (None, None, 1.0, False, None):
+                raise ValueError(
+                    "model is a loaded LanguageModel, which has its own dtype, adapter, temperature and memory "
+                    "options: give them when you load it, or give the model's name"
+                )
+        else:
             model = load_language_model(
                 model,
                 dtype=dtype,
@@ -305,7 +310,7 @@ class WordsPolicy(ControlPolicy):
     def fork(self) -> Self:
         """See `Policy.fork`."""
         player = super().fork()
-        player._outputs = _Outputs()  # or the rounding of a training would depend on its evaluations
+        player._forget()  # or the rounding of a training would depend on its evaluations
         return player
 
     def reference(self) -> Self:
@@ -315,7 +320,7 @@ class WordsPolicy(ControlPolicy):
         frozen.language_model = self.language_model.frozen_copy()
         frozen.critic = copy.deepcopy(self.critic).requires_grad_(False)
         frozen.generator = torch.Generator()
-        frozen._outputs = _Outputs()
+        frozen._forget()
         return frozen
 
     def save(self, folder: Path) -> dict[str, object]:
@@ -390,6 +395,13 @@ class WordsPolicy(ControlPolicy):
         return policy
 
     # --- reading ---------------------------------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        """Begin without remembered descriptions, tokens and outputs, which a copy of the policy must not share."""
+        self._described_by = self.describe
+        self._text_of_observation: dict[bytes, str] = {}
+        self._ids_of_text: dict[str, list[int]] = {}
+        self._outputs = _Outputs()
 
     def _read(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities of words ``[*batch, size]`` and values ``[*batch]`` of observations ``[*batch, *]``."""
@@ -671,12 +683,17 @@ def _known_description(env: VectorEnv) -> Description | None:
         wrapper = wrapper.env
 
     # The slots, or two environments like them: a map may be drawn at random
+    space = env.single_observation_space
     slots = getattr(env.unwrapped, "envs", None)
-    if not slots:
-        if env.spec is None:
-            return None
-        slots = [single_environment(env.spec), single_environment(env.spec)]
-    descriptions = [description_of(slot, observation_space=env.single_observation_space) for slot in slots]
+    if slots:
+        descriptions = [description_of(slot, observation_space=space) for slot in slots]
+    elif env.spec is None:
+        return None
+    else:
+        descriptions = []
+        for _ in range(2):
+            with closing(single_environment(env.spec)) as single:
+                descriptions.append(description_of(single, observation_space=space))
     for description in descriptions[1:]:
         if description.saved() != descriptions[0].saved():
             raise ValueError(

@@ -318,6 +318,8 @@ def test_wrong_words_are_refused_before_training():
         policy_of(lm, ["good", "bad"], instructions=3)
     with refused(TypeError, "vector environment"):
         WordsPolicy.of(gym.make("CartPole-v1"))
+    with refused(ValueError, "loaded LanguageModel", "when you load it"):
+        WordsPolicy.of(frozen_lake(), model(), temperature=0.5)
     with refused(ValueError, "positions", "shorter"):
         policy_of(lm, ["good", "bad"], describe=lambda s: "a " * 64).act(np.array([0]))
     with refused(ValueError, "chat template"):
@@ -409,6 +411,15 @@ def test_changed_texts_have_their_effect():
     assert policy.texts(states) == ["b c d\nd"] * 3
     same = policy.act(states, deterministic=True).log_prob
     assert not torch.allclose(before, with_instructions) and same.unique().numel() == 1
+
+
+def test_a_copy_keeps_its_texts():
+    policy = policy_of(model(), ["good", "bad"])
+    states = np.arange(3)
+    reference, before = policy.reference(), policy.texts(states)
+    policy.describe = lambda observation: "d"
+    policy.texts(states)
+    assert reference.texts(states) == before
 
 
 def test_texts_of_another_map_are_refused():
