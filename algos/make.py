@@ -91,7 +91,8 @@ def make_vector_environment(
         make_single = partial(make_wrapped, spec, wrappers, **arguments)
         env: VectorEnv
         if is_string_env or env_id == WORDS:
-            env = _words_environment(env_id, num_envs, env_wrappers=wrappers, **arguments)
+            env_wrappers = [*arguments.get("env_wrappers", ()), *wrappers]
+            env = _words_environment(env_id, num_envs, **(arguments | {"env_wrappers": env_wrappers}))
         elif process_timeout is not None:
             from algos.envs.subprocess_env import SubprocessVectorEnv
 

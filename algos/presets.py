@@ -277,23 +277,30 @@ def recipe(
             learning rate of their size. Other policies get the settings of ``"auto"``.
 
     Raises:
-        ValueError: if the algorithm is unknown or not for text.
+        ValueError: if the algorithm is unknown or not for text, or a policy is named for text.
     """
     if not isinstance(algorithm, str):
         settings = _settings_of_class(env_id, algorithm, model)
     else:
         settings = _settings(env_id.rpartition(":")[2], algorithm, model)
+    # A language model that is named plays control; text is played by no other policy
+    is_control = not is_text(env_id.rpartition(":")[2])
+    if not is_control and policy != "auto":
+        raise ValueError(f"policy is {policy!r}, but {env_id} is text, which a language model plays: leave policy out")
+    if is_control and policy == "auto" and settings.policy == "auto" and model != "embedded":
+        policy = "words"
     if policy != "auto":
-        settings = _with_policy(settings, policy, algorithm, model)
+        settings = _with_policy(settings, policy, model)
     return replace(settings, env=env_id, algorithm=algorithm, model=model)
 
 
-def _with_policy(settings: Recipe, policy: str, algorithm: str | type[Agent[Any]], model: str) -> Recipe:
+def _with_policy(settings: Recipe, policy: str, model: str) -> Recipe:
     """Return the settings for a policy other than the recipe's own."""
-    if policy == "lstm" and algorithm == "ppo":
+    is_ppo = type(settings.config) is PPOConfig
+    if policy == "lstm" and is_ppo:
         return RECURRENT
     if policy == "words":
-        if algorithm == "ppo":
+        if is_ppo:
             config: Config = WORDS
         else:
             config = replace(settings.config, learning_rate=None, final_learning_rate=None)

@@ -149,8 +149,9 @@ class Train(WatchOptions, TextOptions, LanguageModelOptions, PromptOptions, Mode
     """Folder for metrics, samples and the agent; default runs/ENV-ALGO-SEED."""
     policy: PolicyName = "auto"
     """Control only; auto means cnn for images, else mlp, and q for DQN. words is a language model that reads a
-    description of each observation. For lstm, --config.minibatch-size is a number
-    of slots; see presets.CARTPOLE_LSTM. gsde has state-dependent noise, for Box actions."""
+    description of each observation, and is chosen if --model is given without --policy. For lstm,
+    --config.minibatch-size is a number of slots; see presets.CARTPOLE_LSTM. gsde has state-dependent noise, for Box
+    actions."""
     policy_kwargs: str = "{}"
     """Further arguments of the policy as a JSON object, such as '{"normalize_observations": true}'."""
     device: str | None = None

@@ -26,7 +26,8 @@ class Tune(Command):
     total_steps: int | None = None
     """Steps of each training; by default those of the preset."""
     model: str | None = None
-    """Text only: the embedded model, a folder written by save_pretrained, or a hub name."""
+    """Language model, for text or to play control in words: embedded, a folder written by save_pretrained, or a hub
+    name."""
     wrapper: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Function that wraps each environment, as in algos train."""
     trials: int = 50

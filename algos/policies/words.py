@@ -400,7 +400,7 @@ class WordsPolicy(ControlPolicy):
         """Begin without remembered descriptions, tokens and outputs, which a copy of the policy must not share."""
         self._described_by = self.describe
         self._text_of_observation: dict[bytes, str] = {}
-        self._ids_of_text: dict[str, list[int]] = {}
+        self._ids_of_text: dict[tuple[bool, str], list[int]] = {}
         self._outputs = _Outputs()
 
     def _read(self, observation: Tensor) -> tuple[Tensor, Tensor]:
@@ -517,8 +517,9 @@ class WordsPolicy(ControlPolicy):
         Raises:
             ValueError: if no word fits after them into the model's context.
         """
-        if text in self._ids_of_text:
-            return self._ids_of_text[text]
+        key = (self.chat, text)
+        if key in self._ids_of_text:
+            return self._ids_of_text[key]
         lm = self.language_model
         if self.chat:
             message: Message = {"role": "user", "content": text}
@@ -533,7 +534,7 @@ class WordsPolicy(ControlPolicy):
             )
         if len(self._ids_of_text) > MAX_REMEMBERED:
             self._ids_of_text.clear()
-        self._ids_of_text[text] = ids
+        self._ids_of_text[key] = ids
         return ids
 
     def _saved_description(self) -> Mapping[str, object]:
@@ -553,7 +554,7 @@ class _Outputs:
     def of(self, texts: Sequence[str], policy: WordsPolicy) -> tuple[Tensor, Tensor]:
         """Return what `WordsPolicy._read_texts` returns for these texts; read those that are not known."""
         lm = policy.language_model
-        made_with = [*_fingerprints(policy), lm.temperature, lm.autocast, policy.instructions]
+        made_with = [*_fingerprints(policy), lm.temperature, lm.autocast, policy.instructions, policy.chat]
         if made_with != self._made_with or len(self._of_text) > MAX_REMEMBERED:
             self._made_with = made_with
             self._of_text = {}

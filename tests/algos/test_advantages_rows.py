@@ -37,8 +37,8 @@ def test_gae_of_cut_episodes_is_that_of_whole_ones(options, bootstrap_truncated)
     for seed in SEEDS:
         pair = cut_episodes(seed)
         several_rows += len(pair.cut) - len(pair.whole)
-        options["bootstrap_truncated"] = bootstrap_truncated
-        one, several = learner(pair.whole_values, **options), learner(pair.cut_values, **options)
+        common = options | {"bootstrap_truncated": bootstrap_truncated}
+        one, several = learner(pair.whole_values, **common), learner(pair.cut_values, **common)
         add_advantages(one, pair.whole)
         add_advantages(several, pair.cut)
         for name in ("advantage", "value_target"):

@@ -148,7 +148,6 @@ def grpo_text():
 
 
 MAKERS = (
-    ppo_words,
     ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, a2c, trpo, dqn, grpo_control, ppo_text, ppo_seq2seq,
     grpo_text, ppo_normalized, ppo_words,
 )  # fmt: skip

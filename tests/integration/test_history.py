@@ -510,11 +510,13 @@ def test_every_algorithm_trains_on_several_rows(name, tmp_path):
     algorithm, options = TRAINED[name]
     policy = lm_policy(seed=0)
     penalty = KLPenalty(policy.reference(), 0.1)
+    before = [parameter.clone() for parameter in policy.parameters()]
     agent = algorithm(walk_env(history=2), policy, num_steps=None, num_episodes=8, penalty=penalty, **options)
     history = agent.learn(400, run_dir=tmp_path / "run")
     for metrics in history:
         assert metrics["episode/length"] == pytest.approx(metrics["rollout/steps"] / 8)
     assert len((tmp_path / "run" / "samples.jsonl").read_text().splitlines()) >= 8
+    assert any(not torch.equal(old, new) for old, new in zip(before, policy.parameters(), strict=True))
 
 
 def test_episodes_longer_than_the_context_train():

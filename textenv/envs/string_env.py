@@ -161,8 +161,8 @@ class StringGames:
             self._waiting.append(self._make_env())
         return self._waiting[0]
 
-    def close(self) -> None:
-        """Close an environment that waits for an episode."""
+    def close_waiting(self) -> None:
+        """Close an environment that waits for an episode; environments call this when they are closed."""
         while self._waiting:
             self._waiting.pop().close()
 
@@ -303,12 +303,7 @@ class TokenVectorEnv(TextVectorEnv):
                 "give a function that makes one, such as the class itself"
             )
         arguments = words_as_rule(task, **arguments)
-        self._games = task
         super().__init__(task, tokenizer=tokenizer, num_envs=num_envs, max_turns=max_turns, **arguments)
-
-    def close_extras(self, **kwargs: Any) -> None:
-        """Close an environment that waits for its episode."""
-        self._games.close()
 
 
 def words_as_rule(task: StringGames, **arguments: Any) -> dict[str, Any]:

@@ -362,6 +362,12 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         with self._order.fork(), frozen_states(self.user_objects), evaluation():
             yield
 
+    def close_extras(self, **kwargs: object) -> None:
+        """Close an environment of the task that waits for its episode (`textenv.envs.string_env.StringGames`)."""
+        close_waiting = getattr(self.task, "close_waiting", None)  # only some tasks have it
+        if close_waiting is not None:
+            close_waiting()
+
     # --- plain Gymnasium -------------------------------------------------------------------------------------
 
     def reset(

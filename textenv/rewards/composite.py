@@ -155,9 +155,9 @@ class Rewards:
         self.failed = 0
         """Number of completions so far on which a function failed."""
         self._recent_counts: deque[tuple[int, int]] = deque()
+        """Number of completions, and of those that failed, in each recent batch."""
         self._warned: set[str] = set()
         """Functions of which the log says that they fail on a batch, but on neither half of it."""
-        """Number of completions, and of those that failed, in each recent batch."""
         self._last_error: RewardError | None = None
         self.__name__ = "+".join(self.functions)
 

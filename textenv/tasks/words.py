@@ -214,7 +214,6 @@ def _observed_lengths(
 
     Without a `LanguageWrapper` there are no words, so nothing is played, and the longest reply is 0.
     """
-    num_turns = 0 if wrapper is None else MEASURED_TURNS
     rng = np.random.default_rng(0)
     prompt_length = 0
     reply_length = 0
@@ -222,9 +221,11 @@ def _observed_lengths(
     for prompt in prompts:
         ids = prompt_ids(prompt, tokenizer)
         prompt_length = max(prompt_length, len(ids))
-        for index in range(num_turns):
-            assert wrapper is not None
-            word_ids = text_ids(_random_text(wrapper, rng), tokenizer)
+        played = language_wrapper_of(prompt.state.env)
+        for index in range(MEASURED_TURNS):
+            if played is None:
+                break
+            word_ids = text_ids(_random_text(played, rng), tokenizer)
             turn = Turn(prompt, ids, ids, word_ids, terminated=True, tokenizer=tokenizer, index=index)
             (reply,) = games.reply([turn])
             if not isinstance(reply, str):  # the episode is over
@@ -235,7 +236,9 @@ def _observed_lengths(
 
 
 def _random_text(wrapper: LanguageWrapper, rng: np.random.Generator) -> str:
-    """Draw the text of an action."""
+    """Draw the text of an action that is available."""
+    if wrapper.available_words is not None:
+        return str(rng.choice(wrapper.available_words))
     words = [str(rng.choice(choice)) for choice in wrapper.action_words.choices]
     return " ".join(words)
 

@@ -39,7 +39,8 @@ class FrozenLake(KnownDescription):
     is_slippery: bool = False
 
     def __post_init__(self) -> None:
-        if not self.rows or not all(isinstance(row, str) and len(row) == len(self.rows[0]) > 0 for row in self.rows):
+        are_texts = isinstance(self.rows, tuple) and all(isinstance(row, str) for row in self.rows)
+        if not are_texts or len({*map(len, self.rows)}) != 1 or not self.rows[0]:
             raise ValueError(f"rows is {self.rows!r:.100}, expected texts of one length")
 
     @classmethod
@@ -53,7 +54,10 @@ class FrozenLake(KnownDescription):
     @classmethod
     def restored(cls, arguments: Mapping[str, Any]) -> Self:
         """Rebuild the description from the saved arguments."""
-        return cls(**{**arguments, "rows": tuple(arguments.get("rows", ()))})
+        rows = arguments.get("rows")
+        if isinstance(rows, list):
+            rows = tuple(rows)
+        return cls(**{**arguments, "rows": rows})
 
     @property
     def aim(self) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -119,7 +120,7 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
         self.num_unreadable = 0
         """Number of texts in this episode that were no action."""
         self._last_description = ""
-        if not _is_description(self._describe):
+        if not isinstance(self._describe, Description):
             self._try_on_a_copy()
 
     @property
@@ -192,10 +193,11 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
             return
         try:
             env = copy.deepcopy(self.env)
-            observation, _ = env.reset(seed=0)
         except Exception:  # of any kind: such an environment cannot be copied
             return
-        self._text_of(observation, env)
+        with contextlib.closing(env):
+            observation, _ = env.reset(seed=0)
+            self._text_of(observation, env)
 
 
 def language_wrapper_of(env: gymnasium.Env) -> LanguageWrapper | None:
@@ -207,15 +209,10 @@ def language_wrapper_of(env: gymnasium.Env) -> LanguageWrapper | None:
     return None
 
 
-def _is_description(describe: object) -> bool:
-    """Return True for a `Description`, False for a plain function."""
-    return hasattr(describe, "action_words") and hasattr(describe, "instructions")
-
-
 def _words_of(describe: object, env: gymnasium.Env) -> Words | None:
     """Return the words of the actions by a description, or by that of the environment if ``describe`` is a function."""
-    if _is_description(describe):
-        return cast("Description", describe).action_words
+    if isinstance(describe, Description):
+        return describe.action_words
     try:
         return description_of(env).action_words
     except ValueError:  # such observations have no description of ours, which is why there is a function

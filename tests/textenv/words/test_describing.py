@@ -40,7 +40,7 @@ def differ(space, one, two):
     return bool(np.any(one != two))
 
 
-@settings(deadline=None)
+@settings(derandomize=True, deadline=None, database=None)
 @given(every_space, st.integers(0, 1000))
 def test_every_space_has_a_text_equal_for_equals(space, seed):
     describe = SpaceDescription(space)
@@ -51,7 +51,7 @@ def test_every_space_has_a_text_equal_for_equals(space, seed):
     assert describe(copy.deepcopy(observation)) == text
 
 
-@settings(deadline=None)
+@settings(derandomize=True, deadline=None, database=None)
 @given(observation_spaces, st.integers(0, 1000))
 def test_observations_that_differ_have_other_texts(space, seed):
     describe = SpaceDescription(space)
@@ -62,7 +62,7 @@ def test_observations_that_differ_have_other_texts(space, seed):
         assert describe(one) != describe(two)
 
 
-@settings(deadline=None)
+@settings(derandomize=True, deadline=None, database=None)
 @given(observation_spaces, st.integers(0, 1000))
 def test_one_of_a_batch_has_the_same_text(space, seed):
     describe = SpaceDescription(space)

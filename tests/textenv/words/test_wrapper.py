@@ -13,6 +13,7 @@ from gymnasium.utils.env_checker import check_env
 from algos import LMPolicy, collect
 from tests.helpers.errors import refused
 from textenv import TokenVectorEnv
+from textenv.envs.string_env import TokenEnv
 from textenv.words.wrapper import MAX_CHARACTERS, LanguageWrapper, language_wrapper_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium's own, that a wrapper is checked
@@ -381,3 +382,19 @@ def _first_masks(rollout):
     for row in range(len(rollout)):
         column = int(rollout["mask"][row].int().argmax())
         yield sets[rollout["allowed"][row, column]]
+
+
+def test_an_environment_that_waits_is_closed():
+    closed = []
+
+    class Counted(Corridor):
+        def close(self):
+            closed.append(self)
+
+    tokenizer = LMPolicy.load("embedded").tokenizer
+    for make in (TokenEnv, TokenVectorEnv):
+        closed.clear()
+        games = make(lambda: LanguageWrapper(Counted(), str, ["left", "right"]), tokenizer=tokenizer, max_length=120)
+        closed.clear()  # what the wrappers have tried the description on
+        games.close()
+        assert len(closed) == 1
