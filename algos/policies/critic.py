@@ -130,19 +130,33 @@ class Critic(nn.Module):
         self.gradient_checkpointing = lm.gradient_checkpointing
         self.autocast = lm.autocast
 
-    def hidden(self, tokens: Tensor, prompt_length: Tensor | None = None, length: Tensor | None = None) -> Tensor:
+    def hidden(
+        self,
+        tokens: Tensor,
+        prompt_length: Tensor | None = None,
+        length: Tensor | None = None,
+        *,
+        share_beginnings: bool = False,
+    ) -> Tensor:
         """Trunk output at every position, ``[B, L, hidden size]``; arguments as for `LanguageModel.hidden`."""
         if self.seq2seq is not None:
             return self.seq2seq.hidden(self._run, tokens, prompt_length)
         if length is not None:
             # Rows are not packed with gradient checkpointing, which reads layers again, outside the pack
             packed_trunk = None if self.gradient_checkpointing else self.trunk
-            return without_padding(self._run, tokens, length, packed_trunk)
+            return without_padding(self._run, tokens, length, packed_trunk, share_beginnings=share_beginnings)
         return self._run(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
 
-    def values(self, tokens: Tensor, prompt_length: Tensor | None = None, length: Tensor | None = None) -> Tensor:
+    def values(
+        self,
+        tokens: Tensor,
+        prompt_length: Tensor | None = None,
+        length: Tensor | None = None,
+        *,
+        share_beginnings: bool = False,
+    ) -> Tensor:
         """Values of each row's prefixes, float32 ``[B, L]``; arguments as for `LanguageModel.hidden`."""
-        hidden = self.hidden(tokens, prompt_length, length)
+        hidden = self.hidden(tokens, prompt_length, length, share_beginnings=share_beginnings)
         return self.head(hidden.float()).squeeze(-1)
 
     def _run(self, part: str = "", /, *, input_ids: Tensor, **inputs: object) -> Tensor:

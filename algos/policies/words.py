@@ -446,7 +446,7 @@ class WordsPolicy(ControlPolicy):
         tokens = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
         prompt_length = torch.tensor(prompt_lengths, device=device)
         length = torch.tensor([len(row) for row in rows], device=device)
-        hidden = lm.hidden(tokens, prompt_length, length)
+        hidden = lm.hidden(tokens, prompt_length, length, share_beginnings=True)
 
         # Log-probability of each word: the sum over its branches, at each among the tokens that may follow there
         log_probs = lm.log_probs(hidden[row_of_branch, position_of_branch]).view(len(descriptions), -1, lm.num_tokens)
@@ -464,7 +464,8 @@ class WordsPolicy(ControlPolicy):
         first = torch.tensor(first_rows, device=device)
         last_position = prompt_length[first] - 1
         if isinstance(self.critic, Critic):
-            all_values = self.critic.values(tokens[first], prompt_length[first], prompt_length[first])
+            lengths = prompt_length[first]
+            all_values = self.critic.values(tokens[first], lengths, lengths, share_beginnings=True)
             return torch.cat(scores, -1), all_values.gather(1, last_position[:, None]).squeeze(1)
         features = hidden[first, last_position].float()
         if self.detach_value:

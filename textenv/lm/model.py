@@ -178,12 +178,19 @@ class LanguageModel(nn.Module):
         return self.model.get_output_embeddings().weight.shape[1]
 
     def hidden(
-        self, tokens: Tensor, prompt_length: Tensor | None = None, length: Tensor | None = None, **inputs: object
+        self,
+        tokens: Tensor,
+        prompt_length: Tensor | None = None,
+        length: Tensor | None = None,
+        *,
+        share_beginnings: bool = False,
+        **inputs: object,
     ) -> Tensor:
         """Trunk output at every position: int64 ``[B, L]`` to ``[B, L, hidden_size]``.
 
         An encoder-decoder model needs ``prompt_length``, int64 ``[B]``; its output is valid from the last token of the
-        prompt on. With ``length``, int64 ``[B]``, other models need only read so many tokens of each row.
+        prompt on. With ``length``, int64 ``[B]``, other models need only read so many tokens of each row, and with
+        ``share_beginnings`` on a CPU the tokens with which several rows begin only once.
 
         Raises:
             ValueError: if the rows are longer than the model's context, or the prompt_length is missing.
@@ -193,7 +200,9 @@ class LanguageModel(nn.Module):
             return self.seq2seq.hidden(self.trunk, tokens, prompt_length)
         if length is not None:
             packable_model = None if self.gradient_checkpointing else trunk_of(self.model)
-            return without_padding(self.trunk, tokens, length, packable_model)
+            return without_padding(
+                self.trunk, tokens, length, packable_model, share_beginnings=share_beginnings
+            )
         if "attention_mask" not in inputs:  # padding is on the right, so causal attention does not read it
             inputs["attention_mask"] = torch.ones_like(tokens)
         return self.trunk(input_ids=tokens, use_cache=False, **inputs)

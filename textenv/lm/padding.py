@@ -3,6 +3,9 @@
 In a pack, the tokens of all rows stand one after another, and attention keeps the rows apart. Packs are for models
 whose every layer has causal attention by the interface of `transformers`. For each model it is checked once that the
 rows of a pack do not see each other.
+
+If asked to, a pack has the beginnings that rows share only once: of "You are in row 1" and "You are in row 2", the tokens
+before the number. The keys and values of a shared token are those of each of its rows.
 """
 
 from __future__ import annotations
@@ -33,7 +36,14 @@ _packable: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 """By model: True if its rows may be packed (`_packs_well`)."""
 
 
-def without_padding(run: Trunk, tokens: Tensor, length: Tensor, model: PreTrainedModel | None = None) -> Tensor:
+def without_padding(
+    run: Trunk,
+    tokens: Tensor,
+    length: Tensor,
+    model: PreTrainedModel | None = None,
+    *,
+    share_beginnings: bool = False,
+) -> Tensor:
     """Return a trunk's output ``[B, L, size]`` for rows of these lengths (int64 ``[B]``); on padding it is not valid.
 
     In one process on a CPU, padding is not read. Elsewhere it is read, too.
@@ -44,26 +54,50 @@ def without_padding(run: Trunk, tokens: Tensor, length: Tensor, model: PreTraine
         length: number of tokens to read of each row, at least 1.
         model: the trunk's model, if its rows may be packed: not with gradient checkpointing, which reads them again
             later.
+        share_beginnings: read tokens with which several rows begin once, if the rows may be packed.
     """
     # Ranks that share weights (FSDP) take part in each other's passes, and need equal numbers of them.
     is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if tokens.is_cuda or is_distributed or length.min() == tokens.shape[1]:
+    has_padding = bool(length.min() < tokens.shape[1])
+    if tokens.is_cuda or is_distributed or not (has_padding or share_beginnings):
         return _plain(run, tokens)
     if model is not None and _can_pack(model, run):
+        if share_beginnings:
+            return _in_packs_with_shared_beginnings(model, run, tokens, length)
         return _in_packs(model, run, tokens, length)
     return _in_groups(run, tokens, length)
 
 
 def _in_packs(model: PreTrainedModel, run: Trunk, tokens: Tensor, length: Tensor) -> Tensor:
     """Read the rows in packs: with gradients in one, else in packs of about `POSITIONS_AT_ONCE` tokens."""
-    rows_at_once = len(tokens)
-    if not torch.is_grad_enabled():
-        rows_at_once = max(1, len(tokens) * POSITIONS_AT_ONCE // int(length.sum()))
     hidden = []
-    for start in range(0, len(tokens), rows_at_once):
-        rows = slice(start, start + rows_at_once)
-        hidden.append(_packed(model, run, tokens[rows], length[rows]))
+    for rows in _pack_slices(len(tokens), int(length.sum())):
+        hidden.append(_packed(model, run, tokens[rows], _rows(length[rows], tokens.shape[1])))
     return torch.cat(hidden)
+
+
+def _in_packs_with_shared_beginnings(model: PreTrainedModel, run: Trunk, tokens: Tensor, length: Tensor) -> Tensor:
+    """Like `_in_packs`, but what rows of a pack have in common up to a position is read once."""
+    # In the order of their tokens, rows with the same beginning stand one after another
+    width = tokens.shape[1]
+    is_padding = torch.arange(width, device=tokens.device) >= length[:, None]
+    ordered, row_of = tokens.masked_fill(is_padding, -1).unique(dim=0, return_inverse=True)
+    lengths = (ordered >= 0).sum(1)
+    tokens = ordered.clamp(min=0)
+
+    num_tokens = int(_is_own(ordered).sum())
+    hidden = []
+    for rows in _pack_slices(len(tokens), num_tokens):
+        hidden.append(_packed(model, run, tokens[rows], _rows_with_shared_beginnings(ordered[rows])))
+    return torch.cat(hidden)[row_of]
+
+
+def _pack_slices(num_rows: int, num_tokens: int) -> list[slice]:
+    """Divide rows, which have this many tokens together, into packs; see `_in_packs`."""
+    rows_at_once = num_rows
+    if not torch.is_grad_enabled():
+        rows_at_once = max(1, num_rows * POSITIONS_AT_ONCE // num_tokens)
+    return [slice(start, start + rows_at_once) for start in range(0, num_rows, rows_at_once)]
 
 
 def _in_groups(run: Trunk, tokens: Tensor, length: Tensor) -> Tensor:
@@ -120,11 +154,9 @@ def _group_sizes(lengths: list[int]) -> list[int]:
     return sizes
 
 
-def _packed(model: PreTrainedModel, run: Trunk, tokens: Tensor, length: Tensor) -> Tensor:
+def _packed(model: PreTrainedModel, run: Trunk, tokens: Tensor, rows: _Rows) -> Tensor:
     """Read the rows in one pack."""
-    column = torch.arange(tokens.shape[1], device=tokens.device)
-    mask = column < length[:, None]
-    rows = _Rows(mask.flatten().nonzero().squeeze(1), tokens.shape)
+    column = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
 
     # Switch to the attention of packs. Hide the padding token, because GPT-2 with one would ask for a mask
     config = model.config
@@ -134,8 +166,8 @@ def _packed(model: PreTrainedModel, run: Trunk, tokens: Tensor, length: Tensor) 
     config.pad_token_id = None
     try:
         hidden = run(
-            input_ids=tokens[mask][None],
-            position_ids=column.expand_as(tokens)[mask][None],
+            input_ids=rows.collect(tokens)[None],
+            position_ids=rows.collect(column)[None],
             attention_mask=None,
             use_cache=False,
             packed_rows=rows,
@@ -151,15 +183,51 @@ class _Rows:
     """Where the tokens of a pack are in the padded rows."""
 
     indices: Tensor
-    """Index of each token of the pack in the flattened padded rows, int64 ``[N]``."""
+    """Index of each token of the pack in the flattened padded rows, int64 ``[N]``; of a shared one in its first row."""
     shape: torch.Size
     """Shape of the padded rows, ``[B, L]``."""
+    sources: Tensor | None = None
+    """Index of the token of the pack that stands at each position of the flattened padded rows, int64 ``[B * L]``; any
+    on padding. None if no token is shared."""
+
+    def collect(self, padded: Tensor) -> Tensor:
+        """``[B, L, ...]`` to ``[N, ...]``."""
+        return padded.flatten(0, 1).index_select(0, self.indices)
 
     def spread(self, packed: Tensor) -> Tensor:
-        """``[N, ...]`` to ``[B, L, ...]``, with zeros for padding."""
+        """``[N, ...]`` to ``[B, L, ...]``, with zeros for padding, or any numbers if tokens are shared."""
+        if self.sources is not None:
+            return packed.index_select(0, self.sources).unflatten(0, self.shape)
         zeros = packed.new_zeros(self.shape.numel(), *packed.shape[1:])
         padded = zeros.index_copy(0, self.indices, packed)
         return padded.unflatten(0, self.shape)
+
+
+def _rows(length: Tensor, width: int) -> _Rows:
+    """Rows of these lengths, padded to this width."""
+    mask = torch.arange(width, device=length.device) < length[:, None]
+    return _Rows(mask.flatten().nonzero().squeeze(1), mask.shape)
+
+
+def _rows_with_shared_beginnings(ordered: Tensor) -> _Rows:
+    """Rows in the order of their tokens, int64 ``[B, L]`` with -1 on padding."""
+    is_own = _is_own(ordered)
+    # A shared token stands in the last row above that has one of its own in that column
+    row = torch.arange(len(ordered), device=ordered.device).unsqueeze(1)
+    own_row = torch.where(is_own, row, 0).cummax(0).values
+    number = is_own.flatten().cumsum(0).sub(1).clamp(min=0).view_as(ordered)
+    sources = number.gather(0, own_row)
+    return _Rows(is_own.flatten().nonzero().squeeze(1), ordered.shape, sources.flatten())
+
+
+def _is_own(ordered: Tensor) -> Tensor:
+    """Return where ordered rows have a token that the row above does not share, bool ``[B, L]``."""
+    is_token = ordered >= 0
+    is_equal = ordered[1:] == ordered[:-1]
+    is_shared = is_equal.cumprod(1).bool()
+    is_own = is_token.clone()
+    is_own[1:] &= ~is_shared
+    return is_own
 
 
 def _attend(
@@ -183,8 +251,7 @@ def _attend(
     output, _ = attend(module, query, key, value, attention_mask, **options)
 
     # [B, L, heads, size] to [1, N, heads, size]
-    packed = output.flatten(0, 1).index_select(0, packed_rows.indices)
-    return packed[None], None
+    return packed_rows.collect(output)[None], None
 
 
 def _can_pack(model: PreTrainedModel, run: Trunk) -> bool:
@@ -217,8 +284,8 @@ def _packs_well(model: PreTrainedModel, run: Trunk) -> bool:
     changed_tokens[:2] = (tokens[:2] + 1) % config.vocab_size
     try:
         plain = _plain(run, tokens)
-        packed = _packed(model, run, tokens, length)
-        changed = _packed(model, run, changed_tokens, length)
+        packed = _packed(model, run, tokens, _rows(length, 7))
+        changed = _packed(model, run, changed_tokens, _rows(length, 7))
     except Exception:  # a model may raise anything for inputs that it does not know
         return False
 
