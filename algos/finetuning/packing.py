@@ -115,12 +115,12 @@ def learnt_log_probs(lm: LanguageModel, rows: TokenRows) -> Tensor:
 
     Logits are computed at these tokens only, in chunks (`LanguageModel.score_actions`).
     """
-    options: dict[str, Tensor | None] = {}
-    if rows.position_ids is not None:
-        options = _separating_options(rows.position_ids)
     learnt = rows.learnt[:, 1:]  # [R, L - 1]: whether the next token is a target
     first_target = learnt.int().argmax(1) + 1
-    hidden = lm.hidden(rows.tokens, first_target, **options)  # [R, L, h]
+    if rows.position_ids is None:
+        hidden = lm.hidden(rows.tokens, first_target)  # [R, L, h]
+    else:
+        hidden = _hidden_of_packed(lm, rows.tokens, rows.position_ids, first_target)
     log_prob, *_ = lm.score_actions(hidden[:, :-1][learnt], action=rows.tokens[:, 1:][learnt], allowed=None)
     return log_prob
 
@@ -134,7 +134,7 @@ def check_packing(lm: LanguageModel) -> None:
     twice = torch.cat([example, example], dim=1)
     position_ids = torch.arange(4, device=lm.device).repeat(1, 2)
     try:
-        packed = lm.hidden(twice, **_separating_options(position_ids))
+        packed = _hidden_of_packed(lm, twice, position_ids)
         difference = (packed[:, 4:] - alone).abs().max().item()
         reason = f"a difference of {difference:.3g}"
     except TypeError as error:  # a model without position_ids
@@ -148,12 +148,14 @@ def check_packing(lm: LanguageModel) -> None:
         )
 
 
-def _separating_options(position_ids: Tensor) -> dict[str, Tensor | None]:
-    """Options of a forward pass that separates the examples of a row.
+def _hidden_of_packed(
+    lm: LanguageModel, tokens: Tensor, position_ids: Tensor, prompt_length: Tensor | None = None
+) -> Tensor:
+    """Trunk output ``[R, L, h]`` of packed rows, whose examples do not see each other.
 
-    `transformers` does this where position ids restart, if there is no attention mask.
+    `transformers` separates them where position ids restart, if there is no attention mask.
     """
-    return {"attention_mask": None, "position_ids": position_ids}
+    return lm.hidden(tokens, prompt_length, attention_mask=None, position_ids=position_ids)
 
 
 def read_example(index: int, row: object, tokenizer: PreTrainedTokenizerBase) -> Example:

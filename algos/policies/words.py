@@ -569,15 +569,22 @@ class _Outputs:
 
 
 def _fingerprints(module: nn.Module) -> list[object]:
-    """Return numbers for each weight that change with it: one by any single change, the other by moved numbers too."""
+    """Return what changes with the weights: of trained ones two numbers, of frozen ones torch's counter of changes.
+
+    One of the numbers changes with any single weight, the other if weights only change places.
+    """
     fingerprints: list[object] = []
     for parameter in module.parameters():
+        fingerprints += [parameter.device, parameter.dtype]
+        if not parameter.requires_grad and not parameter.is_inference():  # of which torch counts no changes
+            fingerprints += [parameter.data_ptr(), parameter._version]
+            continue
         weight = parameter.detach()
         rows = weight.reshape(len(weight), -1).float() if weight.ndim else weight.reshape(1, 1).float()
         row_factors = torch.arange(1.0, len(rows) + 1, device=rows.device).sin()
         column_factors = torch.arange(1.0, rows.shape[1] + 1, device=rows.device).cos()
         weighted_sum = (row_factors @ rows) @ column_factors
-        fingerprints += [torch.hash_tensor(rows).item(), weighted_sum.item(), weight.device, weight.dtype]
+        fingerprints += [torch.hash_tensor(rows).item(), weighted_sum.item()]
     return fingerprints
 
 

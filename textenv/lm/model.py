@@ -200,9 +200,7 @@ class LanguageModel(nn.Module):
             return self.seq2seq.hidden(self.trunk, tokens, prompt_length)
         if length is not None:
             packable_model = None if self.gradient_checkpointing else trunk_of(self.model)
-            return without_padding(
-                self.trunk, tokens, length, packable_model, share_beginnings=share_beginnings
-            )
+            return without_padding(self.trunk, tokens, length, packable_model, share_beginnings=share_beginnings)
         if "attention_mask" not in inputs:  # padding is on the right, so causal attention does not read it
             inputs["attention_mask"] = torch.ones_like(tokens)
         return self.trunk(input_ids=tokens, use_cache=False, **inputs)

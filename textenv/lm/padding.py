@@ -4,8 +4,8 @@ In a pack, the tokens of all rows stand one after another, and attention keeps t
 whose every layer has causal attention by the interface of `transformers`. For each model it is checked once that the
 rows of a pack do not see each other.
 
-If asked to, a pack has the beginnings that rows share only once: of "You are in row 1" and "You are in row 2", the tokens
-before the number. The keys and values of a shared token are those of each of its rows.
+If asked to, a pack has tokens with which several rows begin only once: of "You are in row 1" and "You are in row 2",
+those before the number. The keys and values of a shared token are those of each of its rows.
 """
 
 from __future__ import annotations
@@ -82,7 +82,6 @@ def _in_packs_with_shared_beginnings(model: PreTrainedModel, run: Trunk, tokens:
     width = tokens.shape[1]
     is_padding = torch.arange(width, device=tokens.device) >= length[:, None]
     ordered, row_of = tokens.masked_fill(is_padding, -1).unique(dim=0, return_inverse=True)
-    lengths = (ordered >= 0).sum(1)
     tokens = ordered.clamp(min=0)
 
     num_tokens = int(_is_own(ordered).sum())

@@ -135,11 +135,12 @@ def test_equal_descriptions_are_read_once():
         return letter(observation)
 
     policy = policy_of(model(), ["good", "bad"], describe=counted)
-    rows = []
-    policy.language_model.model.transformer.wte.register_forward_hook(lambda _, inputs, __: rows.append(len(inputs[0])))
+    tokens = []
+    embedding = policy.language_model.model.transformer.wte
+    embedding.register_forward_hook(lambda _, inputs, __: tokens.append(inputs[0].numel()))
     observations = torch.eye(4)[[0, 1, 2, 3, 2, 3, 0]]
     values = policy.value(observations)
-    assert sorted(read) == [0, 1, 2, 3] and rows == [3]
+    assert sorted(read) == [0, 1, 2, 3] and tokens[-1] == 3
     assert values.shape == (7,)
     policy.value(observations)
     assert len(read) == 4, "a known observation is not described again"

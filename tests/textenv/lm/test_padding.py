@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 from tensordict import TensorDict
 
 from algos import LMPolicy
@@ -16,6 +17,7 @@ from textenv.lm.padding import without_padding
 
 FAMILIES = ["gpt2", "llama", "bloom", "gemma3_text", "qwen3_moe", "mamba2", "jamba", "rwkv", "falcon_h1"]
 SLOTS, LENGTH = 6, 20
+few = settings(derandomize=True, deadline=None, database=None, max_examples=40)
 
 
 def passes(model):
@@ -189,6 +191,65 @@ def test_adapters_and_low_precision_are_packed(options):
     assert read[-1] == (1, needed(rollout))
     expected = torch.cat([policy.evaluate(row).log_prob[row["mask"]] for row in each_alone(rollout)])
     torch.testing.assert_close(found, expected, atol=1e-4 if "lora" in options else 0.1, rtol=0)
+
+
+rows_of_few_tokens = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=6), min_size=1, max_size=9)
+
+
+def padded(rows):
+    """Rows as a tensor, with tokens on their padding that must not matter, and their lengths."""
+    longest = max(map(len, rows))
+    tokens = torch.tensor([row + [4 + i % 2] * (longest - len(row)) for i, row in enumerate(rows)])
+    return tokens, torch.tensor([len(row) for row in rows])
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3_moe", "bloom", "mamba2"])
+@few
+@given(rows=rows_of_few_tokens)
+def test_rows_that_share_their_beginnings_are_read_as_alone(rows, family):
+    """Outputs and the gradient are those of each row alone; tokens of few kinds, so many beginnings are shared."""
+    lm = LanguageModel(make_family(family), make_tokenizer(WORDS))
+    tokens, length = padded(rows)
+    factors = torch.arange(1.0, 7.0).sin()
+
+    def gradient_and_outputs(outputs):
+        lm.zero_grad()
+        sum((hidden.square().sum(-1) * factors[: len(hidden)]).sum() for hidden in outputs).backward()
+        return torch.cat([p.grad.flatten() for p in lm.parameters() if p.grad is not None]), torch.cat(outputs).detach()
+
+    together = lm.hidden(tokens, None, length, share_beginnings=True)
+    gradient, outputs = gradient_and_outputs([hidden[:end] for hidden, end in zip(together, length, strict=True)])
+    expected_gradient, expected = gradient_and_outputs([lm.hidden(torch.tensor([row]))[0] for row in rows])
+    torch.testing.assert_close(outputs, expected, atol=2e-5, rtol=1e-5)
+    scale = expected_gradient.abs().max()
+    torch.testing.assert_close(gradient / scale, expected_gradient / scale, atol=2e-5, rtol=0)
+
+
+@few
+@given(rows=rows_of_few_tokens)
+def test_each_beginning_is_read_once(rows):
+    lm = LanguageModel(make_gpt2(), make_tokenizer(WORDS))
+    tokens, length = padded(rows)
+    lm.hidden(torch.tensor([[1], [2]]), None, torch.tensor([1, 1]), share_beginnings=True)  # finds out about the model
+    read = passes(lm.model)
+    lm.hidden(tokens, None, length, share_beginnings=True)
+    beginnings = {tuple(row[: end + 1]) for row in rows for end in range(len(row))}
+    assert read == [(1, len(beginnings))]
+
+
+def test_shared_beginnings_are_read_in_packs_of_limited_size():
+    """Without gradients: all texts of four tokens of nine kinds. A beginning that two packs have is read in both."""
+    lm = LanguageModel(make_gpt2(), make_tokenizer(WORDS))
+    rows = torch.cartesian_prod(*[torch.arange(9)] * 4)
+    length = torch.full((len(rows),), 4)
+    with torch.no_grad():
+        expected = lm.hidden(rows)
+        read = passes(lm.model)
+        found = lm.hidden(rows, None, length, share_beginnings=True)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+    sizes = [size for number, size in read if number == 1]
+    distinct = 9 + 81 + 729 + 6_561
+    assert max(sizes) < 1.1 * padding.POSITIONS_AT_ONCE and distinct < sum(sizes) < 1.02 * distinct
 
 
 def test_groups_have_the_fewest_positions():
