@@ -53,7 +53,7 @@ class Game:
     env_id: str
     steps: int
     lowest: float
-    """Score 0: the return of random actions, by 1,000 episodes; in CliffWalking and Taxi of staying in the same cell."""
+    """Score 0: the return of random actions, by 1,000 episodes; in CliffWalking and Taxi of staying in one place."""
     highest: float
     """Score 1: the return of optimal play; in CartPole the limit."""
     options: dict = dataclasses.field(default_factory=dict)
