@@ -1,8 +1,8 @@
 """Does language help in control? The same environments, played by PPO with a network and with language models.
 
 python examples/same_world.py                                       # every game and mind, seeds 1 to 5: days
-python examples/same_world.py --games lake,cliff --minds mlp,embedded --seeds 1,2,3,4,5
-python examples/same_world.py --table                               # the runs so far, as a table
+python examples/same_world.py --games lake,cliff --minds "mlp;embedded, scrambled" --seeds 1,2,3
+python examples/same_world.py --table --figure same_world.svg       # the runs so far, as a table and as a figure
 
 Minds, all trained by the same PPO on the environment's own steps (way (b): one observation is read at a time):
 
@@ -19,15 +19,19 @@ Each run is a line of runs/same_world.jsonl; a run that is there is not repeated
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
 import re
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 
 import gymnasium
+import matplotlib
 import minigrid.wrappers
 import numpy as np
 import torch
@@ -50,6 +54,7 @@ ENOUGH = (0.95, 3)
 class Game:
     """An environment, and the scale of its returns."""
 
+    title: str
     env_id: str
     steps: int
     lowest: float
@@ -96,17 +101,43 @@ def _word(number, words):
 
 NO_ICE = {"is_slippery": False}
 GAMES = {
-    "lake": Game("FrozenLake-v1", 20_000, 0.015, 1.0, NO_ICE),
-    "lake 8x8": Game("FrozenLake8x8-v1", 80_000, 0.002, 1.0, NO_ICE),
-    "cliff": Game("CliffWalking-v1", 60_000, -200.0, -13.0, {"max_episode_steps": 200}),
-    "taxi": Game("Taxi-v4", 100_000, -200.0, 7.9),
+    "lake": Game("FrozenLake 4 × 4", "FrozenLake-v1", 20_000, 0.015, 1.0, NO_ICE),
+    "lake 8x8": Game("FrozenLake 8 × 8", "FrozenLake8x8-v1", 80_000, 0.002, 1.0, NO_ICE),
+    "cliff": Game("CliffWalking", "CliffWalking-v1", 60_000, -200.0, -13.0, {"max_episode_steps": 200}),
+    "taxi": Game("Taxi", "Taxi-v4", 100_000, -200.0, 7.9),
     "cartpole": Game(
-        "CartPole-v1", 40_000, 22.0, 500.0, describe=words_of_cartpole, instructions="Keep the pole upright."
+        "CartPole",
+        "CartPole-v1",
+        40_000,
+        22.0,
+        500.0,
+        describe=words_of_cartpole,
+        instructions="Keep the pole upright.",
     ),
-    "empty": Game("MiniGrid-Empty-5x5-v0", 20_000, 0.158, 0.955, wrapper="ImgObsWrapper", instructions=""),
-    "doorkey": Game("MiniGrid-DoorKey-5x5-v0", 100_000, 0.018, 0.965, wrapper="ImgObsWrapper", instructions=""),
+    "empty": Game(
+        "MiniGrid Empty 5 × 5", "MiniGrid-Empty-5x5-v0", 20_000, 0.158, 0.955, wrapper="ImgObsWrapper", instructions=""
+    ),
+    "doorkey": Game(
+        "MiniGrid DoorKey 5 × 5",
+        "MiniGrid-DoorKey-5x5-v0",
+        100_000,
+        0.018,
+        0.965,
+        wrapper="ImgObsWrapper",
+        instructions="",
+    ),
 }
-MINDS = ("mlp", "scratch", "embedded", "embedded, scrambled", "smollm2", "smollm2, scrambled", "smollm2, random")
+LOOKS = {
+    "mlp": ("#000000", "s"),
+    "scratch": ("#56b4e9", "o"),
+    "embedded": ("#0072b2", "o"),
+    "embedded, scrambled": ("#0072b2", "X"),
+    "smollm2": ("#d55e00", "D"),
+    "smollm2, scrambled": ("#d55e00", "X"),
+    "smollm2, random": ("#e69f00", "D"),
+}
+"""Colour and mark of each mind in the figure; the colours are told apart by colour-blind people."""
+MINDS = (*LOOKS,)
 
 
 def random_weights(model):
@@ -218,58 +249,145 @@ def train(name, mind, seed):
     }  # fmt: skip
 
 
-def table(runs):
-    """Markdown of all runs: medians over seeds, and how many seeds reached .9."""
-    lines = [
-        "| game | mind | seeds | before | after | reached .9 | steps to .9 | seconds to .9 | seconds |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+COLUMNS = (
+    "game", "mind", "seeds", "return before training", "return after, each seed", "learnt", "steps to .9",
+    "CPU seconds to .9", "CPU seconds",
+)  # fmt: skip
+
+
+def rows_of(runs):
+    """Rows of the table, a row for each game and mind: medians over the seeds that learnt, and of all CPU seconds."""
+    rows = []
     for game in GAMES:
         for mind in MINDS:
-            rows = [run for run in runs if (run["game"], run["mind"]) == (game, mind)]
-            if not rows:
+            seeds = sorted((run for run in runs if (run["game"], run["mind"]) == (game, mind)), key=itemgetter("seed"))
+            if not seeds:
                 continue
-            reached = [run for run in rows if run["steps to .9"] is not None]
-            steps = seconds = "never"
-            if reached:
-                steps = f"{statistics.median(run['steps to .9'] for run in reached):,.0f}"
-                seconds = f"{statistics.median(run['seconds to .9'] for run in reached):,.0f}"
-            after = ", ".join(f"{run['after']:.2f}" for run in rows)
-            lines.append(
-                f"| {game} | {mind} | {len(rows)} | {statistics.mean(run['before'] for run in rows):.2f} | {after} "
-                f"| {len(reached)} of {len(rows)} | {steps} | {seconds} "
-                f"| {statistics.median(run['seconds'] for run in rows):,.0f} |"
+            learnt = [run for run in seeds if run["steps to .9"] is not None]
+            steps = seconds = "–"
+            if learnt:
+                steps = f"{statistics.median(run['steps to .9'] for run in learnt):,.0f}"
+                seconds = f"{statistics.median(run['seconds to .9'] for run in learnt):,.3g}"
+            rows.append(
+                [
+                    game,
+                    mind,
+                    len(seeds),
+                    _number(statistics.mean(run["before"] for run in seeds)),
+                    ", ".join(_number(run["after"]) for run in seeds),
+                    f"{len(learnt)} of {len(seeds)}",
+                    steps,
+                    seconds,
+                    f"{statistics.median(run['seconds'] for run in seeds):,.3g}",
+                ]
             )
-    return "\n".join(lines)
+    return rows
+
+
+def _number(value):
+    """Write a return: two decimals below 2, else none."""
+    return f"{value:.2f}" if abs(value) < 2 else f"{value:.0f}"
+
+
+def draw(runs, path):
+    """Draw the steps to .9 of each seed and their median, by game and mind; seeds that never learnt stand at the right.
+
+    Minds that no game has are left out.
+    """
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.hashsalt": "same world", "font.size": 11}
+    from matplotlib import pyplot
+
+    minds = [mind for mind in MINDS if any(run["mind"] == mind for run in runs)]
+    games = [game for game in GAMES if any(run["game"] == game for run in runs)]
+    never = 2 * max(game.steps for game in GAMES.values())
+    figure, axes = pyplot.subplots(figsize=(12, 1 + 0.75 * len(games)), layout="constrained")
+    for index, mind in enumerate(minds):
+        colour, marker = LOOKS[mind]
+        for row, game in enumerate(games):
+            height = -row + 0.35 - 0.7 * index / max(1, len(minds) - 1)
+            steps = [
+                never if run["steps to .9"] is None else run["steps to .9"]
+                for run in runs
+                if (run["game"], run["mind"]) == (game, mind)
+            ]
+            if not steps:
+                continue
+            axes.plot(steps, [height] * len(steps), marker, color=colour, alpha=0.35, ms=5, mew=0)
+            axes.plot(statistics.median(steps), height, marker, color=colour, ms=9, label=mind if row == 0 else None)
+    for row in range(1, len(games)):
+        axes.axhline(0.5 - row, color="0.85", lw=1)
+    axes.axvline(never / 1.4, color="0.6", lw=1, ls=":")
+    axes.set_ylim(0.5 - len(games), 0.5)
+    axes.set_xscale("log")
+    axes.set_yticks([-row for row in range(len(games))], [GAMES[game].title for game in games])
+    axes.set_xticks(
+        [1_000, 3_000, 10_000, 30_000, 100_000, never], ["1,000", "3,000", "10,000", "30,000", "100,000", "never"]
+    )
+    axes.minorticks_off()
+    axes.set_xlabel("environment steps to a score of .9: each seed, and their median")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right upper", frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def read_runs(*files):
+    """Runs of all files that are there, each once."""
+    runs = {}
+    for file in files:
+        if file is None or not file.is_file():
+            continue
+        text = file.read_text()
+        rows = json.loads(text)["runs"] if file.suffix == ".json" else map(json.loads, text.splitlines())
+        for run in rows:
+            runs[run["game"], run["mind"], run["seed"]] = run
+    return [*runs.values()]
+
+
+def save_runs(runs, file):
+    """Write the table and all runs to a file of docs/results."""
+    sys.path.append(str(Path(__file__).parent / "benchmarks"))
+    from page import machine, save_table
+
+    save_table(file, COLUMNS, rows_of(runs), machine("python examples/same_world.py"), kind="words")
+    data = json.loads(file.read_text())
+    file.write_text(json.dumps(data | {"runs": runs}, ensure_ascii=False) + "\n")
 
 
 def main():
     """Train what is asked for and not yet there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--games", default=",".join(GAMES))
-    parser.add_argument("--minds", default=";".join(MINDS), help="separated by semicolons, or by commas without spaces")
-    parser.add_argument("--seeds", default="1,2,3,4,5")
-    parser.add_argument("--table", action="store_true", help="only print the table")
+    parser.add_argument("--games", default=",".join(GAMES), help="separated by commas")
+    parser.add_argument("--minds", default=";".join(MINDS), help="separated by semicolons")
+    parser.add_argument("--seeds", default="1,2,3,4,5", help="separated by commas")
+    parser.add_argument("--table", action="store_true", help="train nothing, print the table of the runs so far")
+    parser.add_argument("--json", type=Path, help="file of docs/results: its runs count too, and all are written to it")
+    parser.add_argument("--figure", type=Path, help="draw the runs so far to this file")
     arguments = parser.parse_args()
-    runs = [json.loads(line) for line in RUNS.read_text().splitlines()] if RUNS.is_file() else []
+    runs = read_runs(arguments.json, RUNS)
     if not arguments.table:
-        minds = re.split(r";|,(?! )", arguments.minds)
-        unknown = [x for x in minds if x not in MINDS] + [x for x in arguments.games.split(",") if x not in GAMES]
+        games = arguments.games.split(",")
+        minds = arguments.minds.split(";")
+        unknown = [name for name in minds if name not in MINDS] + [name for name in games if name not in GAMES]
         if unknown:
             parser.error(f"there is no {', '.join(unknown)}; games: {', '.join(GAMES)}; minds: {'; '.join(MINDS)}")
         RUNS.parent.mkdir(exist_ok=True)
         for seed in map(int, arguments.seeds.split(",")):
             check_at_least("seed", seed, 0)
-            for game in arguments.games.split(","):
-                for mind in minds:
-                    if any((run["game"], run["mind"], run["seed"]) == (game, mind, seed) for run in runs):
-                        continue
-                    run = train(game, mind, seed)
-                    runs.append(run)
-                    with RUNS.open("a") as file:
-                        file.write(json.dumps(run) + "\n")
-                    print({key: value for key, value in run.items() if key != "curve"}, flush=True)
-    print(table(runs))
+            for game, mind in itertools.product(games, minds):
+                if any((run["game"], run["mind"], run["seed"]) == (game, mind, seed) for run in runs):
+                    continue
+                run = train(game, mind, seed)
+                runs.append(run)
+                with RUNS.open("a") as file:
+                    file.write(json.dumps(run) + "\n")
+                print({key: value for key, value in run.items() if key != "curve"}, flush=True)
+    for row in [COLUMNS, ["---"] * len(COLUMNS), *rows_of(runs)]:
+        print(f"| {' | '.join(map(str, row))} |")
+    if arguments.json is not None:
+        save_runs(runs, arguments.json)
+    if arguments.figure is not None:
+        draw(runs, arguments.figure)
 
 
 if __name__ == "__main__":

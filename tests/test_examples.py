@@ -246,7 +246,10 @@ def test_human_feedback_goes_on_from_its_file(tmp_path, capsys):
 
 def test_minds_play_the_same_world(tmp_path, monkeypatch, capsys):
     minds = "mlp;scratch;embedded, scrambled"
-    monkeypatch.setattr("sys.argv", ["same_world.py", "--games", "lake", "--minds", minds, "--seeds", "1"])
+    figure = tmp_path / "figure.svg"
+    data = tmp_path / "minds.json"
+    options = ["--games", "lake", "--minds", minds, "--seeds", "1", "--json", str(data), "--figure", str(figure)]
+    monkeypatch.setattr("sys.argv", ["same_world.py", *options])
     example = load_example("same_world")
     monkeypatch.setattr(example, "RUNS", tmp_path / "runs" / "minds.jsonl")
     monkeypatch.setattr(example, "EPISODES", 4)
@@ -258,6 +261,13 @@ def test_minds_play_the_same_world(tmp_path, monkeypatch, capsys):
     example.main()
     assert len(example.RUNS.read_text().splitlines()) == 3, "a run that is there is not repeated"
     assert capsys.readouterr().out.count("| lake | scratch | 1 |") == 2
+    assert figure.read_text().count("<use ") >= 6, "a mark for each run, and one for the median of each mind"
+
+    # The file of docs/results has the runs, too
+    assert json.loads(data.read_text())["runs"] == runs
+    example.RUNS.unlink()
+    example.main()
+    assert not example.RUNS.is_file()
 
     # Scrambled texts have other words in the same places, always the same
     game = example.GAMES["lake"]

@@ -34,6 +34,7 @@ KINDS = {
     "control": (*LEARNING,),
     "algorithms": (*LEARNING, "algos/*.py"),
     "text": (*LEARNING, "textenv/lm/*.py", "textenv/envs/*.py", "textenv/kl/*.py", "textenv/prompts/tokenize.py"),
+    "words": (*LEARNING, "textenv/words/*.py", "textenv/lm/*.py"),
     "reward models": ("algos/finetuning/*.py", "textenv/lm/*.py"),
     "insight": ("algos/lab/insight/*.py", "textenv/lm/*.py"),
     "memory": ("algos/lab/memory_plan.py", "textenv/lm/*.py", *LEARNING),
