@@ -46,8 +46,8 @@ EPISODES = 100
 """Sampled episodes of each evaluation."""
 LEARNT = 0.9
 """Score of an iteration at which a game counts as learnt."""
-ENOUGH = (0.95, 3)
-"""A training ends early when so many iterations in a row have such a score."""
+ENOUGH = 0.95
+"""A training ends early when this score was reached in several iterations in a row (`Game.enough`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +66,8 @@ class Game:
     instructions: str | None = None
     """What stands before each description; None: the instructions of the description. The embedded model reads 128
     tokens, which those of MiniGrid exceed."""
+    enough: int = 3
+    """Number of good iterations in a row that end a training; CartPole's have few ends of episodes each."""
     describe: Callable[[np.ndarray], str] | None = None
     """Description of an observation; None: that of the environment."""
 
@@ -111,6 +113,7 @@ GAMES = {
         40_000,
         22.0,
         500.0,
+        enough=10,
         describe=words_of_cartpole,
         instructions="Keep the pole upright.",
     ),
@@ -233,9 +236,8 @@ def train(name, mind, seed):
         if metrics.get("episode/return") is not None:
             score = game.score(metrics["episode/return"])
             curve.append((int(metrics["steps"]), round(score, 4), round(time.process_time() - start, 1)))
-        score, in_a_row = ENOUGH
-        latest = curve[-in_a_row:]
-        return len(latest) == in_a_row and all(row[1] >= score for row in latest)
+        latest = curve[-game.enough :]
+        return len(latest) == game.enough and all(row[1] >= ENOUGH for row in latest)
 
     agent.learn(game.steps, on_iteration=note)
     seconds = time.process_time() - start
