@@ -21,6 +21,10 @@ PAGES = [ROOT / "README.md"] + sorted(
     for page in (ROOT / "docs").glob(pattern)
     if "```python" in page.read_text() or "```sh\n" in page.read_text()
 )
+TRAINING = {
+    "README", "from-stable-baselines3", "conversation", "same-world", "what-changed", "your-model-and-lora",
+}  # fmt: skip
+"""Pages that train for more than ten seconds; `make learning` runs them in full length."""
 NAMING = [
     page
     for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("**/*.md")))
@@ -85,9 +89,20 @@ def test_every_name_with_its_module_exists(page):
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_code_of_a_page_runs_as_it_stands(page):
-    text = run(page)
+@pytest.mark.parametrize(
+    ("page", "divide_steps_by"),
+    [
+        *(pytest.param(page, 4 if page.stem in TRAINING else 1, id=page.stem) for page in PAGES),
+        *(
+            pytest.param(page, 1, id=f"{page.stem}-in-full", marks=pytest.mark.slow)
+            for page in PAGES
+            if page.stem in TRAINING
+        ),
+    ],
+)
+def test_the_code_of_a_page_runs(page, divide_steps_by):
+    """What it prints is not compared, so long trainings have a quarter of the steps here."""
+    text = run(page, divide_steps_by=divide_steps_by)
     assert re.sub(r"```text\n.*?```", "", text, flags=re.DOTALL) == re.sub(
         r"```text\n.*?```", "", page.read_text(), flags=re.DOTALL
     )

@@ -107,28 +107,50 @@ def test_algorithms_count_each_episode_once(name):
         assert advantages[1].any()
 
 
-def test_values_are_fitted_without_the_own_episode():
-    """Of another row of the same episode neither: its return is partly the same."""
-    for seed in range(4):
-        rollout = cut_episodes(seed).cut
-        generator = torch.Generator().manual_seed(seed)
-        features = torch.randn(len(rollout), rollout.shape[1] + 1, 3, generator=generator)
-        returns = torch.randn(rollout.shape, generator=generator)
-        is_first_fold = (episode_of_row(rollout) % FOLDS == 0)[:, None]
-        fits = []
-        for column in (returns, torch.where(is_first_fold, returns + 3, returns)):
-            linear = LinearValue(lambda rollout, x=features: [x], [torch.zeros(3)], torch.zeros(1))
-            value, _ = FittedValue()(SimpleNamespace(linear_value=linear), rollout, column)
-            fits.append(value[rollout["mask"] & is_first_fold])
-        assert torch.equal(*fits) and len(fits[0]) > 3
+def fitted_values(rollout, features, returns):
+    """Values of all steps ``[B, T]``, and the head after the fit."""
+    head = LinearValue(lambda rollout: [features], [torch.zeros(features.shape[-1])], torch.zeros(1))
+    value, _ = FittedValue()(SimpleNamespace(linear_value=head), rollout, returns)
+    return value, head
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_values_are_fitted_without_the_own_episode(seed):
+    """Of another row of the same episode neither: its return is partly the same. All other episodes count."""
+    rollout = cut_episodes(seed).cut
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(len(rollout), rollout.shape[1] + 1, 3, generator=generator)
+    returns = torch.randn(rollout.shape, generator=generator)
+    is_first_fold = (episode_of_row(rollout) % FOLDS == 0)[:, None]
+    first, _ = fitted_values(rollout, features, returns)
+    second, _ = fitted_values(rollout, features, torch.where(is_first_fold, returns + 3, returns))
+    first_fold = rollout["mask"] & is_first_fold
+    elsewhere = rollout["mask"] & ~is_first_fold
+    assert torch.equal(first[first_fold], second[first_fold]) and first_fold.sum() > 3
+    assert (first[elsewhere] != second[elsewhere]).all() and elsewhere.any(1).sum() > 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_values_that_are_linear_are_found(seed):
+    """For each episode by the others, and by the head, which is fitted to all; the ridge makes a small bias."""
+    rollout = cut_episodes(seed).cut
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(len(rollout), rollout.shape[1] + 1, 2, generator=generator)
+    slope = torch.tensor([2.0, -1.0])
+    expected = features @ slope + 5
+    mask = rollout["mask"]
+    value, head = fitted_values(rollout, features, expected[:, :-1])
+    torch.testing.assert_close(value[mask], expected[:, :-1][mask], atol=0.02, rtol=0)
+    torch.testing.assert_close(head.weights[0], slope, atol=0.01, rtol=0)
+    torch.testing.assert_close(head.bias, torch.tensor([5.0]), atol=0.01, rtol=0)
 
 
 def test_episodes_are_metered_not_rows():
     for seed in SEEDS:
         pair = cut_episodes(seed)
-        expected = zip(*EpisodeMeter().finished(pair.whole), strict=True)
-        found = zip(*EpisodeMeter().finished(pair.cut), strict=True)
-        for (total, length), (total_of_rows, length_of_rows) in zip(sorted(expected), sorted(found), strict=True):
+        of_whole = zip(*EpisodeMeter().finished(pair.whole), strict=True)
+        of_cut = zip(*EpisodeMeter().finished(pair.cut), strict=True)
+        for (total, length), (total_of_rows, length_of_rows) in zip(sorted(of_whole), sorted(of_cut), strict=True):
             assert total == pytest.approx(total_of_rows) and length == length_of_rows
 
 

@@ -14,6 +14,7 @@ from algos.cli import main
 from algos.make import has_text_spaces, is_text, make_vector_environment, remake_environment, takes_model
 from algos.storage.saved_environment import runs_code
 from algos.training.save import read_description
+from tests.helpers.descriptions import FUNCTIONS
 from tests.helpers.errors import refused
 from textenv import TextVectorEnv
 from textenv.importing import load_function
@@ -38,17 +39,6 @@ class Count(gymnasium.Env):
         return "more", float(action.count(self.letter)), False, False, {}
 
 gymnasium.register("CountLetters-v0", Count, max_episode_steps=2)
-"""
-FUNCTIONS = """
-import gymnasium
-
-def cell(observation):
-    return f"{observation // 4} {observation % 4}"
-
-class Halved(gymnasium.Wrapper):
-    def step(self, action):
-        observation, reward, *ends = self.env.step(action)
-        return observation, reward / 2, *ends
 """
 SHORT = "--total-steps 60 --num-envs 4 --config.num-episodes 4 --config.minibatch-size 4 --num-episodes 2 --json"
 LAKE = {"env": "FrozenLake-v1", "env_kwargs": {"is_slippery": False, "max_episode_steps": 3}, "instructions": ""}

@@ -16,15 +16,27 @@ import warnings
 from pathlib import Path
 
 BLOCK = re.compile(r"```(python|sh|text)\n(.*?)```\n", re.DOTALL)
+LENGTH = re.compile(r"(\.learn\(|--total-steps )([\d_]+)")
+"""The number of steps of a training."""
 
 
-def run(page):
-    """Run a page in a folder of its own; returns it with what was printed in its ``text`` blocks."""
+def run(page, *, divide_steps_by=1):
+    """Run a page in a folder of its own; returns it with what was printed in its ``text`` blocks.
+
+    Args:
+        page: path of the page.
+        divide_steps_by: its trainings have the page's number of steps divided by this.
+    """
+
+    def shortened(length):
+        return f"{length[1]}{int(length[2]) // divide_steps_by}"
+
     names, printed, parts, end = {"__name__": "__page__"}, "", [], 0
     text = page.read_text()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for block in BLOCK.finditer(text):
-            kind, code = block.groups()
+            kind = block[1]
+            code = LENGTH.sub(shortened, block[2])
             if kind == "python":
                 with contextlib.redirect_stdout(io.StringIO()) as out:
                     exec(compile(code, f"{page.name}: {code.splitlines()[0]}", "exec"), names)  # noqa: S102

@@ -1,6 +1,7 @@
 """One of several processes that train together; started by torchrun, or alone.
 
-python tests/helpers/ranks.py update FOLDER              # one update of every agent on the rollouts in the folder
+python tests/helpers/ranks.py update FOLDER              # one update of every agent on the rollouts in the folder,
+                                                         # of several ranks with whole and with shared weights
 python tests/helpers/ranks.py train AGENT FOLDER N [RESUME [STEP]]  # N iterations, with checkpoints; the last rank is
                                                                     # killed, once, at this step of its environment
 python tests/helpers/ranks.py fail FOLDER                # an error on the last rank alone
@@ -73,9 +74,9 @@ def weights(agent):
     return torch.cat([x.detach().flatten() for x in agent.policy.parameters()])
 
 
-def made(name):
+def made(name, *, shard=SHARD):
     agent = AGENTS[name]()
-    agent.shards = Shards(agent.policy) if SHARD else None
+    agent.shards = Shards(agent.policy) if shard else None
     # A rounding error of the gradient stays one of the weights, as Adam divides by no small number.
     agent.config = replace(agent.config, adam_eps=1e-3)
     return agent
@@ -83,15 +84,17 @@ def made(name):
 
 def update(folder):
     """One update of every agent, on a rollout that one process has collected."""
-    for name in UPDATED:
-        agent, path = made(name), folder / f"{name}.pt"
+    shards = ("", "1") if collectives.world_size() > 1 else ("",)
+    for name, shard in itertools.product(UPDATED, shards):
+        agent = made(name, shard=shard)
+        path = folder / f"{name}.pt"
         if collectives.world_size() == 1:
             torch.save(agent.collect(), path)
         rollout = torch.load(path, weights_only=False)
         metrics = iterate(agent, (EpisodeMeter(), EpisodeMeter()), rollout=rollout)
-        found = {name: x for name, x in metrics.items() if not name.startswith(("time/", "text/", "reward"))}
-        path = folder / f"{name}-{collectives.world_size()}-{collectives.rank()}{SHARD}.pt"
-        torch.save((weights(agent), found), path)
+        compared = {name: x for name, x in metrics.items() if not name.startswith(("time/", "text/", "reward"))}
+        path = folder / f"{name}-{collectives.world_size()}-{collectives.rank()}{shard}.pt"
+        torch.save((weights(agent), compared), path)
 
 
 def after(env, steps, act):

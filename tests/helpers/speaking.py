@@ -9,6 +9,8 @@ from algos import MLPPolicy
 WORDS = ("left", "down", "right", "up")
 """Words of FrozenLake's actions."""
 AIM = "Find the goal."
+PAYING_LAKE = {"is_slippery": False, "reward_schedule": (4, -2, -1)}
+"""Arguments of a FrozenLake whose rewards differ: of a step to the goal, into a hole, and on the ice."""
 
 
 class Speaker(MLPPolicy):
@@ -26,10 +28,10 @@ def make_speaker(env, seed):
 
 
 class SpokenLake(gymnasium.Env):
-    """FrozenLake without slipping that tells its cell and is told one of `WORDS`."""
+    """The FrozenLake of `PAYING_LAKE` that tells its cell and is told one of `WORDS`."""
 
     def __init__(self, render_mode=None):
-        self.lake = gymnasium.make("FrozenLake-v1", is_slippery=False, render_mode=render_mode)
+        self.lake = gymnasium.make("FrozenLake-v1", render_mode=render_mode, **PAYING_LAKE)
         self.observation_space = self.action_space = spaces.Text(100)
         self.render_mode = render_mode
 

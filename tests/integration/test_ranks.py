@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -41,24 +42,37 @@ def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A function that copies the first two iterations of an agent on two ranks into a folder; trains them once."""
+    runs = {}
+
+    def copy_of(name, shard, folder):
+        if (name, shard) not in runs:
+            runs[name, shard] = tmp_path_factory.mktemp("begun") / "run"
+            script(2, "train", name, runs[name, shard], 2, shard=shard)
+        shutil.copytree(runs[name, shard], folder)
+
+    return copy_of
+
+
 def test_an_update_on_several_ranks_is_that_of_one(tmp_path):
     """With whole and with sharded weights."""
-    cases = [(1, ""), (2, ""), (3, ""), (2, "1"), (3, "1")]
-    for count, shard in cases:  # rows of 4 and 8, single steps of 32: not all multiples of 3
-        script(count, "update", tmp_path, shard=shard)
+    for count in (1, 2, 3):  # rows of 4 and 8, single steps of 32: not all multiples of 3
+        script(count, "update", tmp_path)
+    cases = [(2, ""), (3, ""), (2, "1"), (3, "1")]
     for name in ranks.UPDATED:
         alone, logged = torch.load(tmp_path / f"{name}-1-0.pt")
         start, close = ranks.weights(ranks.AGENTS[name]()), 1e-3 if name == "ppo_autocast" else 1e-6
-        for count, shard in cases[1:]:
-            found, case = (
-                [torch.load(tmp_path / f"{name}-{count}-{rank}{shard}.pt") for rank in range(count)],
-                (name, count, shard),
-            )
-            assert all(torch.equal(found[0][0], each) for each, _ in found), case
-            assert (found[0][0] - alone).abs().max() < close < (alone - start).abs().max(), case
+        for count, shard in cases:
+            case = (name, count, shard)
+            of_ranks = [torch.load(tmp_path / f"{name}-{count}-{rank}{shard}.pt") for rank in range(count)]
+            together, together_logged = of_ranks[0]
+            assert all(torch.equal(together, of_rank) for of_rank, _ in of_ranks), case
+            assert (together - alone).abs().max() < close < (alone - start).abs().max(), case
             if close == 1e-6:
                 logged.pop("update/path", None)  # the closed form, which several processes do not take
-                assert found[0][1] == pytest.approx(logged, rel=1e-4, abs=3e-6), case
+                assert together_logged == pytest.approx(logged, rel=1e-4, abs=3e-6), case
 
 
 @pytest.mark.parametrize(
@@ -70,9 +84,9 @@ def test_an_update_on_several_ranks_is_that_of_one(tmp_path):
         ("ppo_critic", "1"),
     ],
 )
-def test_reruns_and_resumed_runs_are_equal_to_the_bit(name, shard, tmp_path):
+def test_reruns_and_resumed_runs_are_equal_to_the_bit(name, shard, begun, tmp_path):
     script(2, "train", name, tmp_path / "whole", 4, shard=shard)
-    script(2, "train", name, tmp_path / "parts", 2, shard=shard)
+    begun(name, shard, tmp_path / "parts")
     script(2, "train", name, tmp_path / "parts", 4, tmp_path / "parts", shard=shard)
     logs = [metrics(tmp_path / part) for part in ("whole", "parts")]
     for one, other in zip(*logs, strict=True):
@@ -83,11 +97,11 @@ def test_reruns_and_resumed_runs_are_equal_to_the_bit(name, shard, tmp_path):
     assert all(torch.equal(found[0], each) for each in found)
 
 
-def test_a_sharded_run_is_saved_whole(tmp_path):
+def test_a_sharded_run_is_saved_whole(begun, tmp_path):
     """And it goes on in one process."""
     agents = []
     for shard in ("", "1"):
-        script(2, "train", "ppo_critic", tmp_path / f"run{shard}", 2, shard=shard)
+        begun("ppo_critic", shard, tmp_path / f"run{shard}")
         agents.append(ranks.AGENTS["ppo_critic"]())
         agents[-1].load_state_dict(read_checkpoint(tmp_path / f"run{shard}")["agent"])
     whole, shared = (agent.state_dict() for agent in agents)
@@ -111,9 +125,9 @@ def test_a_killed_rank_loses_only_its_iteration(tmp_path):
     assert [row["iteration"] for row in metrics(tmp_path / "killed")] == [1, 2, 3, 4], command
 
 
-def test_a_run_of_two_ranks_goes_on_in_one(tmp_path):
-    script(2, "train", "grpo_text", tmp_path / "run", 1)
-    ended = script(1, "train", "grpo_text", tmp_path / "run", 2, tmp_path / "run", check=False)
+def test_a_run_of_two_ranks_goes_on_in_one(begun, tmp_path):
+    begun("ppo_text", "", tmp_path / "run")
+    ended = script(1, "train", "ppo_text", tmp_path / "run", 3, tmp_path / "run", check=False)
     assert "8 environment slots, but this agent has 4" in ended.stderr  # the helper makes 4 on each rank
     command = ["-m", "algos", "train", "CartPole-v1", "--run-dir", tmp_path / "control", "--num-envs", "8", "--json"]
     short = [*command, "--config.num-steps", "8", "--config.minibatch-size", "16", "--num-episodes", "2"]

@@ -8,18 +8,18 @@ import pytest
 from algos import LMPolicy, MLPPolicy, evaluate
 from algos.lab.step_by_step import play_step_by_step, play_turn_by_turn, plays_in_words
 from algos.make import make_vector_environment
-from tests.helpers.speaking import AIM, WORDS, SpokenLake, make_speaker
+from tests.helpers.speaking import AIM, PAYING_LAKE, WORDS, SpokenLake, make_speaker
 from textenv import TokenVectorEnv
 from textenv.lm.loading import load_tokenizer
 
 
-def lake(**options):
-    return make_vector_environment("FrozenLake-v1", 2, is_slippery=False, **options)
+def lake():
+    return make_vector_environment("FrozenLake-v1", 2, **PAYING_LAKE)
 
 
 def check_replay(steps, cell_of, *, seed):
     """Play the words of one episode again; compare frames, cells and rewards. Returns the number of steps."""
-    env = gymnasium.make("FrozenLake-v1", is_slippery=False, render_mode="rgb_array")
+    env = gymnasium.make("FrozenLake-v1", render_mode="rgb_array", **PAYING_LAKE)
     cell, _ = env.reset(seed=seed)
     over = False
     is_complete = not steps[-1].wrote  # a limit of the text has not cut it
@@ -45,7 +45,7 @@ def test_a_network_is_shown_with_its_words():
     length = check_replay(steps, lambda read: int(read.removesuffix(".").split()[-1]), seed=5)
     assert length == int(result.rollout["mask"].sum()) and sum(step.reward for step in steps) == result.mean_return
     # The policy plays as it does when nobody watches
-    plain = evaluate(gymnasium.make("FrozenLake-v1", is_slippery=False), policy, num_episodes=1, seed=5)
+    plain = evaluate(gymnasium.make("FrozenLake-v1", **PAYING_LAKE), policy, num_episodes=1, seed=5)
     assert (plain.rollout["action"] == result.rollout["action"]).all()
 
 
@@ -65,9 +65,7 @@ def test_a_conversation_is_shown_turn_by_turn():
 
 
 def test_words_of_a_registered_conversation_are_shown():
-    env = make_vector_environment(
-        "textenv/Words-v0", 4, env="FrozenLake-v1", env_kwargs={"is_slippery": False}, history=1
-    )
+    env = make_vector_environment("textenv/Words-v0", 4, env="FrozenLake-v1", env_kwargs=PAYING_LAKE, history=1)
     policy = LMPolicy.load("embedded")
     assert plays_in_words(env, policy)
     steps = []

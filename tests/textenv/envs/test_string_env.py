@@ -137,12 +137,12 @@ def test_a_word_ends_its_turn_without_a_further_token(name):
     env, inner = make_env(tokenizer, ["go left", "right", "up"])
     observation, _ = env.reset(seed=0)
     for action, word in enumerate(["go left", "right", "up"]):
-        before = state(observation)
+        ids_before = state(observation)
         for token in text_ids(word, tokenizer):
             assert len(inner.actions) == action
             observation, *_ = env.step(token)
         assert inner.actions == list(range(action + 1))
-        ids = [*before, *text_ids(word, tokenizer)]
+        ids = [*ids_before, *text_ids(word, tokenizer)]
         assert state(observation)[: len(ids)] == ids
         assert len(state(observation)) > len(ids)
 
@@ -173,8 +173,13 @@ def test_no_word_is_cut_by_the_length_of_an_episode():
 
 def test_the_turn_limit_follows_from_the_longest_word():
     tokenizer = byte_tokenizer()
-    env, _ = make_env(tokenizer)
-    assert env.vector._masks.room == len("go left")
+    for options in ({}, {"max_new_tokens": len("go left")}):
+        env, inner = make_env(tokenizer, max_length=None, max_turns=1, **options)
+        observation, _ = env.reset(seed=0)
+        assert observation["tokens"].shape == (80 + len("go left"),)
+        for token in text_ids("go left", tokenizer):
+            env.step(token)
+        assert inner.actions == [CONTINUED.index("go left")]
     with refused(ValueError, "max_new_tokens is 6", "at least 7", "go left"):
         make_env(tokenizer, max_new_tokens=6)
     with refused(ValueError, "max_length is 10", "max_prompt_tokens, 8", "word, 7"):
@@ -269,9 +274,16 @@ def test_a_chat_goes_on_as_its_template_writes_it():
 # --- episodes ---------------------------------------------------------------------------------------------------
 
 
+LAKE_WORDS = ["left", "down", "right", "up"]
+
+
+def lake_of_numbers():
+    """A slippery lake in which each kind of step has a reward of its own."""
+    return gymnasium.make("FrozenLake-v1", max_episode_steps=12, success_rate=0.7, reward_schedule=(4, -2, -1))
+
+
 def frozen_lake():
-    env = gymnasium.make("FrozenLake-v1", max_episode_steps=12, success_rate=0.7)
-    return LanguageWrapper(env, describe, ["left", "down", "right", "up"], "")
+    return LanguageWrapper(lake_of_numbers(), describe, LAKE_WORDS, "")
 
 
 def test_an_episode_is_that_of_the_environment_inside():
@@ -280,7 +292,7 @@ def test_an_episode_is_that_of_the_environment_inside():
     env = TokenVectorEnv(frozen_lake, tokenizer=tokenizer, num_envs=3, max_turns=50, max_prompt_tokens=8)
     policy = make_policy(tokenizer)
     rollout = collect(env, policy, num_episodes=24, seed=5)
-    numbers_env = gymnasium.make("FrozenLake-v1", max_episode_steps=12, success_rate=0.7)
+    numbers_env = lake_of_numbers()
     order_seed = env.prompt_order["seed"]
     outcomes = set()
     for row in range(24):
@@ -288,8 +300,7 @@ def test_an_episode_is_that_of_the_environment_inside():
         numbers_env.reset(seed=int(np.random.default_rng([order_seed, number]).integers(2**31)))
         rewards = []
         for word in written(env, row):
-            action = ["left", "down", "right", "up"].index(word)
-            _, reward, terminated, truncated, _ = numbers_env.step(action)
+            _, reward, terminated, truncated, _ = numbers_env.step(LAKE_WORDS.index(word))
             truncated = truncated and not terminated
             rewards.append(reward)
         assert rollout["reward"][row][rollout["mask"][row]].tolist() == rewards

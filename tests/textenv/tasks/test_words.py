@@ -7,29 +7,13 @@ from gymnasium import spaces
 
 import textenv
 from tests.helpers.chat_families import CHATML, byte_tokenizer
+from tests.helpers.descriptions import FUNCTIONS
 from tests.helpers.errors import refused
 from textenv import check_text_env
 from textenv.tasks.builtin import make_task
 
 WORDS_ENV = "textenv/Words-v0"
 LAKE = {"env": "FrozenLake-v1", "env_kwargs": {"is_slippery": False}}
-FUNCTIONS = """
-import gymnasium
-
-def cell(observation):
-    return f"{observation // 4} {observation % 4}"
-
-def size(observation, env):
-    return f"{observation} of {env.observation_space.n}"
-
-def wordless(observation):
-    return observation
-
-class Halved(gymnasium.Wrapper):
-    def step(self, action):
-        observation, reward, *ends = self.env.step(action)
-        return observation, reward / 2, *ends
-"""
 
 
 class Echo(gymnasium.Env):

@@ -6,21 +6,16 @@ import gymnasium
 import numpy as np
 import pytest
 
-from tests.helpers.descriptions import sentence, signed_numbers
+from tests.helpers.descriptions import observations_of_play, sentence, signed_numbers
 from textenv.words.describing import description_of
 
 
-def states_and_texts(name, steps=300):
+def states_and_texts(name):
     """States of the environment in a random game, and their descriptions."""
     env = gymnasium.make(name)
     describe = description_of(env)
-    env.action_space.seed(0)
-    observation, _ = env.reset(seed=0)
-    for _ in range(steps):
+    for observation in observations_of_play(env, 300):
         yield np.array(env.unwrapped.state, dtype=np.float64), describe(observation)
-        observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
-        if terminated or truncated:
-            observation, _ = env.reset()
 
 
 def speeds_after_each_word(name, state):

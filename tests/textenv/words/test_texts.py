@@ -21,8 +21,7 @@ def test_samples_of_a_list_are_its_texts_equally_often():
 def test_a_list_contains_its_texts_only():
     space = OneOf(["left", "turn left"])
     assert "left" in space and "turn left" in space
-    assert not {"Left", "eft", "turn", ""} & {text for text in ("Left", "eft", "turn", "") if text in space}
-    assert 3 not in space
+    assert not any(other in space for other in ("Left", "eft", "turn", "", 3))
     assert (space.min_length, space.max_length, space.character_set) == (4, 9, frozenset("left urn"))
 
 

@@ -164,8 +164,8 @@ def test_a_case_names_its_policy():
     assert parsed[4].env_id == "Acrobot-v1" and str(parsed[4]) == "gymnasium:Acrobot-v1:ppo:lstm"
     assert parsed[1].recipe == replace(presets.RECURRENT, env="CartPole-v1")
     # A recipe's own policy needs no name, and so the runs of earlier versions keep their folders
-    own = parse_cases(["CartPole-v1:dqn:q", "Pendulum-v1:ppo:gsde", "CartPole-v1:ppo:auto"])
-    assert [str(case) for case in own] == ["CartPole-v1:dqn", "Pendulum-v1:ppo", "CartPole-v1:ppo"]
+    cases = parse_cases(["CartPole-v1:dqn:q", "Pendulum-v1:ppo:gsde", "CartPole-v1:ppo:auto"])
+    assert [str(case) for case in cases] == ["CartPole-v1:dqn", "Pendulum-v1:ppo", "CartPole-v1:ppo"]
 
 
 @pytest.mark.parametrize(

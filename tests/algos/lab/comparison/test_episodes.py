@@ -30,7 +30,7 @@ from algos.policies.mlp import MLPPolicy
 from tests.helpers.browser import Browser, needs_chromium
 from tests.helpers.errors import refused
 from tests.helpers.finished_runs import run_of
-from tests.helpers.speaking import AIM, WORDS, make_speaker
+from tests.helpers.speaking import AIM, PAYING_LAKE, WORDS, make_speaker
 
 STEP = {"frame": None, "read": "cell 0", "wrote": "left", "reward": 0.0}
 
@@ -55,7 +55,7 @@ def study(tmp_path_factory):
     """A network that speaks, and one that doesn't."""
     folder = tmp_path_factory.mktemp("study")
     options = {"config": PPOConfig(num_steps=16, minibatch_size=32), "num_envs": 2, "total_steps": 64}
-    lake = {"env_kwargs": {"is_slippery": False}}
+    lake = {"env_kwargs": PAYING_LAKE}
     cases = [
         Case("FrozenLake-v1", policy=make_speaker, name="speaks", **lake, **options),
         Case("FrozenLake-v1", name="is silent", **lake, **options),
@@ -120,7 +120,7 @@ def test_one_game_is_compared_in_three_ways(tmp_path):
 def test_a_recorded_episode_is_one_of_the_game(study):
     folder, _ = study
     content = json.loads((next(folder.glob("*speaks-1")) / "words.json").read_text())
-    env = gymnasium.make("FrozenLake-v1", is_slippery=False, render_mode="rgb_array")
+    env = gymnasium.make("FrozenLake-v1", render_mode="rgb_array", **PAYING_LAKE)
     for episode in content.values():
         cell, _ = env.reset(seed=1)
         pictures = {}
