@@ -108,8 +108,8 @@ class StringGames:
         self.tokenizer = tokenizer
         self.chat = chat and bool(tokenizer.chat_template)
         self.pay_at = pay_at
-        self.history = history
-        """Number of observations that the model sees, which is the number of turns in a row; None: all."""
+        self.max_turns_per_row = history
+        """Number of observations that the model sees, which is the maximum number of turns in a row; None: all."""
         self._answered: list[Turn] = []
         self._map: Callable[..., Iterable[Any]] = map
 
@@ -212,8 +212,9 @@ class StringGames:
         text = _checked_observation(game.env, observation)
         game.actions.append(turn.completion)
         game.observations.append(text)
-        if self.history is not None and len(game.observations) > self.history:
-            return self._context(game, self.history)
+        history = self.max_turns_per_row
+        if history is not None and len(game.observations) > history:
+            return self._context(game, history)
         return text if self.chat else f"\n{text}\n"
 
     def _context(self, game: _Game, history: int) -> Prompt:
