@@ -315,7 +315,7 @@ def words_as_rule(task: StringGames, **arguments: Any) -> dict[str, Any]:
         arguments: ``allowed`` stays if it is among them; ``max_new_tokens`` follows from the words if it is not.
 
     Raises:
-        ValueError: as `WordRule`, or if ``max_new_tokens`` or ``max_length`` would cut a word.
+        ValueError: as `WordRule`, or if ``max_new_tokens`` would cut a word.
     """
     wrapper = language_wrapper_of(task.look_at_env())
     if arguments.get("allowed") is not None or wrapper is None or wrapper.words is None:
@@ -326,13 +326,6 @@ def words_as_rule(task: StringGames, **arguments: Any) -> dict[str, Any]:
         raise ValueError(
             f"max_new_tokens is {max_new_tokens}, which would cut a word, expected at least {rule.num_tokens} for the "
             f"words {list(wrapper.words)!r:.200}: leave it out"
-        )
-    max_length = arguments.get("max_length")
-    max_prompt_tokens = arguments.get("max_prompt_tokens", 0)
-    if max_length is not None and max_length < max_prompt_tokens + rule.num_tokens:
-        raise ValueError(
-            f"max_length is {max_length}, expected at least max_prompt_tokens, {max_prompt_tokens}, and the tokens of "
-            f"the longest word, {rule.num_tokens}: lower max_prompt_tokens or raise max_length"
         )
     return arguments | {"allowed": rule, "max_new_tokens": max_new_tokens}
 

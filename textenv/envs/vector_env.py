@@ -209,6 +209,11 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             min_new_tokens=min_new_tokens,
             rule=rule,
         )
+        if max_length is not None and max_length < max_prompt_tokens + self._masks.room:
+            raise ValueError(
+                f"max_length is {max_length}, expected at least max_prompt_tokens, {max_prompt_tokens}, and the tokens "
+                f"of the longest word, {self._masks.room}: lower max_prompt_tokens or raise max_length"
+            )
 
         # Episodes of `step`: row i of their transcript is slot i
         self._step_transcript = self._transcript(self.num_envs, one_row=True)

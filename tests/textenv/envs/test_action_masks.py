@@ -7,9 +7,9 @@ import torch
 from algos import LMPolicy, collect
 from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from tests.helpers.text_envs import EOS, prompt_env
+from tests.helpers.text_envs import EOS, prompt_env, zero
 from textenv import TextVectorEnv
-from textenv.envs.action_masks import ActionMasks, next_ids
+from textenv.envs.action_masks import ActionMasks, WordRule, next_ids
 
 
 def play(allowed, *, episodes=64, max_new_tokens=6, **options):
@@ -139,3 +139,13 @@ def test_a_rollout_holds_only_sets_it_uses():
         sets = rollout.get_non_tensor("allowed_sets")
         assert sorted(set(rollout["allowed"].flatten().tolist())) == list(range(len(sets)))
         assert sets[0].all() and len(sets) <= 8
+
+
+def test_no_word_is_cut_after_the_longest_prompt():
+    """Prompts have at most 32 tokens by default."""
+    tokenizer = make_tokenizer(WORDS)
+    rule = WordRule(["a b c", "d"], tokenizer, ends=[EOS])
+    arguments = dict(prompts=["a"], reward=zero, tokenizer=tokenizer, allowed=rule)
+    with refused(ValueError, "max_length is 34", "max_prompt_tokens, 32", "word, 3"):
+        TextVectorEnv(**arguments, max_length=34)
+    assert TextVectorEnv(**arguments, max_length=35).max_length == 35
