@@ -195,10 +195,29 @@ def description_of(env: gymnasium.Env, *, observation_space: spaces.Space | None
     if observation_space is None:
         observation_space = env.observation_space
     if observation_space == env.observation_space:
-        description = _known_description(env)
+        description = known_description(env)
         if description is not None:
             return description
     return SpaceDescription(observation_space)
+
+
+def known_description(env: gymnasium.Env) -> KnownDescription | None:
+    """Return the known description of an environment, or None, also if a wrapper has changed its observation."""
+    names = [cls.__name__ for cls in type(env.unwrapped).__mro__ if cls.__module__.split(".")[0] in KNOWN_PACKAGES]
+    paths = [KNOWN[name] for name in names if name in KNOWN]
+    if not paths:
+        return None
+    description_class = _description_class(paths[0])
+    for wrapper_name in _observation_wrappers(env):
+        if wrapper_name not in description_class.READABLE_WRAPPERS:
+            return None
+    description = description_class.of(env)
+    if description is None or not description.reads(env.observation_space):
+        return None
+    same_actions = env.action_space == env.unwrapped.action_space and not _has_action_wrapper(env)
+    if same_actions and _has_words(env.action_space, description):
+        return description
+    return dataclasses.replace(description, names_actions=False)
 
 
 def restore_description(saved: Mapping[str, Json], observation_space: spaces.Space) -> Description:
@@ -258,25 +277,6 @@ def takes_environment(describe: Callable[..., object]) -> bool:
 def name_of_function(describe: Callable[..., object]) -> str:
     """Return the name of a function, or of an object's class."""
     return cast("str", getattr(describe, "__qualname__", type(describe).__qualname__))
-
-
-def _known_description(env: gymnasium.Env) -> KnownDescription | None:
-    """Return the known description of an environment, or None, also if a wrapper has changed its observation."""
-    names = [cls.__name__ for cls in type(env.unwrapped).__mro__ if cls.__module__.split(".")[0] in KNOWN_PACKAGES]
-    paths = [KNOWN[name] for name in names if name in KNOWN]
-    if not paths:
-        return None
-    description_class = _description_class(paths[0])
-    for wrapper_name in _observation_wrappers(env):
-        if wrapper_name not in description_class.READABLE_WRAPPERS:
-            return None
-    description = description_class.of(env)
-    if description is None or not description.reads(env.observation_space):
-        return None
-    same_actions = env.action_space == env.unwrapped.action_space and not _has_action_wrapper(env)
-    if same_actions and _has_words(env.action_space, description):
-        return description
-    return dataclasses.replace(description, names_actions=False)
 
 
 def _description_class(path: str) -> type[KnownDescription]:

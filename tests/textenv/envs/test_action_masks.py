@@ -10,6 +10,8 @@ from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.text_envs import EOS, prompt_env, zero
 from textenv import TextVectorEnv
 from textenv.envs.action_masks import ActionMasks, WordRule, next_ids
+from textenv.envs.turn import Turn
+from textenv.prompts.prompts import Prompt
 
 
 def play(allowed, *, episodes=64, max_new_tokens=6, **options):
@@ -149,3 +151,26 @@ def test_no_word_is_cut_after_the_longest_prompt():
     with refused(ValueError, "max_length is 34", "max_prompt_tokens, 32", "word, 3"):
         TextVectorEnv(**arguments, max_length=34)
     assert TextVectorEnv(**arguments, max_length=35).max_length == 35
+
+
+class Counted(tuple):
+    """Words that count how often they are read."""
+
+    times_read = 0
+
+    def __iter__(self):
+        self.times_read += 1
+        return super().__iter__()
+
+
+def test_available_words_are_read_once_a_turn():
+    """By hand: what may follow each beginning of the two words that may be written, of four."""
+    tokenizer = make_tokenizer(WORDS)
+    available = Counted(["a b", "a b c"])
+    rule = WordRule(["a b", "a b c", "a d", "c"], tokenizer, ends=[EOS], available=lambda turn: available)
+    a, b, c = (WORDS.index(word) for word in "abc")
+    followers = {(): {a}, (a,): {b}, (a, b): {c, EOS}}
+    for ids, expected in followers.items():
+        turn = Turn(Prompt("d"), [3], [3], [*ids], terminated=False, tokenizer=tokenizer)
+        assert rule(turn) == expected
+    assert available.times_read == 1
