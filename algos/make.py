@@ -23,6 +23,8 @@ from algos.envs.wrapping import Wrapper, make_wrapped
 from algos.policies.registry import make_policy as make_policy
 from algos.storage.run_reader import AgentRecord, EnvironmentRecord
 from algos.storage.saved_environment import check_known_environment, saved_arguments
+from textenv.embedded.folder import EMBEDDED
+from textenv.embedded.gguf import SMOLLM2
 from textenv.importing import absolute_name, load_function, read_module
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ PROMPTS = "textenv/Prompts-v0"
 """Environment of one's own prompts and rewards."""
 STRING_ARGUMENTS = ("model", "split", "kl_coef", "env_wrappers", "pay_at", "history", "chat")
 """Arguments of an environment with Text spaces that are not its own, besides those of `TextVectorEnv`."""
-READY_MODELS = ("embedded", "smollm2")
+READY_MODELS = (EMBEDDED, SMOLLM2)
 """Names of models that are no paths."""
 WORDS = "textenv/Words-v0"
 """Environment of any Gymnasium environment in words."""

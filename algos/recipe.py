@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from algos.config import Config, PPOConfig, compares_groups, field_values, find_config
 from algos.make import absolute_paths, find_algorithm, make_vector_environment, takes_model
-from algos.policies.registry import EMBEDDED, make_policy
+from algos.policies.registry import make_policy
 from algos.storage.run_files import RUN
 from algos.storage.run_folder import is_own
 from algos.storage.run_reader import check_kinds, read_options_file
 from algos.storage.saved_environment import runs_code
+from textenv.embedded.folder import EMBEDDED
 from textenv.importing import absolute_name, load_function, name_of, read_module
 from textenv.kl.coefficients import CoefficientLike, as_coefficient
 from textenv.names import advice

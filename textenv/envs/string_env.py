@@ -107,6 +107,7 @@ class StringGames:
         check_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.chat = chat and bool(tokenizer.chat_template)
+        self._has_system_message = self.chat and has_system_message(tokenizer)
         self.pay_at = pay_at
         self.max_turns_per_row = history
         """Number of observations that the model sees, which is the maximum number of turns in a row; None: all."""
@@ -148,10 +149,18 @@ class StringGames:
         """Return the prompt for the first observation that the model sees, after a `LanguageWrapper`'s instructions."""
         instructions = "" if state is None else _instructions_of(state.env)
         if self.chat:
-            return Prompt(_first_messages(instructions, observation, self.tokenizer), state=state)
+            return Prompt(self._first_messages(instructions, observation), state=state)
         if instructions:
             observation = f"{instructions}\n{observation}"
         return Prompt(f"{observation}\n", state=state)
+
+    def _first_messages(self, instructions: str, observation: str) -> tuple[Message, ...]:
+        """Return the chat before the first turn: the instructions as a system message, if the template has these."""
+        if not instructions:
+            return ({"role": "user", "content": observation},)
+        if self._has_system_message:
+            return ({"role": "system", "content": instructions}, {"role": "user", "content": observation})
+        return ({"role": "user", "content": f"{instructions}\n{observation}"},)
 
     def look_at_env(self) -> StringEnv:
         """Return the environment of the next episode, before it begins."""
@@ -340,15 +349,6 @@ def _instructions_of(env: StringEnv) -> str:
     """Return the instructions of a `LanguageWrapper`; empty for another environment."""
     wrapper = language_wrapper_of(env)
     return "" if wrapper is None else wrapper.instructions
-
-
-def _first_messages(instructions: str, observation: str, tokenizer: PreTrainedTokenizerBase) -> tuple[Message, ...]:
-    """Return the chat before the first turn: the instructions as a system message, if the template has these."""
-    if not instructions:
-        return ({"role": "user", "content": observation},)
-    if has_system_message(tokenizer):
-        return ({"role": "system", "content": instructions}, {"role": "user", "content": observation})
-    return ({"role": "user", "content": f"{instructions}\n{observation}"},)
 
 
 def _unreadable_column(turns: Sequence[Turn]) -> dict[str, list[float | None]]:
