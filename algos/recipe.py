@@ -138,7 +138,7 @@ class Recipe:
         arguments: dict[str, Any] = {}
         kl_coef = None
         agent_has_penalty = split == "train" and self._agent_makes_penalty()
-        if takes_model(self.env):
+        if takes_model(self.env, self.env_kwargs):
             if self.kl_coef is not None:
                 kl_coef = as_coefficient(self.kl_coef).value
             arguments["model"] = self.model
@@ -205,7 +205,7 @@ class Recipe:
         The penalty then has the policy's dtype, and shares the policy's frozen weights (LoRA). If a function makes the
         policy, perhaps from another model, the environment makes the penalty, with ``model`` as the reference.
         """
-        if callable(self.env) or callable(self.policy) or not takes_model(self.env):
+        if callable(self.env) or callable(self.policy) or not takes_model(self.env, self.env_kwargs):
             return False
         return "kl_coef" not in self.env_kwargs and "penalty" not in self.env_kwargs
 
