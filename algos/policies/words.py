@@ -354,7 +354,7 @@ class WordsPolicy(ControlPolicy):
 
     @classmethod
     def load(cls, folder: Path, saved: dict[str, Any], *, describe: Describe | str | None = None) -> Self:
-        """Load a policy written by `save`.
+        """Load a policy written by `save`. The weights of its models become float32, as in `LMPolicy.load` by default.
 
         Args:
             folder: folder of the weights.

@@ -65,7 +65,7 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
         >>> env.words, env.action_space.contains("left")
         (('left', 'right'), True)
 
-        The embedded model learns FrozenLake (4 x 4, without slipping), in half a minute on one core:
+        The embedded model learns FrozenLake (4 x 4, without slipping):
 
         >>> def describe(cell):
         ...     return f"{cell // 4} {cell % 4}"
@@ -75,9 +75,7 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
         >>> policy = algos.LMPolicy.load("embedded")  # doctest: +SKIP
         >>> env = TokenVectorEnv(make, tokenizer=policy.tokenizer, num_envs=16, max_turns=100, max_length=128)
         ... # doctest: +SKIP
-        >>> config = algos.PPOConfig(num_steps=None, num_episodes=64, num_epochs=2, minibatch_size=32,
-        ...     learning_rate=1e-3, final_learning_rate=1e-4, gamma=0.98, ent_coef=0.02)  # doctest: +SKIP
-        >>> algos.PPO(env, policy, config).learn(24_000)  # doctest: +SKIP
+        >>> algos.PPO(env, policy, algos.presets.TEXT_WORDS).learn(24_000)  # doctest: +SKIP
     """
 
     def __init__(
