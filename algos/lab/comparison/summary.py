@@ -180,7 +180,7 @@ class RunResult:
     policy: str
     parameters: int
     best: float | None
-    """Return at which Gymnasium counts the environment as solved; None if it has no threshold."""
+    """Return at which the game counts as solved; None if none is known (`algos.lab.comparison.games.solved_return`)."""
     before: dict[str, float]
     """Evaluation before the training, and after it; empty if there was none."""
     after: dict[str, float]
@@ -284,7 +284,8 @@ Score = Callable[[float], float]
 def normalise(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> Score | None:
     """Return a function from a case's returns to scores: 0 is the untrained policy, 1 is solved.
 
-    All cases of one game (`RunResult.game_name`) in the whole study share the scale. Untrained means the lowest of
+    All cases of one game (`RunResult.game_name`) in the whole study share the scale; a wrapper that may change rewards
+    makes another game. Untrained means the lowest of
     their returns before training, each a mean over the seeds. Solved means Gymnasium's ``reward_threshold`` or, without
     one, the best evaluation of the game. None if that return is not above the untrained one, or if a run of the case
     was not evaluated.
