@@ -300,8 +300,8 @@ def test_an_image_needs_a_description_of_its_own():
 
 def test_instructions_are_those_of_the_description_or_ones_own():
     env = gymnasium.make("FrozenLake-v1", is_slippery=False)
-    known = LanguageWrapper(env).instructions
-    assert all(word in known for word in ("left", "down", "right", "up"))
+    instructions = LanguageWrapper(env).instructions
+    assert all(word in instructions for word in ("left", "down", "right", "up"))
     assert LanguageWrapper(env, instructions="Go.").instructions == "Go."
     assert LanguageWrapper(env, instructions="").instructions == ""
 
