@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import shlex
 from collections.abc import Mapping, Sequence
@@ -19,10 +18,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from algos.config import find_config
 from algos.envs.flatten import flat_shape
-from algos.envs.wrapping import Wrapper, make_wrapped
+from algos.envs.wrapping import VECTOR_ONLY, Wrapper, make_wrapped
 from algos.policies.registry import make_policy as make_policy
 from algos.storage.run_reader import AgentRecord, EnvironmentRecord
 from algos.storage.saved_environment import check_known_environment, saved_arguments
+from textenv.embedded.folder import EMBEDDED
+from textenv.embedded.gguf import SMOLLM2
 from textenv.importing import absolute_name, load_function, read_module
 
 if TYPE_CHECKING:
@@ -32,10 +33,12 @@ PROMPTS = "textenv/Prompts-v0"
 """Environment of one's own prompts and rewards."""
 STRING_ARGUMENTS = ("model", "split", "kl_coef", "env_wrappers", "pay_at", "history", "chat")
 """Arguments of an environment with Text spaces that are not its own, besides those of `TextVectorEnv`."""
-READY_MODELS = ("embedded", "smollm2")
+READY_MODELS = (EMBEDDED, SMOLLM2)
 """Names of models that are no paths."""
 WORDS = "textenv/Words-v0"
 """Environment of any Gymnasium environment in words."""
+_HAS_TEXT_SPACES: dict[tuple[str, object, str], bool] = {}
+"""Environments that were made to see whether they have Text spaces, by id, entry point and arguments."""
 PATH_ARGUMENTS = ("model", "prompts", "eval_prompts", "reward", "wrappers", "env_wrappers", "describe")
 """Arguments of an environment that may name a file or folder, or several."""
 
@@ -80,10 +83,11 @@ def make_vector_environment(
     limit = arguments.get("max_episode_steps")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise ValueError(f"max_episode_steps is {limit!r}, expected an integer of at least 1, or None (the default)")
-    if process_timeout is not None and is_text(env_id):
+    is_text_env = is_text(env_id, arguments)
+    if process_timeout is not None and is_text_env:
         raise ValueError(f"process_timeout is {process_timeout}, expected None for a text environment ({env_id})")
-    is_string_env = has_text_spaces(env_id)
-    if wrappers and is_text(env_id) and not (is_string_env or env_id == WORDS):
+    is_string_env = has_text_spaces(env_id, arguments)
+    if wrappers and is_text_env and not (is_string_env or env_id == WORDS):
         raise ValueError(f"wrappers are for control, but {env_id} is text: its episodes are not played step by step")
 
     try:
@@ -97,12 +101,12 @@ def make_vector_environment(
             from algos.envs.subprocess_env import SubprocessVectorEnv
 
             env = SubprocessVectorEnv([make_single] * num_envs, timeout=process_timeout)
-        elif wrappers or not spec.vector_entry_point or (seed_each and not is_text(env_id)):
+        elif wrappers or not spec.vector_entry_point or (seed_each and not is_text_env):
             # SAME_STEP spends no step on a reset.
             env = SyncVectorEnv([make_single] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
         else:
             env = gymnasium.make_vec(env_id, num_envs=num_envs, **arguments)
-        if not is_text(env_id):
+        if not is_text_env:
             flat_shape(env.single_observation_space)  # raises now if no policy can read the observations
     except gymnasium.error.Error as error:
         text_env_ids = ", ".join(sorted(name for name in gymnasium.registry if name.startswith("textenv/")))
@@ -120,15 +124,21 @@ def make_vector_environment(
 
 def _words_environment(env_id: str, num_envs: int, **arguments: Any) -> VectorEnv:
     """Make textenv/Words-v0, or an environment with Text spaces, whose own arguments stand among the others."""
-    from textenv.envs.vector_env import TextVectorEnv
     from textenv.registration import make_vector_env
 
     if env_id == WORDS:
         return make_vector_env("Words", num_envs, **arguments)
-    names_of_text = {*inspect.signature(TextVectorEnv).parameters, *STRING_ARGUMENTS}
-    text_arguments = {name: value for name, value in arguments.items() if name in names_of_text}
-    env_kwargs = {name: value for name, value in arguments.items() if name not in names_of_text}
+    env_kwargs = _arguments_of_strings(arguments)
+    text_arguments = {name: value for name, value in arguments.items() if name not in env_kwargs}
     return make_vector_env("Words", num_envs, env=env_id, env_kwargs=env_kwargs, **text_arguments)
+
+
+def _arguments_of_strings(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an environment with Text spaces that are its own, not those of textenv/Words-v0."""
+    from textenv.envs.vector_env import TextVectorEnv  # loads torch
+
+    names_of_text = {*inspect.signature(TextVectorEnv).parameters, *STRING_ARGUMENTS, *VECTOR_ONLY}
+    return {name: value for name, value in arguments.items() if name not in names_of_text}
 
 
 def absolute_paths(arguments: Mapping[str, object]) -> dict[str, Any]:
@@ -153,15 +163,19 @@ def is_ours(env_id: str) -> bool:
     return _without_module(env_id).startswith("textenv/")
 
 
-def takes_model(env_id: str) -> bool:
-    """True for ids of environments that are made for a language model: this kit's, and those with Text spaces."""
-    return is_ours(env_id) or has_text_spaces(env_id)
+def takes_model(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> bool:
+    """True for environments that are made for a language model: this kit's, and those of `has_text_spaces`."""
+    return is_ours(env_id) or has_text_spaces(env_id, env_kwargs)
 
 
-def has_text_spaces(env_id: str) -> bool:
-    """True for ids of environments that read and write strings, and have no vector entry point of their own.
+def has_text_spaces(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> bool:
+    """True for environments that read and write strings, and have no vector entry point of their own.
 
-    Their spaces are known once one is made, with its default arguments. If that fails, the answer is False.
+    Their spaces are known once one is made. If that fails, the answer is False.
+
+    Args:
+        env_id: Gymnasium id, or ``module:id``.
+        env_kwargs: arguments of the environment, among those of textenv/Words-v0, which make no difference.
     """
     module, _, bare_id = env_id.rpartition(":")
     if module:
@@ -173,14 +187,17 @@ def has_text_spaces(env_id: str) -> bool:
     entry_point: Any = spec.entry_point
     if str(entry_point).startswith("gymnasium.envs."):  # none of these does
         return False
-    return _makes_text(spec.id, entry_point)
+    arguments = _arguments_of_strings(env_kwargs) if env_kwargs else {}
+    key = (spec.id, entry_point, repr(sorted(arguments.items())))
+    if key not in _HAS_TEXT_SPACES:
+        _HAS_TEXT_SPACES[key] = _makes_text(spec.id, arguments)
+    return _HAS_TEXT_SPACES[key]
 
 
-@functools.cache
-def _makes_text(env_id: str, entry_point: object) -> bool:
-    """Make an environment once, to see whether it has Text spaces; ``entry_point`` tells equal ids apart."""
+def _makes_text(env_id: str, arguments: Mapping[str, Any]) -> bool:
+    """Make an environment, to see whether it has Text spaces."""
     try:
-        env = gymnasium.make(env_id)
+        env = gymnasium.make(env_id, **arguments)
     except Exception:  # of anybody's environment; making it in earnest says what is wrong
         return False
     is_string_env = isinstance(env.observation_space, spaces.Text) and isinstance(env.action_space, spaces.Text)
@@ -188,9 +205,14 @@ def _makes_text(env_id: str, entry_point: object) -> bool:
     return is_string_env
 
 
-def is_text(env_id: str) -> bool:
-    """True for ids of text: this kit's, those with Text spaces, and those whose vector entry point is an EpisodeEnv."""
-    if takes_model(env_id):
+def is_text(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> bool:
+    """True for text: this kit's ids, `has_text_spaces`, and ids whose vector entry point is an EpisodeEnv.
+
+    Args:
+        env_id: Gymnasium id, or ``module:id``.
+        env_kwargs: arguments of the environment; see `has_text_spaces`.
+    """
+    if takes_model(env_id, env_kwargs):
         return True
     spec = gymnasium.registry.get(_without_module(env_id))
     entry_point: Any = None if spec is None else spec.vector_entry_point
@@ -268,7 +290,7 @@ def remake_environment(
             raise ValueError(f"what wraps this agent's environment is run only if you name it: {flags:.300}")
         arguments = saved_arguments(saved, replaced={"reward", *arguments}) | arguments
     assert env_id is not None
-    if takes_model(env_id):
+    if takes_model(env_id, arguments):
         # A coefficient of 0 measures the KL and charges nothing
         arguments |= {"split": "test", "kl_coef": arguments.get("kl_coef") or 0.0}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -124,8 +125,8 @@ TEXT_WORDS = PPOConfig(
 )  # fmt: skip
 """FrozenLake-v1 in textenv/Words-v0 (4 x 4, without slipping) and the embedded model; tuned here.
 
-Until the first goals, advantages are noise that is scaled up, and it may end the exploration: without the entropy
-bonus, one seed of five failed; with a learning rate of 2e-3, three.
+Until the first goals, advantages are noise that is scaled up, and it may end the exploration; the entropy bonus works
+against that. A higher learning rate ends the exploration sooner.
 """
 
 CARTPOLE_A2C = A2CConfig(
@@ -161,8 +162,7 @@ WORDS = PPOConfig(
 )  # fmt: skip
 """Control by `WordsPolicy` with the embedded model and 16 environments; tuned here, on FrozenLake-v1.
 
-Advantages are not normalized, for the reason given at `TOY_TEXT`: with normalized ones, one seed in three never reached
-the goal.
+Advantages are not normalized, for the reason given at `TOY_TEXT`.
 """
 
 TEXT_A2C = A2CConfig(
@@ -257,7 +257,12 @@ _TEXT_CONFIGS: dict[str, Config] = {
 
 
 def recipe(
-    env_id: str, algorithm: str | type[Agent[Any]] = "ppo", model: str = "embedded", *, policy: str = "auto"
+    env_id: str,
+    algorithm: str | type[Agent[Any]] = "ppo",
+    model: str = "embedded",
+    *,
+    policy: str = "auto",
+    env_kwargs: Mapping[str, Any] | None = None,
 ) -> Recipe:
     """Find the recipe of an environment and an algorithm, for text of a model, in control of a policy.
 
@@ -275,16 +280,19 @@ def recipe(
         policy: name of a policy (`algos.policies.registry`). ``"auto"`` is the recipe's own. ``"lstm"`` gets
             `RECURRENT` with PPO. ``"words"`` gets `WORDS` with PPO, and models other than the embedded one get the
             learning rate of their size. Other policies get the settings of ``"auto"``.
+        env_kwargs: arguments without which the environment cannot be made, to see whether it is one of text; they are
+            not put into the recipe.
 
     Raises:
         ValueError: if the algorithm is unknown or not for text, or a policy is named for text.
     """
+    bare_id = env_id.rpartition(":")[2]
+    is_control = not is_text(bare_id, env_kwargs)
     if not isinstance(algorithm, str):
-        settings = _settings_of_class(env_id, algorithm, model)
+        settings = _settings_of_class(bare_id, algorithm, model, is_control=is_control)
     else:
-        settings = _settings(env_id.rpartition(":")[2], algorithm, model)
+        settings = _settings(bare_id, algorithm, model, is_control=is_control)
     # A language model that is named plays control; text is played by no other policy
-    is_control = not is_text(env_id.rpartition(":")[2])
     if not is_control and policy != "auto":
         raise ValueError(f"policy is {policy!r}, but {env_id} is text, which a language model plays: leave policy out")
     if is_control and policy == "auto" and settings.policy == "auto" and model != "embedded":
@@ -292,6 +300,19 @@ def recipe(
     if policy != "auto":
         settings = _with_policy(settings, policy, model)
     return replace(settings, env=env_id, algorithm=algorithm, model=model)
+
+
+def usual_policy(env_id: str, algorithm: str) -> str:
+    """Return the policy in the recipe of a control environment and an algorithm, without a look at the environment.
+
+    Args:
+        env_id: Gymnasium id, or ``module:id``.
+        algorithm: name of an algorithm.
+    """
+    entry = RECIPES.get((env_id.rpartition(":")[2], algorithm))
+    if entry is not None:
+        return str(entry.policy)
+    return "q" if algorithm == "dqn" else "auto"
 
 
 def _with_policy(settings: Recipe, policy: str, model: str) -> Recipe:
@@ -315,7 +336,7 @@ def _with_policy(settings: Recipe, policy: str, model: str) -> Recipe:
     return replace(settings, policy=policy, policy_kwargs=policy_kwargs)
 
 
-def _settings(env_id: str, algorithm: str, model: str) -> Recipe:
+def _settings(env_id: str, algorithm: str, model: str, *, is_control: bool) -> Recipe:
     """Find what `recipe` returns, but for its env, algorithm and model; ``env_id`` has no module."""
     # An entry of the table; PPO's for text are for the embedded model
     if (env_id, algorithm) in RECIPES and (algorithm != "ppo" or model == "embedded"):
@@ -323,9 +344,8 @@ def _settings(env_id: str, algorithm: str, model: str) -> Recipe:
 
     # Control
     config_type = find_config(algorithm)
-    if not is_text(env_id):
-        policy = "q" if algorithm == "dqn" else "auto"
-        return Recipe(config=config_type(), policy=policy)
+    if is_control:
+        return Recipe(config=config_type(), policy=usual_policy(env_id, algorithm))
 
     # Text
     if algorithm not in _TEXT_CONFIGS:
@@ -335,11 +355,11 @@ def _settings(env_id: str, algorithm: str, model: str) -> Recipe:
     return replace(ppo_recipe, config=_TEXT_CONFIGS[algorithm])
 
 
-def _settings_of_class(env_id: str, algorithm: type[Agent[Any]], model: str) -> Recipe:
-    """Find the settings of an algorithm that is given as a class, see `recipe`."""
+def _settings_of_class(env_id: str, algorithm: type[Agent[Any]], model: str, *, is_control: bool) -> Recipe:
+    """Find the settings of an algorithm that is given as a class, see `_settings`."""
     config_type = find_config(algorithm)
     for name, known_type in CONFIGS.items():
         if config_type is known_type:
-            return _settings(env_id.rpartition(":")[2], name, model)
-    num_envs = 64 if is_text(env_id.rpartition(":")[2]) else 8
+            return _settings(env_id, name, model, is_control=is_control)
+    num_envs = 8 if is_control else 64
     return Recipe(config=config_type(), policy=algorithm.policy_name, num_envs=num_envs)

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from algos.config import Config, PPOConfig, compares_groups, field_values, find_config
 from algos.make import absolute_paths, find_algorithm, make_vector_environment, takes_model
-from algos.policies.registry import EMBEDDED, make_policy
+from algos.policies.registry import make_policy
 from algos.storage.run_files import RUN
 from algos.storage.run_folder import is_own
 from algos.storage.run_reader import check_kinds, read_options_file
 from algos.storage.saved_environment import runs_code
+from textenv.embedded.folder import EMBEDDED
 from textenv.importing import absolute_name, load_function, name_of, read_module
 from textenv.kl.coefficients import CoefficientLike, as_coefficient
 from textenv.names import advice
@@ -137,7 +138,7 @@ class Recipe:
         arguments: dict[str, Any] = {}
         kl_coef = None
         agent_has_penalty = split == "train" and self._agent_makes_penalty()
-        if takes_model(self.env):
+        if takes_model(self.env, self.env_kwargs):
             if self.kl_coef is not None:
                 kl_coef = as_coefficient(self.kl_coef).value
             arguments["model"] = self.model
@@ -204,7 +205,7 @@ class Recipe:
         The penalty then has the policy's dtype, and shares the policy's frozen weights (LoRA). If a function makes the
         policy, perhaps from another model, the environment makes the penalty, with ``model`` as the reference.
         """
-        if callable(self.env) or callable(self.policy) or not takes_model(self.env):
+        if callable(self.env) or callable(self.policy) or not takes_model(self.env, self.env_kwargs):
             return False
         return "kl_coef" not in self.env_kwargs and "penalty" not in self.env_kwargs
 

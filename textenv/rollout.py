@@ -395,10 +395,15 @@ def join_column(column: Tensor, rollout: TensorDict) -> Tensor:
     """
     if "episode" not in rollout.keys():
         return column
-    number = number_in_episode(rollout)
+    return _joined(column, episode=episode_of_row(rollout), number=number_in_episode(rollout))
+
+
+def _joined(column: Tensor, *, episode: Tensor, number: Tensor) -> Tensor:
+    """Return what `join_column` does, given the episode of each row and its number in the episode, int64 ``[B]``."""
+    num_episodes = int(episode.max()) + 1
     most_rows = int(number.max()) + 1
-    joined = column.new_zeros(num_episodes_of(rollout), most_rows, *column.shape[1:])
-    joined[episode_of_row(rollout), number] = column
+    joined = column.new_zeros(num_episodes, most_rows, *column.shape[1:])
+    joined[episode, number] = column
     return joined.flatten(1, 2)
 
 
@@ -432,10 +437,12 @@ def join_episodes(rollout: TensorDict) -> TensorDict:
     """
     if "episode" not in rollout.keys():
         return rollout
+    episode = episode_of_row(rollout)
+    number = number_in_episode(rollout)
     columns = {}
     for name in EPISODE_COLUMNS:
         if name in rollout.keys():
-            columns[name] = join_column(rollout[name], rollout)
+            columns[name] = _joined(rollout[name], episode=episode, number=number)
     return TensorDict(columns, batch_size=columns["mask"].shape)
 
 

@@ -32,7 +32,6 @@ from algos.cli.tune import Tune
 from algos.cli.user_code import UserExit, end_in_spite_of_threads, escaped_traceback, exits_are_errors, output_on_stderr
 from algos.config import CONFIGS, find_config
 from algos.envs.subprocess_env import EnvironmentFailure
-from algos.make import is_text
 from algos.storage.provenance import versions
 from algos.training.signals import Interrupted
 from textenv.errors import InvariantError
@@ -258,7 +257,7 @@ def _message_about_flag(
 def _refuse_model_of_control(command: Any, words: Sequence[str]) -> None:
     """Raise a ValueError if a language model is named for a control policy that has none."""
     trains = isinstance(command, Train) and not isinstance(command, Plan)
-    if trains and named(words, "--model") and not is_text(command.env) and command.policy != "words":
+    if trains and named(words, "--model") and not command.is_text_run() and command.policy != "words":
         raise ValueError(
             f"--model: the policy {command.policy} of {command.env} has no language model; leave it out, or give "
             "--policy words"

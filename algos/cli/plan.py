@@ -6,7 +6,6 @@ from typing import Any
 
 from algos.cli.tables import print_table
 from algos.cli.train import AnyConfig, Train
-from algos.make import is_text
 
 GIB = 2**30
 """Bytes of a GiB."""
@@ -35,7 +34,7 @@ class Plan(Train[AnyConfig]):
 
     def run(self) -> dict[str, object]:
         """Print the parts of memory by phase, and the options to add until it fits; return the outcome."""
-        if not is_text(self.env) or self.algo == "trpo":
+        if not self.is_text_run() or self.algo == "trpo":
             raise ValueError(f"plan is for text and every algorithm but trpo, not for {self.algo} on {self.env}")
         if self.gpus <= 0 or (self.gpu_memory is not None and self.gpu_memory <= 0):
             raise ValueError(f"--gpus is {self.gpus} and --gpu-memory {self.gpu_memory}, expected numbers above 0")

@@ -13,7 +13,7 @@ from algos.cli.arguments import ModelCommand, load_newest, one_thread
 from algos.cli.tables import print_table
 from algos.storage.run_files import POLICY
 from algos.storage.run_folder import newest_agent
-from textenv.lm.loading import EMBEDDED
+from textenv.embedded.folder import EMBEDDED
 from textenv.rendering import printable
 
 if TYPE_CHECKING:

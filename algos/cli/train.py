@@ -266,7 +266,7 @@ class Train(WatchOptions, TextOptions, LanguageModelOptions, PromptOptions, Mode
         resumes_in_place = self.resume is not None and run_folder_of(self.resume) == self.folder.resolve()
         if not resumes_in_place and not rank:  # the first process may have made the folder already
             check_new(self.folder, overwrite=self.overwrite)
-        if is_text(self.env):
+        if self.is_text_run():
             from algos.lab.memory_plan import check_fits
 
             check_fits(self)
@@ -377,6 +377,10 @@ class Train(WatchOptions, TextOptions, LanguageModelOptions, PromptOptions, Mode
             eval_prompts=_absolute_name_or_none(self.eval_prompts),
         )
 
+    def is_text_run(self) -> bool:
+        """Return True if the environment is one of text (`algos.make.is_text`)."""
+        return is_text(self.env, json_object(self.env_kwargs, "--env-kwargs"))
+
     def _check(self) -> None:
         """Raise a ValueError for options that do not fit each other or the environment."""
         values = field_values(self)
@@ -390,7 +394,7 @@ class Train(WatchOptions, TextOptions, LanguageModelOptions, PromptOptions, Mode
             raise ValueError("--stop-at and --patience are for evaluations while training: add --eval-every STEPS")
 
         # Options of text environments, of language models, and of one's own prompts
-        if not is_text(self.env):
+        if not self.is_text_run():
             self._refuse_options(TextOptions, "text environments")
             if self.policy != "words":
                 self._refuse_options(LanguageModelOptions, "language models (text environments, or --policy words)")
@@ -478,10 +482,13 @@ def train_command(arguments: Sequence[str], name: str = "train", kind: Any = Tra
             read_module(module)
 
     # A language model that is named plays control too; every run.yaml names a policy
-    if "model" in named_options and "policy" not in named_options and env_id and not is_text(env_id):
+    env_kwargs: dict[str, object] = {}
+    with suppress(ValueError):  # raised again when the command is checked
+        env_kwargs = json_object(named(arguments, "--env-kwargs", "{}"), "--env-kwargs")
+    if "model" in named_options and "policy" not in named_options and env_id and not is_text(env_id, env_kwargs):
         policy = "words"
 
-    recipe = presets.recipe(env_id, algorithm, model, policy=policy)
+    recipe = presets.recipe(env_id, algorithm, model, policy=policy, env_kwargs=env_kwargs)
     preset = recipe.to_dict()
     defaults = {option: preset[option] for option in ("algo", "total_steps", "num_envs", "policy", "kl_coef")}
     for option in ("policy_kwargs", "env_kwargs"):

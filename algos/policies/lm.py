@@ -17,13 +17,13 @@ from algos.policies.critic import VALUE_HEAD_FILE, Critic, fresh_head
 from algos.policies.policy import LinearValue, Observation, Policy, Step
 from algos.policies.random_streams import UniformStreams
 from textenv.device import find_device
+from textenv.embedded.folder import EMBEDDED
 from textenv.envs.limits import StopConditions
 from textenv.envs.turn import Turn
 from textenv.lm.adapter_config import ADAPTER_CONFIG
 from textenv.lm.decoding import Decoder
 from textenv.lm.loading import (
     BASE,
-    EMBEDDED,
     add_lora,
     check_same_logits,
     is_adapted,

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from gymnasium.vector import VectorEnv
 
 from textenv.device import find_device
+from textenv.embedded.folder import EMBEDDED
 
-EMBEDDED = "embedded"
-"""Name of the model that comes with the package; `textenv.lm.loading` has it too, but loads torch."""
 if TYPE_CHECKING:
     import torch
 

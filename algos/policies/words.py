@@ -24,8 +24,9 @@ from algos.policies.distributions import ActionDistribution, Binned, action_dist
 from algos.policies.lm import CRITIC_FOLDER, default_learning_rate, load_language_model, make_critic
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step, step_values
 from algos.storage.saved_environment import UnnamedCodeError
+from textenv.embedded.folder import EMBEDDED
 from textenv.importing import load_function, name_of
-from textenv.lm.loading import EMBEDDED, save_model
+from textenv.lm.loading import save_model
 from textenv.lm.model import LanguageModel
 from textenv.names import check_names
 from textenv.prompts.messages import Message
@@ -353,7 +354,7 @@ class WordsPolicy(ControlPolicy):
 
     @classmethod
     def load(cls, folder: Path, saved: dict[str, Any], *, describe: Describe | str | None = None) -> Self:
-        """Load a policy written by `save`.
+        """Load a policy written by `save`. The weights of its models become float32, as in `LMPolicy.load` by default.
 
         Args:
             folder: folder of the weights.

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
 import algos
-from algos import PPO, LMPolicy, PPOConfig, Recipe, evaluate
+from algos import PPO, Case, LMPolicy, PPOConfig, Recipe, evaluate, presets
 from algos.cli import main
 from algos.make import has_text_spaces, is_text, make_vector_environment, remake_environment, takes_model
 from algos.storage.saved_environment import runs_code
@@ -51,6 +51,13 @@ class Talker(gymnasium.Env):
 
     def __init__(self, needed):
         self.needed = needed
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return "hello", {}
+
+    def step(self, action):
+        return "more", float(action.count(self.needed)), True, False, {}
 
 
 gymnasium.register("NeedsArgument-v0", Talker)
@@ -97,6 +104,19 @@ def test_it_is_made_with_a_model_and_its_own_arguments(here):
     assert env.task.look_at_env().unwrapped.letter == "z"
     wrapped = make_vector_environment("letters:CountLetters-v0", 1, wrappers=["functions.py:Halved"])
     assert type(wrapped.task.look_at_env()).__name__ == "Halved"
+
+
+def test_its_own_arguments_make_it(tmp_path, capsys):
+    arguments = {"needed": "a", "max_new_tokens": 4, "wrappers": []}
+    for asks in (has_text_spaces, takes_model, is_text):
+        assert asks("NeedsArgument-v0", arguments)
+    env = make_vector_environment("NeedsArgument-v0", 2, needed="a", max_new_tokens=4)
+    assert isinstance(env, TextVectorEnv) and env.task.look_at_env().unwrapped.needed == "a"
+    assert Case("NeedsArgument-v0", env_kwargs=arguments).recipe.config == presets.TEXT
+    made = json.dumps({"needed": "a", "max_new_tokens": 4})
+    words = ["--model", "embedded", "--env-kwargs", made, "--run-dir", tmp_path / "run", *SHORT.split()]
+    assert run(capsys, "train", "NeedsArgument-v0", *words)["episodes"] == 2
+    assert isinstance(algos.load(tmp_path / "run"), LMPolicy)
 
 
 def test_train_plays_it_with_a_language_model(here, tmp_path, capsys):

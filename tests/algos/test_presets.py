@@ -42,6 +42,11 @@ def test_without_a_recipe_the_algorithms_own_is_taken(algorithm):
         presets.recipe("textenv/Copy-v0", "dqn")
 
 
+@pytest.mark.parametrize(("env_id", "algorithm"), [*CONTROL, ("Blackjack-v1", "dqn"), ("gymnasium:Acrobot-v1", "ppo")])
+def test_the_usual_policy_is_that_of_the_recipe(env_id, algorithm):
+    assert presets.usual_policy(env_id, algorithm) == presets.recipe(env_id, algorithm).policy
+
+
 def test_recipes_of_text_collect_whole_episodes():
     texts = {case: recipe.config for case, recipe in presets.RECIPES.items() if is_text(case[0])}
     assert len(texts) > 5 and {config.num_steps for config in texts.values()} == {None}

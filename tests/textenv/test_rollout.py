@@ -4,14 +4,17 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from algos import LMPolicy, collect
+from tests.helpers.cut_episodes import cut_episodes
 from tests.helpers.models import ALL_MODELS, WORDS, make_gpt2, make_llama, make_tokenizer
 from tests.helpers.reward_models import make_model
 from tests.helpers.rollouts import padded
 from tests.helpers.small_agents import agent_of, lm_policy, random_table, scored, table_model
 from tests.helpers.text_envs import EOS, PAD, Script, play, text_env
 from textenv import KLPenalty, LanguageModel, RewardModel, TextEnv, TextVectorEnv
+from textenv.rollout import join_column, join_episodes
 
 ANSWERS = [(5, 1, EOS), (EOS,), (3, 3, 3, 3, 3), (6, 5, 0, 2, EOS)]
 
@@ -251,3 +254,26 @@ def test_the_prompt_leaks_into_no_response():
     for actions in ([EOS, 5], [0, 6], [EOS, EOS]):  # slot 0 is reset by the second step
         env.step(np.array(actions))
     assert sorted(seen) == sorted([*expected, ("d a b", "", [EOS])])
+
+
+# --- episodes of several rows -----------------------------------------------------------------------------------------
+
+
+class Sorts(TorchFunctionMode):
+    """Counts how often rows are sorted."""
+
+    count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.Tensor.argsort
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_rows_of_all_columns_are_sorted_once():
+    rollout = cut_episodes(3).cut
+    with Sorts() as sorts:
+        joined = join_episodes(rollout)
+    assert sorts.count == 1
+    assert len(joined.keys()) > 3
+    for name, column in joined.items():
+        assert torch.equal(column, join_column(rollout[name], rollout))

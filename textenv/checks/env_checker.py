@@ -126,9 +126,8 @@ def _check_ids(driver: EnvDriver) -> str:
         if result.done:
             break
         expected = [*ids, token]
-        is_new_context = driver.begins_anew and result.ids[: len(ids)] != ids
         _demand(
-            is_new_context or result.ids[: len(expected)] == expected,
+            result.is_new_context or result.ids[: len(expected)] == expected,
             f"at step {step} the ids {ids} and the action {token} became {result.ids}: append the action's id, and "
             "never tokenize decoded text",
         )

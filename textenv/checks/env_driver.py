@@ -32,6 +32,8 @@ class StepResult(NamedTuple):
     terminated: bool
     truncated: bool
     info: Info
+    is_new_context: bool
+    """True if the state is a new context of the episode, which has replaced the former state."""
 
     @property
     def done(self) -> bool:
@@ -92,10 +94,6 @@ class EnvDriver:
             self.text_env = self.vector
         self.conversation = self.text_env is not None and isinstance(self.text_env.task, Conversation)
         """True if the environment replies: then the end of a turn need not end the episode."""
-        self.begins_anew = False
-        """True if a reply may be a new context, which replaces the state (``history``)."""
-        if self.text_env is not None:
-            self.begins_anew = getattr(self.text_env.task, "history", None) is not None
 
         # Tokens with a meaning
         self.tokenizer: PreTrainedTokenizerBase | None = None
@@ -153,9 +151,7 @@ class EnvDriver:
 
     def has_replied(self, ids: list[int], result: StepResult) -> bool:
         """Return True if the state after a step has more than the ids before it and the action, or is a new context."""
-        if len(result.ids) > len(ids) + 1:
-            return True
-        return self.begins_anew and result.ids[: len(ids)] != ids
+        return result.is_new_context or len(result.ids) > len(ids) + 1
 
     def may_choose(self, token: int | None) -> TypeGuard[int]:
         """Return True if the token is not None and slot 0 may choose it now."""
@@ -213,7 +209,9 @@ class EnvDriver:
 
     def _step(self, actions: list[int]) -> list[StepResult]:
         """Step with a token in each slot; return each slot's result."""
+        contexts_before = self._context_number()
         self.observation, reward, terminated, truncated, info = self.vector.step(np.array(actions))
+        is_new_context = self._context_number() > contexts_before
         self._ended = terminated | truncated
         self._store_masks(info)
         results = []
@@ -231,9 +229,16 @@ class EnvDriver:
                     terminated=bool(terminated[slot]),
                     truncated=bool(truncated[slot]),
                     info=slot_info,
+                    is_new_context=bool(is_new_context[slot]),
                 )
             )
         return results
+
+    def _context_number(self) -> np.ndarray:
+        """Return `TextVectorEnv.context_number`; zeros for other environments, which give no new contexts."""
+        if self.text_env is None:
+            return np.zeros(self.vector.num_envs, dtype=np.int64)
+        return self.text_env.context_number
 
     def play(self, seed: int, episodes: int) -> Iterator[ScriptedStep]:
         """Play the script of `scripted`: ``episodes`` episodes if there is one slot, else one in each slot."""

@@ -5,6 +5,8 @@ from pathlib import Path
 from textenv.cache import cache_root, cached, fingerprint
 from textenv.embedded import phrases
 
+EMBEDDED = "embedded"
+"""Name of the model that the project builds itself, without any download."""
 VERSION = 1
 """Version of the built files: raise it when tokenizer, models or training change (not when the grammar's tables do)."""
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Rule = Callable[["Turn"], "Collection[int] | None"]
 """Function from the turn so far to the ids allowed next (None allows all). It must depend on the turn alone."""
 
+MAX_WORD_SETS = 1000
+"""Number of sets of available words for which a `WordRule` remembers what may follow."""
 _ALL_TOKENS = 0
 """Row of `ActionMasks.sets` that allows every token."""
 NOT_FORBIDDEN = 1
@@ -294,7 +296,8 @@ class WordRule:
         words: different texts.
         tokenizer: the policy's tokenizer.
         ends: ids that end a turn.
-        available: function from the turn so far to the words that may be written in it; None allows all.
+        available: function from the turn so far to the words that may be written in it, the same for each token of
+            the turn; None allows all.
 
     Raises:
         ValueError: if the tokenizer cannot write a word, if it writes two words by the same tokens, or if a word that
@@ -307,7 +310,7 @@ class WordRule:
         tokenizer: PreTrainedTokenizerBase,
         *,
         ends: Sequence[int],
-        available: Callable[[Turn], Collection[str] | None] | None = None,
+        available: Callable[[Turn], tuple[str, ...] | None] | None = None,
     ) -> None:
         # The tokens of each word
         word_of_ids: dict[tuple[int, ...], str] = {}
@@ -326,45 +329,51 @@ class WordRule:
                 )
             word_of_ids[ids] = word
 
-        # What may follow each beginning of a word
-        next_of: dict[tuple[int, ...], set[int]] = {}
-        for ids in word_of_ids:
-            for position, token in enumerate(ids):
-                next_of.setdefault(ids[:position], set()).add(token)
-        self.complete = frozenset(ids for ids in word_of_ids if ids not in next_of)
+        # Words that others continue
+        beginnings = {ids[:position] for ids in word_of_ids for position in range(len(ids))}
+        self.complete = frozenset(ids for ids in word_of_ids if ids not in beginnings)
         """Token ids of the words that no other word continues: each is a complete turn."""
-        continued = [ids for ids in word_of_ids if ids in next_of]
-        for ids in continued:
-            if not ends:
-                raise ValueError(
-                    f"another word continues {word_of_ids[ids]!r}, which therefore needs an end of the turn, but the "
-                    "tokenizer has no EOS: give other words (actions=)"
-                )
-            next_of[ids].update(ends)
-        self._next_of = next_of
-        self._word_of_ids = word_of_ids
-        self._ends = tuple(ends)
-        self._available = available
+        continued = [ids for ids in word_of_ids if ids in beginnings]
+        if continued and not ends:
+            raise ValueError(
+                f"another word continues {word_of_ids[continued[0]]!r}, which therefore needs an end of the turn, but "
+                "the tokenizer has no EOS: give other words (actions=)"
+            )
         self.num_tokens = max([*map(len, self.complete), *(len(ids) + 1 for ids in continued)])
         """Number of tokens of the longest turn."""
 
+        self._ids_of_word = {word: ids for ids, word in word_of_ids.items()}
+        self._ends = tuple(ends)
+        self._available = available
+        self._all_words = tuple(words)
+        self._next_of_words: dict[tuple[str, ...], dict[tuple[int, ...], set[int]]] = {}
+        """By the words that may be written, what `_next_of` returns for them."""
+
     def __call__(self, turn: Turn) -> Collection[int]:
         """Return the ids that continue the turn; see `Rule`."""
-        so_far = tuple(turn.completion_ids)
-        words = None if self._available is None else self._available(turn)
+        words = None
+        if self._available is not None:
+            words = self._available(turn)
         if words is None:
-            return self._next_of[so_far]
+            words = self._all_words
 
-        # Only what leads to an available word
-        followers: set[int] = set()
-        for ids, word in self._word_of_ids.items():
-            if word not in words or ids[: len(so_far)] != so_far:
-                continue
-            if ids == so_far:
-                followers.update(self._ends)
-            else:
-                followers.add(ids[len(so_far)])
-        return followers
+        # Environments have few sets of available words, and come back to them
+        if words not in self._next_of_words:
+            if len(self._next_of_words) >= MAX_WORD_SETS:
+                self._next_of_words.clear()
+            self._next_of_words[words] = self._next_of(words)
+        return self._next_of_words[words][tuple(turn.completion_ids)]
+
+    def _next_of(self, words: Sequence[str]) -> dict[tuple[int, ...], set[int]]:
+        """Return, by the token ids so far, the ids that lead to one of these words, or end the turn after it."""
+        next_of: dict[tuple[int, ...], set[int]] = {}
+        for word in words:
+            word_ids = self._ids_of_word[word]
+            for position, token in enumerate(word_ids):
+                next_of.setdefault(word_ids[:position], set()).add(token)
+            if word_ids not in self.complete:
+                next_of.setdefault(word_ids, set()).update(self._ends)
+        return next_of
 
 
 def next_ids(turn: Turn, texts: Sequence[str]) -> list[int]:

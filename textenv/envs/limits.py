@@ -28,8 +28,8 @@ class Limits:
     max_length: int | None = None
     """Maximum tokens of the text in a row; None: room for all its turns, as long as no reply is longer than
     ``max_prompt_tokens``."""
-    turns_per_row: int | None = None
-    """Maximum turns in a row, where the task gives the model new contexts; None: all turns are in one row."""
+    max_turns_per_row: int | None = None
+    """Maximum turns in a row, where the task gives the model new contexts; None: all turns may be in one row."""
     stop: tuple[str | int, ...] = ()
     """Texts and token ids that end a turn, in addition to the model's own ends (`textenv.lm.ends`)."""
     min_new_tokens: int = 0
@@ -59,8 +59,8 @@ class Limits:
             return self.max_length
         tokens_per_turn = self.max_prompt_tokens + self.max_new_tokens
         num_turns = self.max_turns
-        if self.turns_per_row is not None:
-            num_turns = min(num_turns, self.turns_per_row)
+        if self.max_turns_per_row is not None:
+            num_turns = min(num_turns, self.max_turns_per_row)
         return tokens_per_turn * num_turns
 
 

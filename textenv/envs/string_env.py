@@ -107,9 +107,10 @@ class StringGames:
         check_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.chat = chat and bool(tokenizer.chat_template)
+        self._has_system_message = self.chat and has_system_message(tokenizer)
         self.pay_at = pay_at
-        self.history = history
-        """Number of observations that the model sees, which is the number of turns in a row; None: all."""
+        self.max_turns_per_row = history
+        """Number of observations that the model sees, which is the maximum number of turns in a row; None: all."""
         self._answered: list[Turn] = []
         self._map: Callable[..., Iterable[Any]] = map
 
@@ -148,10 +149,18 @@ class StringGames:
         """Return the prompt for the first observation that the model sees, after a `LanguageWrapper`'s instructions."""
         instructions = "" if state is None else _instructions_of(state.env)
         if self.chat:
-            return Prompt(_first_messages(instructions, observation, self.tokenizer), state=state)
+            return Prompt(self._first_messages(instructions, observation), state=state)
         if instructions:
             observation = f"{instructions}\n{observation}"
         return Prompt(f"{observation}\n", state=state)
+
+    def _first_messages(self, instructions: str, observation: str) -> tuple[Message, ...]:
+        """Return the chat before the first turn: the instructions as a system message, if the template has these."""
+        if not instructions:
+            return ({"role": "user", "content": observation},)
+        if self._has_system_message:
+            return ({"role": "system", "content": instructions}, {"role": "user", "content": observation})
+        return ({"role": "user", "content": f"{instructions}\n{observation}"},)
 
     def look_at_env(self) -> StringEnv:
         """Return the environment of the next episode, before it begins."""
@@ -212,8 +221,9 @@ class StringGames:
         text = _checked_observation(game.env, observation)
         game.actions.append(turn.completion)
         game.observations.append(text)
-        if self.history is not None and len(game.observations) > self.history:
-            return self._context(game, self.history)
+        history = self.max_turns_per_row
+        if history is not None and len(game.observations) > history:
+            return self._context(game, history)
         return text if self.chat else f"\n{text}\n"
 
     def _context(self, game: _Game, history: int) -> Prompt:
@@ -314,7 +324,7 @@ def words_as_rule(task: StringGames, **arguments: Any) -> dict[str, Any]:
         arguments: ``allowed`` stays if it is among them; ``max_new_tokens`` follows from the words if it is not.
 
     Raises:
-        ValueError: as `WordRule`, or if ``max_new_tokens`` or ``max_length`` would cut a word.
+        ValueError: as `WordRule`, or if ``max_new_tokens`` would cut a word.
     """
     wrapper = language_wrapper_of(task.look_at_env())
     if arguments.get("allowed") is not None or wrapper is None or wrapper.words is None:
@@ -325,13 +335,6 @@ def words_as_rule(task: StringGames, **arguments: Any) -> dict[str, Any]:
         raise ValueError(
             f"max_new_tokens is {max_new_tokens}, which would cut a word, expected at least {rule.num_tokens} for the "
             f"words {list(wrapper.words)!r:.200}: leave it out"
-        )
-    max_length = arguments.get("max_length")
-    max_prompt_tokens = arguments.get("max_prompt_tokens", 0)
-    if max_length is not None and max_length < max_prompt_tokens + rule.num_tokens:
-        raise ValueError(
-            f"max_length is {max_length}, expected at least max_prompt_tokens, {max_prompt_tokens}, and the tokens of "
-            f"the longest word, {rule.num_tokens}: lower max_prompt_tokens or raise max_length"
         )
     return arguments | {"allowed": rule, "max_new_tokens": max_new_tokens}
 
@@ -346,15 +349,6 @@ def _instructions_of(env: StringEnv) -> str:
     """Return the instructions of a `LanguageWrapper`; empty for another environment."""
     wrapper = language_wrapper_of(env)
     return "" if wrapper is None else wrapper.instructions
-
-
-def _first_messages(instructions: str, observation: str, tokenizer: PreTrainedTokenizerBase) -> tuple[Message, ...]:
-    """Return the chat before the first turn: the instructions as a system message, if the template has these."""
-    if not instructions:
-        return ({"role": "user", "content": observation},)
-    if has_system_message(tokenizer):
-        return ({"role": "system", "content": instructions}, {"role": "user", "content": observation})
-    return ({"role": "user", "content": f"{instructions}\n{observation}"},)
 
 
 def _unreadable_column(turns: Sequence[Turn]) -> dict[str, list[float | None]]:

@@ -53,6 +53,14 @@ class Conversation(Task, Protocol):
         """
 
 
+@runtime_checkable
+class ShortRows(Conversation, Protocol):
+    """Conversation that gives the model a new context before a text has more than a fixed number of turns."""
+
+    max_turns_per_row: int | None
+    """Maximum number of turns in a row of the rollout; None: all turns of an episode may be in one row."""
+
+
 class FunctionTask(PromptList):
     """Single-turn task: prompts from a sequence, scores by plain functions.
 

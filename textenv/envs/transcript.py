@@ -91,7 +91,7 @@ class Transcript:
         self.episode = np.arange(rows)
         """Episode of each row."""
         self.row_number = np.zeros(rows, dtype=np.int64)
-        """Number of each row in its episode, from 0."""
+        """Number of each row in its episode, from 0; with ``one_row`` that of the context that is written there."""
         self.length = np.zeros(rows, dtype=np.int64)
         self.prompt_length = np.zeros(rows, dtype=np.int64)
         self.turn_start = np.zeros(rows, dtype=np.int64)
@@ -123,6 +123,7 @@ class Transcript:
             self._unscored = [entry for entry in self._unscored if entry.row != row]
 
         self.group[row] = group
+        self.row_number[row] = 0
         self.tool_calls[row] = []
         self._write_prompt(row, prompt, ids, turn_index=0)
 
@@ -333,6 +334,7 @@ class Transcript:
         self.terminated[row] = False
         next_row = row
         if self.one_row:
+            self.row_number[row] += 1
             for index, entry in enumerate(self._unscored):
                 if entry.turn is turn:
                     self._unscored[index] = entry._replace(last_token=None)

@@ -21,7 +21,7 @@ from textenv.envs.action_masks import ActionMasks, Rule, as_rule
 from textenv.envs.early_scores import MIN_PORTION, EarlyScores
 from textenv.envs.episode_batch import EpisodeBatch, Info, OpenTurn, end_info, final_info
 from textenv.envs.limits import Limits, StopConditions, check_at_least
-from textenv.envs.task import Conversation, Task, choose_task, rows_of, score_turns
+from textenv.envs.task import Conversation, ShortRows, Task, choose_task, rows_of, score_turns
 from textenv.envs.tools import Tools
 from textenv.envs.transcript import OverlongPromptError, Transcript
 from textenv.envs.turn import Turn, samples
@@ -102,7 +102,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             tools count. None: 1, or 6 with tools.
         max_length: maximum length of an episode's text in tokens, prompt and replies included; None allows
             ``max_turns * (max_prompt_tokens + max_new_tokens)``. Where a task gives the model a new context, the length
-            counts from there; a task with a ``history`` (`StringGames`) then has at most that many turns in a text.
+            counts from there; a task of `textenv.envs.task.ShortRows`, such as games with a ``history``, says how many
+            turns a text may have.
         stop: texts and token ids that end a turn, in addition to the model's own ends (`textenv.lm.ends`): EOS, the
             ids of its ``generation_config``, and the chat template's end of an assistant message.
         forbidden: token ids that no turn may contain (such as all ids of `textenv.lm.ends.turn_ends`, for a fixed
@@ -174,6 +175,9 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         # Limits, ends of turns, tools
         if max_turns is None:
             max_turns = 6 if tools else 1
+        max_turns_per_row = None
+        if isinstance(self.task, ShortRows):
+            max_turns_per_row = self.task.max_turns_per_row
         if isinstance(stop, (str, int, np.integer)):
             stop = (stop,)
         self._limits = Limits(
@@ -182,7 +186,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             min_new_tokens=min_new_tokens,
             max_turns=max_turns,
             max_length=max_length,
-            turns_per_row=getattr(self.task, "history", None),
+            max_turns_per_row=max_turns_per_row,
             stop=tuple(stop),
         )
         self.ends = StopConditions(tokenizer, self._limits.stop)
@@ -205,6 +209,11 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             min_new_tokens=min_new_tokens,
             rule=rule,
         )
+        if max_length is not None and max_length < max_prompt_tokens + self._masks.room:
+            raise ValueError(
+                f"max_length is {max_length}, expected at least max_prompt_tokens, {max_prompt_tokens}, and the tokens "
+                f"of the longest word, {self._masks.room}: lower max_prompt_tokens or raise max_length"
+            )
 
         # Episodes of `step`: row i of their transcript is slot i
         self._step_transcript = self._transcript(self.num_envs, one_row=True)
@@ -301,6 +310,11 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         if self._batch is not None:
             mask_index = self._batch.next_mask
         return self._masks.sets[mask_index]
+
+    @property
+    def context_number(self) -> np.ndarray:
+        """int64 ``[num_envs]``: how often the task has given each slot of `step` a new context in its episode."""
+        return self._step_transcript.row_number.copy()
 
     @property
     def prompt_order(self) -> dict[str, int] | None:

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from textenv.embedded.folder import EMBEDDED
 from textenv.embedded.gguf import SMOLLM2, gguf_folder, smollm2_folder
 from textenv.json_files import read_json
 from textenv.lm.adapter_config import ADAPTER_CONFIG, AdapterConfig, is_adapter, read_adapter_config
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     Model = PreTrainedModel | PeftModel
 
 ModuleT = TypeVar("ModuleT", bound="nn.Module")
-EMBEDDED = "embedded"
-"""Name of the model that the project builds itself, without any download."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 """Weight files that can run code when loaded, so they are never loaded."""
 SETTINGS_SUFFIXES = (".json", ".jinja", ".txt", ".model")

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
+from textenv.embedded.folder import EMBEDDED
 from textenv.lm.choices import hard_choices
 from textenv.lm.ends import TurnEnds, remember_model, turn_ends
 from textenv.lm.loading import (
-    EMBEDDED,
     check_adapter,
     load_causal_lm,
     load_tokenizer,

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from textenv.embedded.folder import EMBEDDED
 from textenv.lm.ends import ids_after_end, template_end
-from textenv.lm.loading import EMBEDDED, from_pretrained, setting
+from textenv.lm.loading import from_pretrained, setting
 from textenv.prompts.messages import read_messages, with_answer, without_prompt
 from textenv.prompts.special_tokens import ordinary_ids
 from textenv.prompts.tokenize import chat_ids

@@ -93,13 +93,18 @@ def make_words(
     make_kwargs = dict(env_kwargs or {})
     if max_episode_steps is not None:
         make_kwargs["max_episode_steps"] = max_episode_steps
-    functions: list[Any] = [load_function(wrapper) if isinstance(wrapper, str) else wrapper for wrapper in env_wrappers]
+    wrapper_functions: list[Any] = []
+    for wrapper in env_wrappers:
+        if isinstance(wrapper, str):
+            wrapper_functions.append(load_function(wrapper))
+        else:
+            wrapper_functions.append(wrapper)
     description: Any = describe
     if isinstance(describe, str):
         description = load_function(describe)
     in_words = {"describe": description, "actions": actions, "instructions": instructions}
     try:
-        make_env = partial(make_in_words, gymnasium.spec(env_id), make_kwargs, functions, in_words)
+        make_env = partial(make_in_words, gymnasium.spec(env_id), make_kwargs, wrapper_functions, in_words)
         single_env = make_env()
     except gymnasium.error.Error as error:
         raise ValueError(
@@ -158,9 +163,12 @@ def _limits(
     """
     # Turns
     wrapper = language_wrapper_of(env)
-    time_limit = None if env.spec is None else env.spec.max_episode_steps
-    default_turns = MAX_TURNS if wrapper is None else TURNS_WITHOUT_LIMIT
-    max_turns = arguments.get("max_turns", time_limit or default_turns)
+    default_turns = MAX_TURNS
+    if wrapper is not None:
+        default_turns = TURNS_WITHOUT_LIMIT
+    if env.spec is not None and env.spec.max_episode_steps is not None:
+        default_turns = env.spec.max_episode_steps
+    max_turns = arguments.get("max_turns", default_turns)
     max_new_tokens = arguments.get("max_new_tokens", FREE_TOKENS)
 
     # Lengths of prompts and replies, with room for longer ones
@@ -176,17 +184,19 @@ def _limits(
     if max_length is None:
         max_length = min(MAX_LENGTH, tokenizer.model_max_length)
         if reply_length:
-            all_turns = max_prompt_tokens + num_turns * max_new_tokens + (num_turns - 1) * _with_room(reply_length)
-            max_length = min(max_length, all_turns)
+            max_reply_tokens = _with_room(reply_length)
+            tokens_with_room = max_prompt_tokens + num_turns * max_new_tokens + (num_turns - 1) * max_reply_tokens
+            max_length = min(max_length, tokens_with_room)
     num_needed = prompt_length + num_turns * max_new_tokens + (num_turns - 1) * reply_length
     if num_needed > max_length:
+        turns_after_first = (max_length - prompt_length) // max(1, reply_length + max_new_tokens)
         logger.warning(
             "%d turns may have %d tokens, but max_length is %d: longer episodes are truncated, after about %d turns. "
             "history=1 shows the model one observation at a time; shorter descriptions (describe=) need less",
             num_turns,
             num_needed,
             max_length,
-            (max_length - prompt_length) // max(1, reply_length + max_new_tokens) + 1,
+            turns_after_first + 1,
         )
     if prompt_length + max_new_tokens > max_length:
         raise ValueError(
@@ -221,11 +231,11 @@ def _observed_lengths(
     for prompt in prompts:
         ids = prompt_ids(prompt, tokenizer)
         prompt_length = max(prompt_length, len(ids))
-        played = language_wrapper_of(prompt.state.env)
         for index in range(MEASURED_TURNS):
-            if played is None:
+            env_in_words = language_wrapper_of(prompt.state.env)
+            if env_in_words is None:
                 break
-            word_ids = text_ids(_random_text(played, rng), tokenizer)
+            word_ids = text_ids(_random_text(env_in_words, rng), tokenizer)
             turn = Turn(prompt, ids, ids, word_ids, terminated=True, tokenizer=tokenizer, index=index)
             (reply,) = games.reply([turn])
             if not isinstance(reply, str):  # the episode is over

@@ -125,7 +125,9 @@ class KnownDescription:
         arguments: dict[str, Json] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            arguments[field.name] = list(value) if isinstance(value, tuple) else value
+            if isinstance(value, tuple):  # JSON has lists only
+                value = list(value)
+            arguments[field.name] = value
         return {"name": type(self).__name__, "arguments": arguments}
 
 
@@ -170,8 +172,10 @@ class SpaceDescription:
             return parts[0][1]
         description = ""
         for name, text in parts:
-            # A map has lines of its own
-            description += f"{name}=\n{text}\n" if "\n" in text else f"{name}={text}, "
+            if "\n" in text:  # a map has lines of its own
+                description += f"{name}=\n{text}\n"
+            else:
+                description += f"{name}={text}, "
         return description.removesuffix("\n").removesuffix(", ")
 
     def saved(self) -> dict[str, Json]:
@@ -195,10 +199,28 @@ def description_of(env: gymnasium.Env, *, observation_space: spaces.Space | None
     if observation_space is None:
         observation_space = env.observation_space
     if observation_space == env.observation_space:
-        description = _known_description(env)
+        description = known_description(env)
         if description is not None:
             return description
     return SpaceDescription(observation_space)
+
+
+def known_description(env: gymnasium.Env) -> KnownDescription | None:
+    """Return the known description of an environment, or None, also if a wrapper has changed its observation."""
+    path = _path_of_description(type(env.unwrapped))
+    if path is None:
+        return None
+    description_class = _description_class(path)
+    for wrapper_name in _observation_wrappers(env):
+        if wrapper_name not in description_class.READABLE_WRAPPERS:
+            return None
+    description = description_class.of(env)
+    if description is None or not description.reads(env.observation_space):
+        return None
+    same_actions = env.action_space == env.unwrapped.action_space and not _has_action_wrapper(env)
+    if same_actions and _has_words(env.action_space, description):
+        return description
+    return dataclasses.replace(description, names_actions=False)
 
 
 def restore_description(saved: Mapping[str, Json], observation_space: spaces.Space) -> Description:
@@ -260,23 +282,13 @@ def name_of_function(describe: Callable[..., object]) -> str:
     return cast("str", getattr(describe, "__qualname__", type(describe).__qualname__))
 
 
-def _known_description(env: gymnasium.Env) -> KnownDescription | None:
-    """Return the known description of an environment, or None, also if a wrapper has changed its observation."""
-    names = [cls.__name__ for cls in type(env.unwrapped).__mro__ if cls.__module__.split(".")[0] in KNOWN_PACKAGES]
-    paths = [KNOWN[name] for name in names if name in KNOWN]
-    if not paths:
-        return None
-    description_class = _description_class(paths[0])
-    for wrapper_name in _observation_wrappers(env):
-        if wrapper_name not in description_class.READABLE_WRAPPERS:
-            return None
-    description = description_class.of(env)
-    if description is None or not description.reads(env.observation_space):
-        return None
-    same_actions = env.action_space == env.unwrapped.action_space and not _has_action_wrapper(env)
-    if same_actions and _has_words(env.action_space, description):
-        return description
-    return dataclasses.replace(description, names_actions=False)
+def _path_of_description(env_class: type) -> str | None:
+    """Return what `KNOWN` has for a class of environments or the next one that it inherits from, or None."""
+    for cls in env_class.__mro__:
+        package, _, _ = cls.__module__.partition(".")
+        if package in KNOWN_PACKAGES and cls.__name__ in KNOWN:
+            return KNOWN[cls.__name__]
+    return None
 
 
 def _description_class(path: str) -> type[KnownDescription]:
@@ -314,6 +326,7 @@ def _has_words(action_space: spaces.Space, description: KnownDescription) -> boo
 
 def _count(space: spaces.Space) -> int:
     """Count the numbers of an observation; of a Sequence or Graph, those of one entry, because its length is open."""
+    # Several parts
     if isinstance(space, spaces.Dict):
         return sum(_count(part) for part in space.values())
     if isinstance(space, spaces.Tuple):
@@ -323,8 +336,12 @@ def _count(space: spaces.Space) -> int:
     if isinstance(space, spaces.Sequence):
         return _count(space.feature_space)
     if isinstance(space, spaces.Graph):
-        edge_count = 0 if space.edge_space is None else _count(space.edge_space)
-        return _count(space.node_space) + edge_count
+        count = _count(space.node_space)
+        if space.edge_space is not None:
+            count += _count(space.edge_space)
+        return count
+
+    # Texts and numbers
     if isinstance(space, (spaces.Discrete, spaces.Text)):
         return 1
     if isinstance(space, (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)):
@@ -351,11 +368,15 @@ def _parts(space: spaces.Space, observation: Any, name: str) -> Iterator[tuple[s
 
     # Parts whose number is open
     elif isinstance(space, spaces.Sequence):
-        entries = iterate(space.stacked_feature_space, observation) if space.stack else observation
+        entries = observation
+        if space.stack:
+            entries = iterate(space.stacked_feature_space, observation)
         yield from _entries(space.feature_space, entries, name)
     elif isinstance(space, spaces.Graph):
         yield from _entries(space.node_space, observation.nodes, _named(name, "node"))
-        links = [] if observation.edge_links is None else observation.edge_links
+        links = observation.edge_links
+        if links is None:
+            links = []
         for index, (start, end) in enumerate(links):
             edge_name = _indexed(_named(name, "edge"), index)
             yield edge_name, f"{start}-{end}"
@@ -429,9 +450,17 @@ def _map_in_words(cells: np.ndarray, space: spaces.Space) -> str:
         has_one_digit = bool(space.low.min() >= 0 and space.high.max() <= 9)
     elif isinstance(space, spaces.MultiDiscrete):
         has_one_digit = bool(space.start.min() >= 0 and int(space.start.max()) + int(space.nvec.max()) <= 10)
-    separator = "" if has_one_digit else " "
-    lines = [separator.join(str(int(cell)) for cell in row) for row in cells]
-    listed = [f"{int(cells[row, column])} at ({row},{column})" for row, column in np.argwhere(cells)]
-    if 0 < len(listed) <= MAX_LISTED_CELLS:
-        lines.append(", ".join(listed))
+    separator = " "
+    if has_one_digit:
+        separator = ""
+    lines = []
+    for row in cells:
+        lines.append(separator.join(str(int(cell)) for cell in row))
+
+    positions = np.argwhere(cells)
+    if 0 < len(positions) <= MAX_LISTED_CELLS:
+        cells_with_positions = []
+        for row_index, column_index in positions:
+            cells_with_positions.append(f"{int(cells[row_index, column_index])} at ({row_index},{column_index})")
+        lines.append(", ".join(cells_with_positions))
     return "\n".join(lines)

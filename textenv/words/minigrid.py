@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -156,16 +157,25 @@ def _objects_in_words(image: np.ndarray) -> list[str]:
     """Describe the objects of an image ``[columns, rows, 3]``, the nearest first; I am below, in the middle."""
     size = image.shape[0]
     middle = size // 2
-    cells = [(forward, right) for forward in range(size) for right in range(-middle, middle + 1)]
-    cells.remove((0, 0))
-    cells.sort(key=lambda cell: (cell[0] + abs(cell[1]), cell[1]))
-    positions: dict[str, list[str]] = {}
-    for forward, right in cells:
+    ways_to_things: dict[str, list[str]] = {}
+    for forward, right in _cells_in_view(size):
         code = image[middle + right, size - 1 - forward]
         if _object(code) not in ("unseen", "empty", "wall"):
-            position = way(sided(forward, positive="forward"), sided(right))
-            positions.setdefault(_thing(code), []).append(position)
-    return [_sentence(f"{name} {'; '.join(places)}") for name, places in positions.items()]
+            way_to_cell = way(sided(forward, positive="forward"), sided(right))
+            ways_to_things.setdefault(_thing(code), []).append(way_to_cell)
+    return [_sentence(f"{name} {'; '.join(ways)}") for name, ways in ways_to_things.items()]
+
+
+@functools.cache
+def _cells_in_view(size: int) -> tuple[tuple[int, int], ...]:
+    """Return the steps forward and to the right to each cell of a view but my own, the nearest cell first."""
+    middle = size // 2
+    cells = []
+    for forward in range(size):
+        for right in range(-middle, middle + 1):
+            if (forward, right) != (0, 0):
+                cells.append((forward, right))
+    return tuple(sorted(cells, key=lambda cell: (cell[0] + abs(cell[1]), cell[1])))
 
 
 def _walls_in_words(image: np.ndarray) -> list[str]:

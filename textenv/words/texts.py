@@ -28,14 +28,14 @@ class AnyText(spaces.Text):
         return isinstance(x, str) and len(x) <= self.max_length
 
 
-class OneOf(spaces.Text):
+class ListedText(spaces.Text):
     """The texts of a list.
 
     Args:
         texts: at least one, none of them empty.
 
     Example:
-        >>> space = OneOf(["left", "right"])
+        >>> space = ListedText(["left", "right"])
         >>> space.contains("left"), space.contains("ft"), space.sample() in space.texts
         (True, False, True)
     """
@@ -56,13 +56,13 @@ class OneOf(spaces.Text):
             ValueError: if there is a mask.
         """
         if mask is not None or probability is not None:
-            raise ValueError("OneOf draws whole texts: leave out mask and probability, which are for characters")
+            raise ValueError("ListedText draws whole texts: leave out mask and probability, which are for characters")
         return self.texts[int(self.np_random.integers(len(self.texts)))]
 
     def __eq__(self, other: object) -> bool:
         """Return True for a space of the same texts in the same order."""
-        return isinstance(other, OneOf) and self.texts == other.texts
+        return isinstance(other, ListedText) and self.texts == other.texts
 
     def __repr__(self) -> str:
         """Show the texts."""
-        return f"OneOf({list(self.texts)!r:.200})"
+        return f"ListedText({list(self.texts)!r:.200})"

@@ -39,16 +39,24 @@ class FrozenLake(KnownDescription):
     is_slippery: bool = False
 
     def __post_init__(self) -> None:
-        are_texts = isinstance(self.rows, tuple) and all(isinstance(row, str) for row in self.rows)
-        if not are_texts or len({*map(len, self.rows)}) != 1 or not self.rows[0]:
+        is_map = isinstance(self.rows, tuple) and all(isinstance(row, str) for row in self.rows)
+        if is_map:
+            widths = {len(row) for row in self.rows}
+            is_map = len(widths) == 1 and 0 not in widths
+        if not is_map:
             raise ValueError(f"rows is {self.rows!r:.100}, expected texts of one length")
 
     @classmethod
     def of(cls, env: gymnasium.Env) -> Self:
         """Read the map."""
         lake: Any = env.unwrapped
-        rows = tuple("".join(letter.decode() for letter in row) for row in lake.desc)
-        is_slippery = any(len(outcomes) > 1 for by_action in lake.P.values() for outcomes in by_action.values())
+        rows = tuple(b"".join(letters).decode() for letters in lake.desc)
+
+        # On slippery ice, some action has several outcomes
+        is_slippery = False
+        for outcomes_of_action in lake.P.values():
+            for outcomes in outcomes_of_action.values():
+                is_slippery = is_slippery or len(outcomes) > 1
         return cls(rows=rows, is_slippery=is_slippery)
 
     @classmethod
@@ -62,7 +70,9 @@ class FrozenLake(KnownDescription):
     @property
     def aim(self) -> str:
         """What to do in this environment."""
-        return f"{self.AIM} Ice is slippery." if self.is_slippery else self.AIM
+        if self.is_slippery:
+            return f"{self.AIM} Ice is slippery."
+        return self.AIM
 
     def reads(self, observation_space: spaces.Space) -> bool:
         """Return whether the space has the cells of the map."""
@@ -101,7 +111,9 @@ class CliffWalking(KnownDescription):
     @property
     def aim(self) -> str:
         """What to do in this environment."""
-        return f"{self.AIM} It is slippery." if self.is_slippery else self.AIM
+        if self.is_slippery:
+            return f"{self.AIM} It is slippery."
+        return self.AIM
 
     def reads(self, observation_space: spaces.Space) -> bool:
         """Return whether the space has the 48 cells."""
@@ -141,15 +153,21 @@ class Taxi(KnownDescription):
         state, passenger = divmod(state, 5)
         row, column = divmod(state, 5)
         names = list(self.PLACES)
+        goal_name = names[goal]
 
         # The next place, with the way to it
         is_inside = passenger == len(names)
-        next_row, next_column = self.PLACES[names[goal if is_inside else passenger]]
-        next_way = way(sided(next_row - row, "north", "south"), sided(next_column - column, "west", "east"))
+        next_name = goal_name
+        if not is_inside:
+            next_name = names[passenger]
+        next_row, next_column = self.PLACES[next_name]
+        steps_south = sided(next_row - row, "north", "south")
+        steps_east = sided(next_column - column, "west", "east")
+        way_to_next = way(steps_south, steps_east)
         if is_inside:
-            sentences = ["Passenger in taxi.", f"Goal {names[goal]}, {next_way}."]
+            sentences = ["Passenger in taxi.", f"Goal {goal_name}, {way_to_next}."]
         else:
-            sentences = [f"Passenger at {names[passenger]}, {next_way}.", f"Goal {names[goal]}."]
+            sentences = [f"Passenger at {next_name}, {way_to_next}.", f"Goal {goal_name}."]
 
         # Walls
         walls = []
@@ -181,9 +199,13 @@ class Blackjack(KnownDescription):
     def __call__(self, observation: Any) -> str:
         """Describe the cards."""
         total, dealer_card, has_ace = map(int, observation)
-        hand = f"{total} with a usable ace" if has_ace else str(total)
-        card = "ace" if dealer_card == 1 else str(dealer_card)
-        return f"I have {hand}. Dealer shows {card}."
+        hand = str(total)
+        if has_ace:
+            hand += " with a usable ace"
+        card_name = str(dealer_card)
+        if dealer_card == 1:
+            card_name = "ace"
+        return f"I have {hand}. Dealer shows {card_name}."
 
 
 def _cell_in_words(rows: Sequence[str], state: int, danger: str, danger_name: str) -> str:
@@ -199,21 +221,31 @@ def _cell_in_words(rows: Sequence[str], state: int, danger: str, danger_name: st
     sentences = [f"Row {row}, column {column}."]
 
     # The nearest goal
-    ways = [(goal_row - row, goal_column - column) for goal_row, goal_column in _cells(rows, "G")]
-    if ways:
-        down, right = min(ways, key=lambda steps: abs(steps[0]) + abs(steps[1]))
-        sentences.append(f"Goal {way(sided(down, 'up', 'down'), sided(right))}.")
+    goals = _cells(rows, "G")
+    if goals:
+        goal_row, goal_column = min(goals, key=lambda goal: abs(goal[0] - row) + abs(goal[1] - column))
+        steps_down = sided(goal_row - row, "up", "down")
+        steps_right = sided(goal_column - column)
+        sentences.append(f"Goal {way(steps_down, steps_right)}.")
 
     # Dangers
     dangers = _cells(rows, danger)
-    near = [word for word, (down, right) in STEPS.items() if (row + down, column + right) in dangers]
+    words_into_danger = []
+    for word, (down, right) in STEPS.items():
+        if (row + down, column + right) in dangers:
+            words_into_danger.append(word)
     if (row, column) in dangers:
         sentences.append(f"{danger_name} here.")
-    elif near:
-        sentences.append(f"{danger_name} {', '.join(near)}.")
+    elif words_into_danger:
+        sentences.append(f"{danger_name} {', '.join(words_into_danger)}.")
     return " ".join(sentences)
 
 
 def _cells(rows: Sequence[str], letter: str) -> list[tuple[int, int]]:
     """Return the rows and columns of the cells with a letter."""
-    return [(row, column) for row, letters in enumerate(rows) for column, cell in enumerate(letters) if cell == letter]
+    cells = []
+    for row, letters in enumerate(rows):
+        for column, cell_letter in enumerate(letters):
+            if cell_letter == letter:
+                cells.append((row, column))
+    return cells

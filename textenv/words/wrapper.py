@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -14,9 +12,15 @@ import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 
 from textenv.words.actions import ActionWords
-from textenv.words.describing import Description, description_of, name_of_function, takes_environment
+from textenv.words.describing import (
+    Description,
+    description_of,
+    known_description,
+    name_of_function,
+    takes_environment,
+)
 from textenv.words.reading import WordReader
-from textenv.words.texts import AnyText, OneOf
+from textenv.words.texts import AnyText, ListedText
 
 MAX_CHARACTERS = 20_000
 """Maximum number of characters of an observation, and of an action in free text."""
@@ -44,15 +48,15 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
         env: the environment. Rendering, seeds and its limits stay as they are.
         describe: function from an observation, or from an observation and ``env.unwrapped``, to a text; or a
             `Description`. None: the description of this environment in `textenv.words`, or that of its observation
-            space. A function is tried on a copy of the environment at once; if the environment renders or cannot be
-            copied, at the first reset.
+            space.
         actions: words in the order of the actions; for several choices a list for each. None: those of the
             description, else the numbers. ``"free"``: the same words, in any text.
         instructions: what a player must know before the first observation. None: those of the description; with your
             own ``describe`` or words, a list of the words.
 
     Raises:
-        TypeError: if ``describe`` cannot be called with one or two arguments, or returns no text.
+        TypeError: if ``describe`` cannot be called with one or two arguments; in `reset` and `step`, if it returns no
+            text.
         ValueError: if the actions cannot be put into words, there are more than 1,000 of them in a closed set, or a
             text is longer than 20,000 characters.
 
@@ -61,7 +65,7 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
         >>> env.words, env.action_space.contains("left")
         (('left', 'right'), True)
 
-        The embedded model learns FrozenLake (4 x 4, without slipping), in half a minute on one core:
+        The embedded model learns FrozenLake (4 x 4, without slipping):
 
         >>> def describe(cell):
         ...     return f"{cell // 4} {cell % 4}"
@@ -71,9 +75,7 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
         >>> policy = algos.LMPolicy.load("embedded")  # doctest: +SKIP
         >>> env = TokenVectorEnv(make, tokenizer=policy.tokenizer, num_envs=16, max_turns=100, max_length=128)
         ... # doctest: +SKIP
-        >>> config = algos.PPOConfig(num_steps=None, num_episodes=64, num_epochs=2, minibatch_size=32,
-        ...     learning_rate=1e-3, final_learning_rate=1e-4, gamma=0.98, ent_coef=0.02)  # doctest: +SKIP
-        >>> algos.PPO(env, policy, config).learn(24_000)  # doctest: +SKIP
+        >>> algos.PPO(env, policy, algos.presets.TEXT_WORDS).learn(24_000)  # doctest: +SKIP
     """
 
     def __init__(
@@ -100,12 +102,15 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
             raise ValueError(f"actions is {actions!r:.200}, expected a list of words, 'free', or None")
         self.action_words = ActionWords(env.action_space, words)
         """The words of each choice, and the action that they stand for."""
+        self.words: tuple[str, ...] | None = None
+        """All texts that are actions; None with ``actions="free"``, where any text is one."""
         if actions == "free":
             self._reader = WordReader(self.action_words.choices)
             self._action_space = AnyText(MAX_CHARACTERS)
         else:
             self._indices_of_text = _all_texts(self.action_words)
-            self._action_space = OneOf([*self._indices_of_text])
+            self.words = tuple(self._indices_of_text)
+            self._action_space = ListedText(self.words)
         self._observation_space = AnyText(MAX_CHARACTERS)
 
         # Instructions
@@ -116,36 +121,15 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
         self.instructions = _checked_text(instructions, "instructions")
         """What a player must know before the first observation; may be empty."""
 
-        self._action_mask: object = None
-        self.num_unreadable = 0
-        """Number of texts in this episode that were no action."""
-        self._last_description = ""
-        if not isinstance(self._describe, Description):
-            self._try_on_a_copy()
-
-    @property
-    def words(self) -> tuple[str, ...] | None:
-        """All texts that are actions; None with ``actions="free"``, where any text is one."""
-        if self._reader is not None:
-            return None
-        return tuple(self._indices_of_text)
-
-    @property
-    def available_words(self) -> tuple[str, ...] | None:
+        self.available_words: tuple[str, ...] | None = None
         """Texts of the actions that ``info["action_mask"]`` allows now; None if it allows all, or there is none."""
-        if self._action_mask is None or self.words is None or len(self.action_words.choices) > 1:
-            return None
-        mask = np.asarray(self._action_mask, dtype=bool).ravel()
-        if len(mask) != len(self.words) or mask.all() or not mask.any():
-            return None
-        return tuple(word for word, is_available in zip(self.words, mask, strict=True) if is_available)
+        self._last_description = ""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Begin an episode; return the description of its first observation."""
         observation, info = self.env.reset(seed=seed, options=options)
-        self._action_mask = info.get("action_mask")
-        self.num_unreadable = 0
-        self._last_description = self._text_of(observation, self.env)
+        self.available_words = self._words_of_mask(info.get("action_mask"))
+        self._last_description = self._text_of(observation)
         return self._last_description, info
 
     def step(self, action: str) -> tuple[str, Any, bool, bool, dict[str, Any]]:
@@ -159,15 +143,14 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
             raise TypeError(f"the action is {action!r:.200}, expected a text: {self.action_words.options}")
         indices = self._indices(action)
         if indices is None:
-            self.num_unreadable += 1
             reply = f"That is no action. Write {self.action_words.options}.\n{self._last_description}"
             return reply, 0.0, False, False, {"unreadable": True}
 
         observation, reward, terminated, truncated, info = self.env.step(self.action_words.action(indices))
-        self._action_mask = info.get("action_mask")
+        self.available_words = self._words_of_mask(info.get("action_mask"))
         if self._reader is not None:
             info = {**info, "unreadable": False}
-        self._last_description = self._text_of(observation, self.env)
+        self._last_description = self._text_of(observation)
         return self._last_description, reward, terminated, truncated, info
 
     def _indices(self, action: str) -> list[int] | None:
@@ -179,25 +162,22 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
             raise ValueError(f"the action is {action!r:.200}, expected {self.action_words.options}")
         return indices
 
-    def _text_of(self, observation: object, env: gymnasium.Env) -> str:
-        """Describe an observation of an environment."""
+    def _words_of_mask(self, action_mask: object) -> tuple[str, ...] | None:
+        """Return what `available_words` is with this mask, which an environment may not give (None)."""
+        if action_mask is None or self.words is None or len(self.action_words.choices) > 1:
+            return None
+        mask = np.asarray(action_mask, dtype=bool).ravel()
+        if len(mask) != len(self.words) or mask.all() or not mask.any():
+            return None
+        return tuple(word for word, is_available in zip(self.words, mask, strict=True) if is_available)
+
+    def _text_of(self, observation: object) -> str:
+        """Describe an observation."""
         if self._with_env:
-            text = self._describe(observation, env.unwrapped)
+            text = self._describe(observation, self.env.unwrapped)
         else:
             text = self._describe(observation)
         return _checked_text(text, f"describe ({name_of_function(self._describe)})", of=observation)
-
-    def _try_on_a_copy(self) -> None:
-        """Describe the first observation of a copy: the environment's episode and random numbers go on as they are."""
-        if self.env.render_mode is not None:  # a copy could open a window, or record a film
-            return
-        try:
-            env = copy.deepcopy(self.env)
-        except Exception:  # of any kind: such an environment cannot be copied
-            return
-        with contextlib.closing(env):
-            observation, _ = env.reset(seed=0)
-            self._text_of(observation, env)
 
 
 def language_wrapper_of(env: gymnasium.Env) -> LanguageWrapper | None:
@@ -210,13 +190,13 @@ def language_wrapper_of(env: gymnasium.Env) -> LanguageWrapper | None:
 
 
 def _words_of(describe: object, env: gymnasium.Env) -> Words | None:
-    """Return the words of the actions by a description, or by that of the environment if ``describe`` is a function."""
+    """Return a description's words for the actions; if ``describe`` is a function, those that are known for ``env``."""
     if isinstance(describe, Description):
         return describe.action_words
-    try:
-        return description_of(env).action_words
-    except ValueError:  # such observations have no description of ours, which is why there is a function
+    description = known_description(env)
+    if description is None:
         return None
+    return description.action_words
 
 
 def _all_texts(action_words: ActionWords) -> dict[str, list[int]]:

@@ -294,7 +294,8 @@ def train_all(
     if total_steps is not None and total_steps < 1:
         raise ValueError(f"total_steps is {total_steps}, expected at least 1, or None")
     if any(case.env_name.startswith("textenv/") for case in cases):
-        from textenv.lm.loading import EMBEDDED, model_folder
+        from textenv.embedded.folder import EMBEDDED
+        from textenv.lm.loading import model_folder
 
         model_folder(EMBEDDED)  # created once, before the workers start
     cases = [Case(recipe=case.recipe.with_absolute_paths(), total_steps=total_steps, name=case.name) for case in cases]

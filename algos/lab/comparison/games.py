@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,13 +12,20 @@ from gymnasium.envs.registration import EnvSpec
 
 from algos.envs.wrapping import VECTOR_ONLY
 from algos.make import WORDS
+from algos.recipe import IMPORT
+from textenv.words.describing import KNOWN_PACKAGES
 
-NO_PART_OF_A_GAME = (*VECTOR_ONLY, "render_mode", "max_episode_steps")
-"""Arguments of a control environment that do not make another game of it."""
+NO_PART_OF_A_GAME = (*VECTOR_ONLY, "env_wrappers", "render_mode", "max_episode_steps")
+"""Arguments of a control environment that do not make another game of it; but see `game_of` for wrappers."""
+STEPS_THAT_KEEP_REWARDS = (gymnasium.ObservationWrapper.step, gymnasium.ActionWrapper.step)
+"""The `step` of wrappers that change nothing but observations or actions."""
 
 
 def game_of(env_id: str, env_kwargs: Mapping[str, Any]) -> str:
     """Return the name of the game that an environment is: its id, with the arguments that differ from its own.
+
+    Returns of one game are on one scale. So the name has the wrappers, too, but for those of which it is known that
+    they change observations or actions only.
 
     Args:
         env_id: id without a module, or name of a function.
@@ -29,9 +37,12 @@ def game_of(env_id: str, env_kwargs: Mapping[str, Any]) -> str:
         'FrozenLake-v1 (is_slippery=false)'
         >>> game_of("textenv/Words-v0", {"env": "FrozenLake-v1", "env_kwargs": {"is_slippery": False}})
         'FrozenLake-v1 (is_slippery=false)'
+        >>> game_of("CartPole-v1", {"wrappers": ["gymnasium.wrappers:FlattenObservation", "shaped.py:Halved"]})
+        'CartPole-v1 (wrappers="Halved")'
     """
     if _is_described(env_id, env_kwargs):
-        return game_of(_game_id(env_kwargs), env_kwargs.get("env_kwargs") or {})
+        inner_kwargs = {**(env_kwargs.get("env_kwargs") or {}), "wrappers": _wrappers(env_kwargs)}
+        return game_of(_game_id(env_kwargs), inner_kwargs)
     if env_id.startswith("textenv/"):
         return env_id
     spec = gymnasium.registry.get(env_id)
@@ -40,6 +51,9 @@ def game_of(env_id: str, env_kwargs: Mapping[str, Any]) -> str:
     for name, value in sorted(env_kwargs.items()):
         if name not in NO_PART_OF_A_GAME and (name not in defaults or value != defaults[name]):
             parts.append(f"{name}={json.dumps(value, default=_name)}")
+    names_of_wrappers = [_name_of_wrapper(wrapper) for wrapper in _wrappers(env_kwargs) if not _keeps_rewards(wrapper)]
+    if names_of_wrappers:
+        parts.append(f"wrappers={json.dumps(', '.join(names_of_wrappers))}")
     if not parts:
         return env_id
     return f"{env_id} ({', '.join(parts)})"
@@ -48,9 +62,10 @@ def game_of(env_id: str, env_kwargs: Mapping[str, Any]) -> str:
 def solved_return(spec: EnvSpec | None) -> float | None:
     """Return the return at which the game of an environment with this specification counts as solved, or None.
 
-    It is Gymnasium's ``reward_threshold``; that of FrozenLake is for slippery ice, and without slipping 1 is.
+    It is Gymnasium's ``reward_threshold``; that of FrozenLake is for slippery ice, and without slipping 1 is. If a
+    wrapper may change the rewards, it is None.
     """
-    if spec is None:
+    if spec is None or not all(map(_keeps_rewards, _wrappers(spec.kwargs))):
         return None
     game_id = spec.id
     game_kwargs: Mapping[str, Any] = spec.kwargs
@@ -90,6 +105,39 @@ def in_steps_of_the_game(
             new_row["episode/length"] = row["episode/length"] * row["rollout/turns"] / row["rollout/steps"]
         converted.append(new_row)
     return converted
+
+
+def _wrappers(env_kwargs: Mapping[str, Any]) -> list[object]:
+    """Return what wraps each environment, the innermost first."""
+    return [*(env_kwargs.get("env_wrappers") or ()), *(env_kwargs.get("wrappers") or ())]
+
+
+def _keeps_rewards(wrapper: object) -> bool:
+    """Return True if a wrapper is a class that changes observations or actions only.
+
+    Names are looked up in the packages of known environments alone: a module that a saved run names is not imported.
+    """
+    if isinstance(wrapper, Mapping):  # in the plain form of a recipe
+        wrapper = wrapper.get(IMPORT)
+    if isinstance(wrapper, str):
+        module_name, _, name = wrapper.partition(":")
+        package, _, _ = module_name.partition(".")
+        if package not in KNOWN_PACKAGES:
+            return False
+        try:
+            wrapper = getattr(importlib.import_module(module_name), name, None)
+        except ImportError:
+            return False
+    return isinstance(wrapper, type) and getattr(wrapper, "step", None) in STEPS_THAT_KEEP_REWARDS
+
+
+def _name_of_wrapper(wrapper: object) -> str:
+    """Return the name of a wrapper without its module or file."""
+    if isinstance(wrapper, Mapping):  # in the plain form of a recipe
+        wrapper = wrapper.get(IMPORT)
+    if isinstance(wrapper, str):
+        return wrapper.rpartition(":")[2]
+    return _name(wrapper)
 
 
 def _name(value: object) -> str:

@@ -131,7 +131,7 @@ def _read_run(folder: Path) -> RunResult:
     description = describe_run(folder)
     environment = description.get("environment") or {}
     env = environment.get("id")
-    env_kwargs = environment.get("kwargs") or {}
+    env_kwargs = {**(environment.get("kwargs") or {}), "wrappers": environment.get("wrappers") or ()}
     algorithm = str(description.get("algorithm") or "?").lower()
     seed = (description.get("config") or {}).get("seed", 0)
     if record is not None:  # a run of `compare` under way

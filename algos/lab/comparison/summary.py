@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from algos import presets
-from algos.config import CONFIGS, Config, PolicyGradientConfig
+from algos.config import Config, PolicyGradientConfig
 from algos.lab.comparison.games import game_of
-from algos.make import is_text
 from algos.recipe import Recipe
 from textenv.importing import read_module
 
@@ -106,7 +105,7 @@ class Case:
             if module:
                 read_module(module)
             policy_name = policy if isinstance(policy, str) else "auto"
-            recipe = presets.recipe(env_id, algorithm or "ppo", policy=policy_name)
+            recipe = presets.recipe(env_id, algorithm or "ppo", policy=policy_name, env_kwargs=env_kwargs)
 
         # What differs from it
         settings = {
@@ -166,12 +165,7 @@ def case_name(env: str, algorithm: str, policy: object) -> str:
         policy: the recipe's; only a name that is not what the recipe of environment and algorithm has is shown.
     """
     name = f"{env}:{algorithm}"
-    if not isinstance(policy, str) or is_text(env):
-        return name
-    own_policy = "auto"
-    if algorithm in CONFIGS:
-        own_policy = str(presets.recipe(env, algorithm).policy)
-    if policy in ("auto", own_policy):
+    if not isinstance(policy, str) or policy in ("auto", presets.usual_policy(env, algorithm)):
         return name
     return f"{name}:{policy}"
 
@@ -186,7 +180,7 @@ class RunResult:
     policy: str
     parameters: int
     best: float | None
-    """Return at which Gymnasium counts the environment as solved; None if it has no threshold."""
+    """Return at which the game counts as solved; None if none is known (`algos.lab.comparison.games.solved_return`)."""
     before: dict[str, float]
     """Evaluation before the training, and after it; empty if there was none."""
     after: dict[str, float]
@@ -290,7 +284,8 @@ Score = Callable[[float], float]
 def normalise(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> Score | None:
     """Return a function from a case's returns to scores: 0 is the untrained policy, 1 is solved.
 
-    All cases of one game (`RunResult.game_name`) in the whole study share the scale. Untrained means the lowest of
+    All cases of one game (`RunResult.game_name`) in the whole study share the scale; a wrapper that may change rewards
+    makes another game. Untrained means the lowest of
     their returns before training, each a mean over the seeds. Solved means Gymnasium's ``reward_threshold`` or, without
     one, the best evaluation of the game. None if that return is not above the untrained one, or if a run of the case
     was not evaluated.

@@ -267,8 +267,8 @@ def test_own_descriptions_keep_the_known_words():
     policy = WordsPolicy.of(frozen_lake(), "embedded", describe=own_words)
     assert policy.texts(np.array([3])) == ["Write one of left, down, right, up.\nstate 3"]
     assert policy.words(np.array([2, 0])) == ["right", "left"]
-    own = WordsPolicy.of(frozen_lake(), "embedded", actions=["w", "s", "e", "n"])
-    assert own.texts(np.array([3]))[0].startswith("Write one of w, s, e, n.\n")
+    policy = WordsPolicy.of(frozen_lake(), "embedded", actions=["w", "s", "e", "n"])
+    assert policy.texts(np.array([3]))[0].startswith("Write one of w, s, e, n.\n")
 
 
 def test_a_named_model_plays_control():

@@ -13,6 +13,7 @@ from tests.helpers.conversations import Parrot
 from tests.helpers.models import WORDS, make_tokenizer
 from textenv import TextEnv, TextVectorEnv, TokenVectorEnv, check_text_env
 from textenv.checks.env_checker import CHECKS, run_checks
+from textenv.prompts.prompts import Prompt
 from textenv.rollout import number_in_episode
 
 EOS, PAD = WORDS.index("<eos>"), WORDS.index("<pad>")
@@ -406,6 +407,33 @@ def test_an_environment_with_a_history_passes(mode, history):
         Parrot, tokenizer=make_tokenizer(WORDS), num_envs=3, max_prompt_tokens=4, max_new_tokens=4, history=history,
         forbidden=[WORDS.index("good")], autoreset_mode=mode,
     )  # fmt: skip
+    assert [result.problem for result in run_checks(env) if result.problem] == []
+
+
+class Edits:
+    """A task of one's own: it appends a text, then gives a new context, which may begin like the former one."""
+
+    def __init__(self):
+        self.history = []  # a name of its own, which says nothing about rows
+
+    def sample_prompts(self, numbers, *, seed):
+        rng = np.random.default_rng(seed)
+        order = rng.permutation(4)
+        return [Prompt(("c", "a b", "d", "b")[order[number % 4]]) for number in numbers]
+
+    def reply(self, turns):
+        self.history += [turn.completion for turn in turns]
+        return [(" a", Prompt("a b"), Prompt("a b c d a b c d"), None)[turn.index] for turn in turns]
+
+    def score(self, turns):
+        return [float(turn.index) for turn in turns]
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_a_task_that_gives_new_contexts_passes(mode):
+    env = TextVectorEnv(
+        Edits(), tokenizer=make_tokenizer(WORDS), num_envs=3, max_turns=5, max_new_tokens=3, autoreset_mode=mode
+    )
     assert [result.problem for result in run_checks(env) if result.problem] == []
 
 

@@ -7,9 +7,11 @@ import torch
 from algos import LMPolicy, collect
 from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from tests.helpers.text_envs import EOS, prompt_env
+from tests.helpers.text_envs import EOS, prompt_env, zero
 from textenv import TextVectorEnv
-from textenv.envs.action_masks import ActionMasks, next_ids
+from textenv.envs.action_masks import ActionMasks, WordRule, next_ids
+from textenv.envs.turn import Turn
+from textenv.prompts.prompts import Prompt
 
 
 def play(allowed, *, episodes=64, max_new_tokens=6, **options):
@@ -139,3 +141,36 @@ def test_a_rollout_holds_only_sets_it_uses():
         sets = rollout.get_non_tensor("allowed_sets")
         assert sorted(set(rollout["allowed"].flatten().tolist())) == list(range(len(sets)))
         assert sets[0].all() and len(sets) <= 8
+
+
+def test_no_word_is_cut_after_the_longest_prompt():
+    """Prompts have at most 32 tokens by default."""
+    tokenizer = make_tokenizer(WORDS)
+    rule = WordRule(["a b c", "d"], tokenizer, ends=[EOS])
+    arguments = dict(prompts=["a"], reward=zero, tokenizer=tokenizer, allowed=rule)
+    with refused(ValueError, "max_length is 34", "max_prompt_tokens, 32", "word, 3"):
+        TextVectorEnv(**arguments, max_length=34)
+    assert TextVectorEnv(**arguments, max_length=35).max_length == 35
+
+
+class Counted(tuple):
+    """Words that count how often they are read."""
+
+    times_read = 0
+
+    def __iter__(self):
+        self.times_read += 1
+        return super().__iter__()
+
+
+def test_available_words_are_read_once_a_turn():
+    """By hand: what may follow each beginning of the two words that may be written, of four."""
+    tokenizer = make_tokenizer(WORDS)
+    available = Counted(["a b", "a b c"])
+    rule = WordRule(["a b", "a b c", "a d", "c"], tokenizer, ends=[EOS], available=lambda turn: available)
+    a, b, c = (WORDS.index(word) for word in "abc")
+    followers = {(): {a}, (a,): {b}, (a, b): {c, EOS}}
+    for ids, expected in followers.items():
+        turn = Turn(Prompt("d"), [3], [3], [*ids], terminated=False, tokenizer=tokenizer)
+        assert rule(turn) == expected
+    assert available.times_read == 1

@@ -244,6 +244,22 @@ def test_instructions_are_a_system_message_if_there_is_one():
     assert "system" not in first_text(CHATML, instructions="")
 
 
+def test_a_template_is_asked_once_for_system_messages():
+    tokenizer = TOKENIZERS["chat"]()
+    rendered = []
+    apply_chat_template = tokenizer.apply_chat_template
+
+    def counted(*args, **options):
+        rendered.append(args)
+        return apply_chat_template(*args, **options)
+
+    tokenizer.apply_chat_template = counted
+    games = StringGames(lambda: LanguageWrapper(Recorder(), describe, instructions="Go."), tokenizer=tokenizer)
+    prompts = games.sample_prompts([0, 1, 2], seed=0)
+    assert [prompt.messages[0]["role"] for prompt in prompts] == ["system"] * 3
+    assert len(rendered) == 1
+
+
 def test_a_template_without_system_messages_has_them_in_the_first():
     assert first_text(MISTRAL, instructions="Go.") == "<bos>[INST] Go.\nx 0[/INST]"
 

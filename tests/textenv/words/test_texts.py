@@ -7,11 +7,11 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-from textenv.words.texts import AnyText, OneOf
+from textenv.words.texts import AnyText, ListedText
 
 
 def test_samples_of_a_list_are_its_texts_equally_often():
-    space = OneOf(["left", "turn left", "up"])
+    space = ListedText(["left", "turn left", "up"])
     space.seed(0)
     counts = Counter(space.sample() for _ in range(3000))
     assert set(counts) == {"left", "turn left", "up"}
@@ -19,7 +19,7 @@ def test_samples_of_a_list_are_its_texts_equally_often():
 
 
 def test_a_list_contains_its_texts_only():
-    space = OneOf(["left", "turn left"])
+    space = ListedText(["left", "turn left"])
     assert "left" in space and "turn left" in space
     assert not any(other in space for other in ("Left", "eft", "turn", "", 3))
     assert (space.min_length, space.max_length, space.character_set) == (4, 9, frozenset("left urn"))
@@ -32,7 +32,7 @@ def test_any_text_has_any_character_up_to_its_length():
     assert all(space.sample() in space for _ in range(50))
 
 
-@pytest.mark.parametrize("space", [OneOf(["left", "up"]), AnyText(7)], ids=["OneOf", "AnyText"])
+@pytest.mark.parametrize("space", [ListedText(["left", "up"]), AnyText(7)], ids=["ListedText", "AnyText"])
 def test_a_copy_and_a_batch_have_the_same_texts(space):
     assert isinstance(space, spaces.Text)
     assert pickle.loads(pickle.dumps(space)) == space
@@ -40,11 +40,11 @@ def test_a_copy_and_a_batch_have_the_same_texts(space):
 
 
 def test_lists_are_equal_if_their_texts_are():
-    assert OneOf(["a", "b"]) == OneOf(["a", "b"])
-    assert OneOf(["a", "b"]) != OneOf(["b", "a"])
-    assert OneOf(["ab", "ba"]) != spaces.Text(2, min_length=2, charset="ab")
+    assert ListedText(["a", "b"]) == ListedText(["a", "b"])
+    assert ListedText(["a", "b"]) != ListedText(["b", "a"])
+    assert ListedText(["ab", "ba"]) != spaces.Text(2, min_length=2, charset="ab")
 
 
 def test_masks_of_characters_are_refused():
     with pytest.raises(ValueError, match="leave out mask"):
-        OneOf(["a"]).sample(mask=(None, None))
+        ListedText(["a"]).sample(mask=(None, None))

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -24,6 +25,7 @@ from algos.lab.comparison.summary import (
     Case,
     bootstrap_interval,
     by_case,
+    case_name,
     interquartile_mean,
     normalise,
     summary,
@@ -166,6 +168,17 @@ def test_a_case_names_its_policy():
     # A recipe's own policy needs no name, and so the runs of earlier versions keep their folders
     cases = parse_cases(["CartPole-v1:dqn:q", "Pendulum-v1:ppo:gsde", "CartPole-v1:ppo:auto"])
     assert [str(case) for case in cases] == ["CartPole-v1:dqn", "Pendulum-v1:ppo", "CartPole-v1:ppo"]
+
+
+def test_a_case_is_named_without_an_environment():
+    made = []
+    gymnasium.register("Dear-v0", lambda: made.append("made"))
+    try:
+        assert case_name("Dear-v0", "ppo", "lstm") == "Dear-v0:ppo:lstm"
+        assert case_name("Dear-v0", "dqn", "q") == case_name("Dear-v0", "dqn", "auto") == "Dear-v0:dqn"
+    finally:
+        del gymnasium.registry["Dear-v0"]
+    assert made == []
 
 
 @pytest.mark.parametrize(

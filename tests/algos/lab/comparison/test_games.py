@@ -8,12 +8,13 @@ import torch
 from gymnasium.envs.registration import EnvSpec
 
 from algos import PPO, LMPolicy, presets
+from algos.cli import main
 from algos.lab.comparison.compare import parse_cases
 from algos.lab.comparison.games import game_of, in_steps_of_the_game, solved_return
 from algos.lab.comparison.page import page_data
 from algos.lab.comparison.paper import scores_by_algorithm
 from algos.lab.comparison.report import report_page, table_rows, write_report
-from algos.lab.comparison.runs import read_study
+from algos.lab.comparison.runs import read_runs, read_study
 from algos.lab.comparison.summary import Case, by_case, name_cases, normalise, summary
 from algos.lab.comparison.words import in_words
 from algos.make import WORDS
@@ -26,12 +27,60 @@ SAFE = {"env": "gymnasium:FrozenLake-v1", "env_kwargs": {"is_slippery": False}}
 
 def test_words_are_the_game_that_they_describe():
     assert game_of(WORDS, SLIPPERY) == game_of("FrozenLake-v1", {}) == "FrozenLake-v1"
-    safe = game_of("FrozenLake-v1", {"is_slippery": False, "render_mode": "rgb_array", "wrappers": [repr]})
+    safe = game_of("FrozenLake-v1", {"is_slippery": False, "render_mode": "rgb_array"})
     assert safe == game_of(WORDS, SAFE) == "FrozenLake-v1 (is_slippery=false)"
     # An environment's own arguments, given again, and a limit of steps make no other game
     assert game_of("FrozenLake-v1", {"map_name": "4x4", "max_episode_steps": 9}) == "FrozenLake-v1"
     assert game_of("FrozenLake-v1", {"desc": len}) == 'FrozenLake-v1 (desc="len")'
     assert game_of("textenv/Copy-v0", {"max_new_tokens": 3}) == "textenv/Copy-v0"
+
+
+class Halved(gymnasium.Wrapper):
+    def step(self, action):
+        observation, reward, *ends = self.env.step(action)
+        return observation, reward / 2, *ends
+
+
+class Paid(gymnasium.ObservationWrapper):
+    """Pays, too."""
+
+    def step(self, action):
+        return self.env.step(action)[0], 1.0, False, False, {}
+
+
+HALVED = [Halved, "tests.algos.lab.comparison.test_games:Halved", {"import": "elsewhere:Halved"}]
+
+
+@pytest.mark.parametrize("wrapper", HALVED, ids=["class", "name", "recipe"])
+def test_wrappers_that_may_change_rewards_make_another_game(wrapper):
+    """Its returns have a scale and a threshold of their own."""
+    assert game_of("CartPole-v1", {"wrappers": [wrapper]}) == 'CartPole-v1 (wrappers="Halved")'
+    halved = 'FrozenLake-v1 (is_slippery=false, wrappers="Halved")'
+    assert game_of(WORDS, SAFE | {"env_wrappers": [wrapper]}) == halved
+    assert game_of(WORDS, SAFE | {"wrappers": [wrapper]}) == halved
+    assert game_of("FrozenLake-v1", {"is_slippery": False, "wrappers": (wrapper,)}) == halved
+    assert solved_return(EnvSpec("CartPole-v1", reward_threshold=475, kwargs={"wrappers": [wrapper]})) is None
+    assert solved_return(EnvSpec(WORDS, kwargs=SAFE | {"env_wrappers": [wrapper]})) is None
+
+
+def test_a_run_of_train_has_the_game_of_its_wrappers(tmp_path):
+    options = ["--total-steps", "8", "--num-envs", "2", "--config.num-steps", "4", "--num-episodes", "1", "--json"]
+    main(["train", "CartPole-v1", "--run-dir", str(tmp_path / "run"), *options, "--wrapper", f"{__name__}:Halved"])
+    (run,) = read_runs([tmp_path])
+    assert run.game_name == 'CartPole-v1 (wrappers="Halved")'
+
+
+def test_wrappers_of_observations_and_actions_alone_make_no_other_game():
+    changes = [
+        "gymnasium.wrappers:FlattenObservation",
+        gymnasium.wrappers.ClipAction,
+        "minigrid.wrappers:ImgObsWrapper",
+    ]
+    assert game_of("CartPole-v1", {"wrappers": changes}) == "CartPole-v1"
+    assert solved_return(EnvSpec("CartPole-v1", reward_threshold=475, kwargs={"wrappers": changes})) == 475
+    for wrapper, name in {Paid: "Paid", "gymnasium.wrappers:ClipReward": "ClipReward", repr: "repr"}.items():
+        assert game_of("CartPole-v1", {"wrappers": [wrapper]}) == f'CartPole-v1 (wrappers="{name}")'
+    assert game_of("CartPole-v1", {"wrappers": ["gymnasium.nowhere:X"]}) == 'CartPole-v1 (wrappers="X")'
 
 
 def test_a_described_game_is_solved_at_its_own_threshold():
