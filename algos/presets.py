@@ -236,8 +236,7 @@ _ROWS: tuple[tuple[str, str, Config, int, int, dict[str, Any]], ...] = (
     ("Taxi-v4", "ppo", TOY_TEXT, 16, 150_000, {}),
     ("CliffWalking-v1", "ppo", TOY_TEXT, 16, 150_000, {"env_kwargs": {"max_episode_steps": 200}}),
     ("FrozenLake8x8-v1", "ppo", TOY_TEXT, 16, 80_000, {}),
-    *((f"{game}-{version}", "ppo", MUJOCO, 1, 1_000_000, {"policy_kwargs": _NORMALIZED})
-      for game in MUJOCO_GAMES for version in ("v4", "v5")),
+    *((f"{game}-v5", "ppo", MUJOCO, 1, 1_000_000, {"policy_kwargs": _NORMALIZED}) for game in MUJOCO_GAMES),
     *((f"MiniGrid-{name}-v0", "ppo", MINIGRID, 8, total_steps, _OF_MINIGRID)
       for name, total_steps in MINIGRID_STEPS.items()),
     ("textenv/Reviews-v0", "ppo", TEXT_EMBEDDED, 64, 48_000, {"kl_coef": 0.1}),

@@ -3,6 +3,7 @@
 A run that is there already, in ``runs/published``, is not repeated.
 """
 
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from algos import presets
 from algos.lab.comparison.compare import train_all
 from algos.lab.comparison.summary import MIN_SEEDS, Case, bootstrap_interval, interquartile_mean
 
@@ -58,7 +60,7 @@ _MUJOCO = {
     "Pusher": Published(-40.4, CLEANRL, 7.0),
 }
 MUJOCO = {
-    Case(f"{game}-{version}"): published
+    Case(recipe=replace(presets.recipe(f"{game}-v5"), env=f"{game}-{version}")): published
     for game, published in _MUJOCO.items()
     for version in ("v4", "v5")
     if (game, version) != ("Pusher", "v4")  # which wants mujoco < 3
