@@ -107,6 +107,22 @@ Discount, trace decay and entropy bonus are those of rl-baselines3-zoo. With γ 
 rate, one seed of three failed.
 """
 
+MUJOCO = PPOConfig(
+    num_steps=2048, num_epochs=10, minibatch_size=64, learning_rate=3e-4, final_learning_rate=0.0, clip_range_vf=0.2,
+    normalize_rewards=True, bootstrap_truncated=False,
+)  # fmt: skip
+"""MuJoCo with one environment and normalized observations; CleanRL, ``ppo_continuous_action.py``.
+
+As there, a time limit counts as an end. Differences: normalized rewards are not clipped to ±10, and observations and
+rewards are normalized by statistics of whole rollouts, not step by step.
+"""
+
+MINIGRID = PPOConfig(num_epochs=10, minibatch_size=64, learning_rate=2.5e-4, vf_coef=1.0, normalize_rewards=True)
+"""MiniGrid with 8 environments and normalized observations; rl-baselines3-zoo, ``hyperparams/ppo.yml``.
+
+The value coefficient is 1 instead of .5, because Stable-Baselines3's value loss is the whole squared error.
+"""
+
 TEXT = PPOConfig(
     num_steps=None, num_episodes=128, num_epochs=2, minibatch_size=32, gamma=1.0, max_grad_norm=1.0,
     fit_value_head=True,
@@ -185,36 +201,57 @@ TEXT_TRPO = TRPOConfig(
 """Like `TEXT`, but with few and costly steps; tuned here."""
 
 
+MUJOCO_GAMES = (
+    "Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum",
+    "Pusher", "Reacher", "Swimmer", "Walker2d",
+)  # fmt: skip
+"""MuJoCo environments of Gymnasium, without their version."""
+MINIGRID_STEPS = {
+    "DoorKey-5x5": 100_000,
+    "Empty-Random-5x5": 100_000,
+    "Unlock": 100_000,
+    "KeyCorridorS3R1": 500_000,
+}
+"""Steps of rl-baselines3-zoo's agents."""
 _NORMALIZED = {"normalize_observations": True}
+_OF_MINIGRID: dict[str, Any] = {
+    "policy_kwargs": _NORMALIZED,
+    "env_kwargs": {"wrappers": ["minigrid.wrappers:FlatObsWrapper"]},
+}
+_ROWS: tuple[tuple[str, str, Config, int, int, dict[str, Any]], ...] = (
+    ("CartPole-v1", "ppo", CARTPOLE, 16, 35_000, {}),
+    ("CartPole-v1", "a2c", CARTPOLE_A2C, 16, 500_000, {}),
+    ("CartPole-v1", "reinforce", CARTPOLE_REINFORCE, 16, 300_000, {}),
+    ("CartPole-v1", "rloo", CARTPOLE_RLOO, 16, 300_000, {}),
+    ("CartPole-v1", "grpo", CARTPOLE_GRPO, 16, 500_000, {}),
+    ("CartPole-v1", "trpo", CARTPOLE_TRPO, 2, 60_000, {}),
+    ("CartPole-v1", "dqn", CARTPOLE_DQN, 16, 50_000, {"policy": "q"}),
+    ("Acrobot-v1", "ppo", ACROBOT, 16, 200_000, {"policy_kwargs": _NORMALIZED}),
+    ("Pendulum-v1", "ppo", PENDULUM, 16, 60_000,
+      {"policy": "gsde", "policy_kwargs": {"sde_sample_freq": 4, "log_std_init": -1.0}}),
+    ("MountainCar-v0", "ppo", MOUNTAIN_CAR, 32, 300_000, {"policy_kwargs": _NORMALIZED}),
+    ("MountainCarContinuous-v0", "ppo", MOUNTAIN_CAR_CONTINUOUS, 16, 40_000,
+     {"policy": "gsde", "policy_kwargs": _NORMALIZED | {"sde_sample_freq": 32, "log_std_init": -0.5}}),
+    ("LunarLander-v3", "ppo", LUNAR_LANDER, 16, 400_000, {}),
+    ("Taxi-v4", "ppo", TOY_TEXT, 16, 150_000, {}),
+    ("CliffWalking-v1", "ppo", TOY_TEXT, 16, 150_000, {"env_kwargs": {"max_episode_steps": 200}}),
+    ("FrozenLake8x8-v1", "ppo", TOY_TEXT, 16, 80_000, {}),
+    *((f"{game}-v5", "ppo", MUJOCO, 1, 1_000_000, {"policy_kwargs": _NORMALIZED}) for game in MUJOCO_GAMES),
+    *((f"MiniGrid-{name}-v0", "ppo", MINIGRID, 8, total_steps, _OF_MINIGRID)
+      for name, total_steps in MINIGRID_STEPS.items()),
+    ("textenv/Reviews-v0", "ppo", TEXT_EMBEDDED, 64, 48_000, {"kl_coef": 0.1}),
+    ("textenv/Reviews-v0", "trpo", TEXT_TRPO, 64, 12_000, {"kl_coef": 0.1}),
+    ("textenv/Periods-v0", "ppo", TEXT_EMBEDDED, 64, 90_000, {"kl_coef": 0.001}),
+    ("textenv/Copy-v0", "ppo", TEXT_EMBEDDED, 64, 200_000, {"kl_coef": 0.0}),
+    ("textenv/Sort-v0", "ppo", TEXT_EMBEDDED, 64, 200_000, {"kl_coef": 0.0}),
+    ("textenv/Words-v0", "ppo", TEXT_WORDS, 16, 24_000, {}),
+    ("textenv/Prompts-v0", "ppo", TEXT, 64, 100_000, {"kl_coef": 0.05}),
+)  # fmt: skip
+"""Environment, algorithm, settings, number of slots and of steps, and further fields of the recipe."""
 RECIPES = {
     (env, algorithm): Recipe(config=config, num_envs=num_envs, total_steps=total_steps, **options)
-    for env, algorithm, config, num_envs, total_steps, options in (
-        ("CartPole-v1", "ppo", CARTPOLE, 16, 35_000, {}),
-        ("CartPole-v1", "a2c", CARTPOLE_A2C, 16, 500_000, {}),
-        ("CartPole-v1", "reinforce", CARTPOLE_REINFORCE, 16, 300_000, {}),
-        ("CartPole-v1", "rloo", CARTPOLE_RLOO, 16, 300_000, {}),
-        ("CartPole-v1", "grpo", CARTPOLE_GRPO, 16, 500_000, {}),
-        ("CartPole-v1", "trpo", CARTPOLE_TRPO, 2, 60_000, {}),
-        ("CartPole-v1", "dqn", CARTPOLE_DQN, 16, 50_000, {"policy": "q"}),
-        ("Acrobot-v1", "ppo", ACROBOT, 16, 200_000, {"policy_kwargs": _NORMALIZED}),
-        ("Pendulum-v1", "ppo", PENDULUM, 16, 60_000,
-          {"policy": "gsde", "policy_kwargs": {"sde_sample_freq": 4, "log_std_init": -1.0}}),
-        ("MountainCar-v0", "ppo", MOUNTAIN_CAR, 32, 300_000, {"policy_kwargs": _NORMALIZED}),
-        ("MountainCarContinuous-v0", "ppo", MOUNTAIN_CAR_CONTINUOUS, 16, 40_000,
-         {"policy": "gsde", "policy_kwargs": _NORMALIZED | {"sde_sample_freq": 32, "log_std_init": -0.5}}),
-        ("LunarLander-v3", "ppo", LUNAR_LANDER, 16, 400_000, {}),
-        ("Taxi-v4", "ppo", TOY_TEXT, 16, 150_000, {}),
-        ("CliffWalking-v1", "ppo", TOY_TEXT, 16, 150_000, {"env_kwargs": {"max_episode_steps": 200}}),
-        ("FrozenLake8x8-v1", "ppo", TOY_TEXT, 16, 80_000, {}),
-        ("textenv/Reviews-v0", "ppo", TEXT_EMBEDDED, 64, 48_000, {"kl_coef": 0.1}),
-        ("textenv/Reviews-v0", "trpo", TEXT_TRPO, 64, 12_000, {"kl_coef": 0.1}),
-        ("textenv/Periods-v0", "ppo", TEXT_EMBEDDED, 64, 90_000, {"kl_coef": 0.001}),
-        ("textenv/Copy-v0", "ppo", TEXT_EMBEDDED, 64, 200_000, {"kl_coef": 0.0}),
-        ("textenv/Sort-v0", "ppo", TEXT_EMBEDDED, 64, 200_000, {"kl_coef": 0.0}),
-        ("textenv/Words-v0", "ppo", TEXT_WORDS, 16, 24_000, {}),
-        ("textenv/Prompts-v0", "ppo", TEXT, 64, 100_000, {"kl_coef": 0.05}),
-    )
-}  # fmt: skip
+    for env, algorithm, config, num_envs, total_steps, options in _ROWS
+}
 """Recipes by environment and algorithm."""
 
 RECURRENT = Recipe(config=CARTPOLE_LSTM, num_envs=32, total_steps=150_000, policy="lstm", policy_kwargs=_NORMALIZED)
@@ -320,6 +357,10 @@ def _with_policy(settings: Recipe, policy: str, model: str) -> Recipe:
     is_ppo = type(settings.config) is PPOConfig
     if policy == "lstm" and is_ppo:
         return RECURRENT
+    # A recipe's wrappers make vectors of observations, which these policies do not read
+    env_kwargs = dict(settings.env_kwargs)
+    if policy in ("cnn", "words"):
+        env_kwargs.pop("wrappers", None)
     if policy == "words":
         if is_ppo:
             config: Config = WORDS
@@ -327,13 +368,20 @@ def _with_policy(settings: Recipe, policy: str, model: str) -> Recipe:
             config = replace(settings.config, learning_rate=None, final_learning_rate=None)
         if model != "embedded":
             config = replace(config, learning_rate=None, final_learning_rate=None)
-        return replace(settings, policy=policy, policy_kwargs={}, config=config, num_envs=max(16, settings.num_envs))
+        return replace(
+            settings,
+            policy=policy,
+            policy_kwargs={},
+            env_kwargs=env_kwargs,
+            config=config,
+            num_envs=max(16, settings.num_envs),
+        )
 
     # Arguments of the recipe's own policy are not those of another class; every policy can normalize observations
     policy_kwargs = dict(settings.policy_kwargs)
     if policy != settings.policy:
         policy_kwargs = {name: value for name, value in policy_kwargs.items() if name in _NORMALIZED}
-    return replace(settings, policy=policy, policy_kwargs=policy_kwargs)
+    return replace(settings, policy=policy, policy_kwargs=policy_kwargs, env_kwargs=env_kwargs)
 
 
 def _settings(env_id: str, algorithm: str, model: str, *, is_control: bool) -> Recipe:

@@ -5,7 +5,9 @@ python examples/benchmarks/run.py --suite learning --seeds 5 --json learning.jso
 python examples/benchmarks/run.py --suite control --json control.json
 python examples/benchmarks/run.py --suite text --peers ../shared/peers --json text.json
 
-classic   returns after training, beside published figures
+classic   returns after training, beside published figures; resumed from runs/published, as the next two
+minigrid  the same on MiniGrid, beside rl-baselines3-zoo
+mujoco    the same on MuJoCo, beside CleanRL
 learning  seconds until a small language model has learnt the task that the peers are measured on
 control   steps a second, seconds to 475 and memory of PPO on CartPole, in turn with the peers'
 text      speed and memory of generation, sampling, log-probs and PPO iterations, in turn with the peers'
@@ -25,21 +27,28 @@ import shlex
 import sys
 from pathlib import Path
 
-from classic import classic
 from control import control
 from gpu import gpu, ready
 from growth import draw, growth
 from learning import learning
 from page import depends, machine, record, save_table
+from published import classic, minigrid, mujoco
 from real import real
 from startup import startup
 from text import text
 
 SUITES = {
-    "classic": (classic, "algorithms"), "control": (control, "control"), "learning": (learning, "text"),
-    "text": (text, "text"), "growth": (growth, "text"), "real": (real, "text"), "gpu": (gpu, "text"),
+    "classic": (classic, "algorithms"),
+    "minigrid": (minigrid, "control"),
+    "mujoco": (mujoco, "control"),
+    "control": (control, "control"),
+    "learning": (learning, "text"),
+    "text": (text, "text"),
+    "growth": (growth, "text"),
+    "real": (real, "text"),
+    "gpu": (gpu, "text"),
     "startup": (startup, "control"),
-}  # fmt: skip
+}
 """Suites, and what decides their figures (`page.KINDS`)."""
 BESIDE_PEERS = {"control", "text"}
 """Suites that run the peers' scripts."""

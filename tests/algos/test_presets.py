@@ -10,17 +10,23 @@ from algos.config import compares_groups
 from algos.make import find_algorithm, is_text, make_policy, make_vector_environment
 
 CONTROL = sorted(case for case in presets.RECIPES if not is_text(case[0]))
+PACKAGES = {"LunarLander": "Box2D", "MiniGrid": "minigrid", **dict.fromkeys(presets.MUJOCO_GAMES, "mujoco")}
 
 
 @pytest.mark.parametrize(("env_id", "algorithm"), CONTROL)
 def test_a_recipe_makes_an_agent_that_trains(env_id, algorithm):
-    if env_id.startswith("LunarLander"):
-        pytest.importorskip("Box2D")
+    package = PACKAGES.get(env_id.split("-")[0])
+    if package is not None:
+        pytest.importorskip(package)
+    if package == "minigrid":
+        env_id = f"minigrid:{env_id}"
     recipe = presets.recipe(env_id, algorithm)
-    env = make_vector_environment(env_id, recipe.num_envs, seed_each=compares_groups(algorithm))
+    env = make_vector_environment(env_id, recipe.num_envs, seed_each=compares_groups(algorithm), **recipe.env_kwargs)
     policy = make_policy(env, policy=recipe.policy, **recipe.policy_kwargs)
     before = [p.detach().clone() for p in policy.parameters()]
     shorter = {"learning_starts": 16, "batch_size": 16} if algorithm == "dqn" else {}
+    if package == "mujoco":
+        shorter = {"num_epochs": 1}  # eleven games have the same settings
     (metrics,) = find_algorithm(algorithm)(env, policy, replace(recipe.config, **shorter)).learn(1)
     if recipe.config.num_steps is not None:
         # CartPole's native vector environment spends steps on resets, which do not count.
@@ -50,6 +56,14 @@ def test_the_usual_policy_is_that_of_the_recipe(env_id, algorithm):
 def test_recipes_of_text_collect_whole_episodes():
     texts = {case: recipe.config for case, recipe in presets.RECIPES.items() if is_text(case[0])}
     assert len(texts) > 5 and {config.num_steps for config in texts.values()} == {None}
+
+
+def test_wrappers_of_a_recipe_are_for_policies_that_read_vectors():
+    wrapped = presets.recipe("minigrid:MiniGrid-Unlock-v0").env_kwargs
+    assert wrapped == {"wrappers": ["minigrid.wrappers:FlatObsWrapper"]}
+    assert presets.recipe("minigrid:MiniGrid-Unlock-v0", policy="mlp").env_kwargs == wrapped
+    assert presets.recipe("minigrid:MiniGrid-Unlock-v0", policy="cnn").env_kwargs == {}
+    assert presets.recipe("minigrid:MiniGrid-Unlock-v0", policy="words").env_kwargs == {}
 
 
 def test_a_policy_has_its_own_settings():

@@ -1,0 +1,123 @@
+"""Returns after training beside published figures: every preset, several seeds, 100 deterministic episodes each.
+
+A run that is there already, in ``runs/published``, is not repeated.
+"""
+
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from algos import presets
+from algos.lab.comparison.compare import train_all
+from algos.lab.comparison.summary import MIN_SEEDS, Case, bootstrap_interval, interquartile_mean
+
+EPISODES = 100
+RUNS = Path("runs/published")
+ZOO = "rl-zoo, one run"
+CLEANRL = "CleanRL, v4, 3 seeds, last 100 episodes of the training"
+
+
+class Published(NamedTuple):
+    """A published mean return."""
+
+    value: float | None
+    source: str
+    spread: float | None = None
+    """Standard deviation over the seeds."""
+
+
+CLASSIC = {
+    Case("CartPole-v1", "ppo"): Published(500.0, "rl-zoo, 100 k steps"),
+    Case("CartPole-v1", "a2c"): Published(500.0, "rl-zoo, 500 k"),
+    Case("CartPole-v1", "trpo"): Published(500.0, "rl-zoo, 100 k"),
+    Case("CartPole-v1", "dqn"): Published(500.0, "rl-zoo, 50 k"),
+    Case("CartPole-v1", "reinforce"): Published(None, ""),
+    Case("CartPole-v1", "rloo"): Published(None, ""),
+    Case("CartPole-v1", "grpo"): Published(None, ""),
+    Case("Acrobot-v1", "ppo"): Published(-73.5, "rl-zoo, 1 M"),
+    Case("Pendulum-v1", "ppo"): Published(-172.0, "rl-zoo, 100 k"),
+    Case("MountainCarContinuous-v0", "ppo"): Published(88.3, "rl-zoo, 20 k"),
+    Case("MountainCar-v0", "ppo"): Published(-110.0, "rl-zoo, 1 M"),
+    Case("LunarLander-v3", "ppo"): Published(242.0, "rl-zoo, 1 M"),
+}
+"""rl-baselines3-zoo, ``benchmark.md``."""
+MINIGRID = {
+    Case("minigrid:MiniGrid-DoorKey-5x5-v0"): Published(0.964, f"{ZOO}, 100 k"),
+    Case("minigrid:MiniGrid-Unlock-v0"): Published(0.963, f"{ZOO}, 100 k"),
+    Case("minigrid:MiniGrid-Empty-Random-5x5-v0"): Published(0.968, f"{ZOO}, 100 k"),
+    Case("minigrid:MiniGrid-KeyCorridorS3R1-v0"): Published(0.949, f"{ZOO}, 500 k"),
+}
+"""rl-baselines3-zoo, ``benchmark.md``."""
+_MUJOCO = {
+    "HalfCheetah": Published(1442.6, CLEANRL, 46.0),
+    "Walker2d": Published(2287.9, CLEANRL, 572.0),
+    "Hopper": Published(2382.9, CLEANRL, 272.0),
+    "InvertedPendulum": Published(963.1, CLEANRL, 22.0),
+    "Pusher": Published(-40.4, CLEANRL, 7.0),
+}
+MUJOCO = {
+    Case(recipe=replace(presets.recipe(f"{game}-v5"), env=f"{game}-{version}")): published
+    for game, published in _MUJOCO.items()
+    for version in ("v4", "v5")
+    if (game, version) != ("Pusher", "v4")  # which wants mujoco < 3
+}
+"""CleanRL's documentation of ``ppo_continuous_action.py``."""
+
+
+def beside_published(cases, suite, *, seeds, chosen):
+    """Rows of the table: one a case, in the order of the cases."""
+    rows = []
+    for case, published in cases.items():
+        if not chosen(str(case)):
+            continue
+        runs = train_all(
+            [case], seeds=seeds, run_dir=RUNS / suite, num_episodes=EPISODES, deterministic=True, quiet=True
+        )
+        returns = np.array([run.after["mean_return"] for run in runs])
+        train_returns = np.array([last_episodes(run.history) for run in runs])
+        low, high = bootstrap_interval(returns) if seeds >= MIN_SEEDS else (None, None)
+        rows.append(
+            {
+                "suite": suite,
+                "case": str(case),
+                "seeds": seeds,
+                "mean": float(returns.mean()),
+                "IQM": float(interquartile_mean(returns)),
+                "low": low if low is None else float(low),
+                "high": high if high is None else float(high),
+                "worst": float(returns.min()),
+                "training": float(train_returns.mean()),
+                "training, deviation": float(train_returns.std()),
+                "published": published.value,
+                "deviation": published.spread,
+                "source": published.source,
+                "steps": int(np.mean([run.history[-1]["steps"] for run in runs])),
+                "CPU seconds": float(np.median([run.history[-1]["time/processor"] for run in runs])),
+                "values": returns.tolist(),
+            }
+        )
+        print(f"{case}: {returns.mean():.1f} ({', '.join(f'{x:.1f}' for x in returns)})", flush=True)
+    return rows
+
+
+def last_episodes(history):
+    """Mean return of about the last `EPISODES` episodes of a training, as CleanRL reports it."""
+    returns = []
+    weights = []
+    for before, row in reversed(list(pairwise([{"steps": 0}, *history]))):
+        if "episode/return" not in row:
+            continue
+        returns.append(row["episode/return"])
+        weights.append((row["steps"] - before["steps"]) / row["episode/length"])
+        if sum(weights) >= EPISODES:
+            break
+    return float(np.average(returns, weights=weights))
+
+
+classic = partial(beside_published, CLASSIC, "classic")
+minigrid = partial(beside_published, MINIGRID, "minigrid")
+mujoco = partial(beside_published, MUJOCO, "mujoco")
