@@ -9,6 +9,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor
 
+from algos.envs.images import warn_of_flat_pixels
 from algos.policies.distributions import Gaussian
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 from algos.policies.towers import tower, value, widths
@@ -110,6 +111,7 @@ class GSDEPolicy(ControlPolicy):
         seed: int = 0,
     ) -> None:
         super().__init__(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
+        warn_of_flat_pixels(observation_space, "GSDEPolicy")
         if not isinstance(sde_sample_freq, int) or sde_sample_freq < 1:
             raise ValueError(f"sde_sample_freq is {sde_sample_freq!r}, expected an integer of at least 1")
         self.hidden = widths(hidden)

@@ -1,7 +1,8 @@
 """`LSTMPolicy`: a recurrent policy for partially observed environments."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -10,8 +11,11 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from algos.envs.images import has_images, warn_of_flat_pixels
+from algos.policies.cnn import MAX_IMAGES_AT_ONCE
 from algos.policies.distributions import action_distribution
-from algos.policies.layers import SQRT_2, linear, lstm
+from algos.policies.layers import SQRT_2, CombinedEncoder, linear, lstm
+from algos.policies.normalizers import ObservationNormalizer
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step, check_same_kind
 
 
@@ -36,10 +40,13 @@ class LSTMPolicy(ControlPolicy):
     The state is one tensor ``[N, 2, hidden]``: the LSTM's output and its cell state. Minibatches consist of whole rows:
     `evaluate` starts from the state recorded at the start of a row and back-propagates through the row, or to the
     start of an episode within it. A `reference` does the same: in a row that starts mid-episode it, too, starts from
-    the policy's recorded state. Weights are initialized as in `MLPPolicy`.
+    the policy's recorded state. Weights are initialized as in `MLPPolicy`. Images, alone or in a Dict or Tuple, go
+    through convolutions before the linear encoder, as in `MultiInputPolicy`.
 
     Args:
         hidden: width of encoder and LSTM.
+        image_features: length of the features of each image; without images it has no effect. None flattens images, as
+            version 0.11 and earlier did, whose agents are loaded so.
         others: see `ControlPolicy`.
 
     Raises:
@@ -59,13 +66,27 @@ class LSTMPolicy(ControlPolicy):
         action_space: spaces.Space,
         *,
         hidden: int = 64,
+        image_features: int | None = 256,
         normalize_observations: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
         self.hidden: int = hidden
         self.distribution = action_distribution(action_space)
-        self.encoder = nn.Sequential(linear(self.input_size, hidden, SQRT_2, self.generator), nn.Tanh())
+
+        # Images first
+        self.images: CombinedEncoder | None = None
+        encoder_inputs = self.input_size
+        if has_images(observation_space) and image_features is not None:
+            self.images = CombinedEncoder(observation_space, image_features=image_features, generator=self.generator)
+            encoder_inputs = self.images.size
+            if normalize_observations:
+                self.normalizer = ObservationNormalizer(self.input_size, self.images.number_columns())
+        elif image_features is None:
+            warn_of_flat_pixels(observation_space, "LSTMPolicy with image_features=None")
+        self.image_features = image_features
+
+        self.encoder = nn.Sequential(linear(encoder_inputs, hidden, SQRT_2, self.generator), nn.Tanh())
         self.lstm = lstm(hidden, hidden, self.generator)
         self.actor = linear(hidden, self.distribution.size, 0.01, self.generator)
         self.critic: nn.Linear = linear(hidden, 1, 1.0, self.generator)
@@ -82,8 +103,7 @@ class LSTMPolicy(ControlPolicy):
             state = features.new_zeros(slots, 2, self.hidden)
         state = state.to(features)
         _check_slots(slots, len(state))
-        _, output_and_cell = self.lstm(features.unsqueeze(1), _split_state(state))
-        next_state = torch.cat(output_and_cell).transpose(0, 1)  # [N, 2, hidden]
+        next_state = self._advance(features, state)
         self.memory["state"] = next_state
 
         # The action follows from the LSTM's output
@@ -151,6 +171,17 @@ class LSTMPolicy(ControlPolicy):
         entries = segments.entries()
         return _scatter(value[:, :-1][entries], mask), _scatter(value[:, 1:][entries], mask)
 
+    def arguments(self) -> dict[str, Any]:
+        """See `ControlPolicy.arguments`."""
+        if self.images is None:
+            return super().arguments()
+        return super().arguments() | {"image_features": self.image_features}
+
+    @classmethod
+    def load(cls, folder: Path, saved: dict[str, Any]) -> Self:
+        """See `ControlPolicy.load`."""
+        return super().load(folder, {"image_features": None} | saved)
+
     def _hidden(self, rollout: TensorDict) -> Tensor:
         """LSTM outputs ``[m, hidden]`` at the m True entries."""
         segments = _segments(rollout)
@@ -165,8 +196,23 @@ class LSTMPolicy(ControlPolicy):
         return output
 
     def _encode(self, observation: Tensor) -> Tensor:
-        """LSTM input ``[*, hidden]`` of observations: flat, float32, normalized, encoded."""
-        return self.encoder(self.read(observation.to(self.critic.weight)))
+        """LSTM input ``[n, hidden]`` of observations ``[n, *]``: flat, float32, normalized, encoded."""
+        if self.images is None:
+            return self._features(observation)
+        # In chunks, which bounds the memory of convolutions
+        return torch.cat([self._features(chunk) for chunk in observation.split(MAX_IMAGES_AT_ONCE)])
+
+    def _features(self, observation: Tensor) -> Tensor:
+        """LSTM input of observations, computed at once; see `_encode`."""
+        network_input = self.read(observation)
+        if self.images is not None:
+            network_input = self.images(network_input)
+        return self.encoder(network_input)
+
+    def _advance(self, features: Tensor, state: Tensor) -> Tensor:
+        """State ``[N, 2, hidden]`` after one step of the LSTM with these features ``[N, hidden]``."""
+        _, output_and_cell = self.lstm(features.unsqueeze(1), _split_state(state))
+        return torch.cat(output_and_cell).transpose(0, 1)
 
 
 def _check_slots(observed: int, remembered: int) -> None:

@@ -8,6 +8,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor
 
+from algos.envs.images import warn_of_flat_pixels
 from algos.policies import towers
 from algos.policies.distributions import action_distribution
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
@@ -44,6 +45,7 @@ class MLPPolicy(ControlPolicy):
         seed: int = 0,
     ) -> None:
         super().__init__(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
+        warn_of_flat_pixels(observation_space, "MLPPolicy")
         self.hidden = towers.widths(hidden)
         self.distribution = action_distribution(action_space)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from algos.config import CONTROL_LEARNING_RATE
 from algos.envs.batching import as_batch
-from algos.envs.flatten import flat_shape, flatten, unflatten as unflatten
+from algos.envs.flatten import flat_shape, flatten, unflatten as unflatten, unpack
 from algos.envs.spaces import acts_alike, describe_space, fit_actions, reads_alike, restore_space
 from algos.policies.distributions import ActionDistribution, Gaussian
 from algos.policies.normalizers import ObservationNormalizer
@@ -28,7 +28,8 @@ Observation = np.ndarray | dict[str, np.ndarray]
 """Observations of all slots, the input of `Policy.act`.
 
 Control: one array ``[N, *]``. Those of a Box are as the environment returns them; those of other spaces are flat,
-float32 ``[N, size]``, and `unflatten` gives their parts. Text: the dictionary of a `TextVectorEnv`.
+float32 ``[N, size]``, or bytes if there are images among their parts (`algos.envs.flatten`). `unflatten` gives their
+parts. Text: the dictionary of a `TextVectorEnv`.
 """
 
 
@@ -616,6 +617,7 @@ class ControlPolicy(nn.Module, Policy):
 
     def _flat(self, observation: Tensor) -> Tensor:
         """Flatten each observation and keep the batch dimensions; float32, on the policy's device."""
+        observation = unpack(self.observation_space, observation)
         if len(self._shape) != 1:
             batch_shape = observation.shape[: observation.ndim - len(self._shape)]
             observation = observation.reshape(*batch_shape, -1)

@@ -7,6 +7,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from algos.envs.images import warn_of_flat_pixels
 from algos.policies.distributions import Categorical
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 from algos.policies.towers import tower, widths
@@ -44,6 +45,7 @@ class QPolicy(ControlPolicy):
         seed: int = 0,
     ) -> None:
         super().__init__(observation_space, action_space, normalize_observations=False, seed=seed)
+        warn_of_flat_pixels(observation_space, "QPolicy")
         if not isinstance(action_space, spaces.Discrete):
             raise ValueError(f"action_space is {action_space}, but QPolicy needs a Discrete(n): use PPO")
         self.distribution = Categorical(action_space)

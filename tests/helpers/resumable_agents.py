@@ -1,6 +1,9 @@
 """An agent of every algorithm that can stop and resume, and its training in another process."""
 
+from functools import partial
+
 import gymnasium as gym
+import numpy as np
 import torch
 
 import textenv  # noqa: F401 (registers the environments)
@@ -17,12 +20,14 @@ from algos import (
     LMPolicy,
     LSTMPolicy,
     MLPPolicy,
+    MultiInputPolicy,
     PPOConfig,
     QPolicy,
     TRPOConfig,
     WordsPolicy,
 )
 from algos.finetuning.text_loss import TextLoss
+from tests.helpers.generated_spaces import Random
 from tests.helpers.models import WORDS, make_gpt2, make_t5, make_tokenizer
 from textenv import KLPenalty, LanguageModel, TextVectorEnv
 from textenv.kl.coefficients import AdaptiveCoefficient
@@ -64,6 +69,16 @@ def ppo_lstm():
     env = control("CartPole-v1")
     policy = LSTMPolicy(env.single_observation_space, env.single_action_space, hidden=8)
     return PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=2))
+
+
+def ppo_images():
+    """A camera and numbers, whose rollouts are packed."""
+    camera = gym.spaces.Box(0, 255, (6, 7, 3), np.uint8)
+    space = gym.spaces.Dict({"camera": camera, "speed": gym.spaces.Box(-1, 1, (3,))})
+    env = gym.vector.SyncVectorEnv([partial(Random, space, gym.spaces.Discrete(2))] * 4)
+    sizes = {"hidden": (8,), "image_features": 4}
+    policy = MultiInputPolicy(space, env.single_action_space, normalize_observations=True, **sizes)
+    return PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=32))
 
 
 def ppo_words():
@@ -148,8 +163,8 @@ def grpo_text():
 
 
 MAKERS = (
-    ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, a2c, trpo, dqn, grpo_control, ppo_text, ppo_seq2seq,
-    grpo_text, ppo_normalized, ppo_words,
+    ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, ppo_images, a2c, trpo, dqn, grpo_control, ppo_text,
+    ppo_seq2seq, grpo_text, ppo_normalized, ppo_words,
 )  # fmt: skip
 
 
