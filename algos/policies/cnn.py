@@ -10,6 +10,7 @@ from algos.envs.images import image_layout
 from algos.policies.distributions import action_distribution
 from algos.policies.layers import channels_first, image_trunk, linear
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
+from algos.storage.onnx_export import NetworkStep
 
 MAX_IMAGES_AT_ONCE = 1024
 """Maximum number of images whose values are computed at a time, to bound the memory."""
@@ -54,6 +55,11 @@ class CNNPolicy(ControlPolicy):
         """See `Policy.act`; the observation is uint8 ``[N, *]``."""
         features = self._features(torch.from_numpy(np.asarray(observation)))
         return self.choose(self.actor(features), action_mask, deterministic)
+
+    def forward(self, observation: Tensor, state: Tensor | None = None) -> NetworkStep:
+        """See `ControlPolicy.forward`."""
+        features = self._features(observation)
+        return NetworkStep(self.actor(features), self.critic(features).squeeze(-1))
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""

@@ -13,6 +13,7 @@ from algos.envs.images import warn_of_flat_pixels
 from algos.policies.distributions import Gaussian
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 from algos.policies.towers import tower, value, widths
+from algos.storage.onnx_export import NetworkStep
 
 SDE_EPSILON = 1e-6
 """Added to the variance of state-dependent noise, as in Stable-Baselines3."""
@@ -131,6 +132,10 @@ class GSDEPolicy(ControlPolicy):
             matrices = self._next_matrices(len(output))
         action, log_prob = self.distribution.explore(output, matrices, action_mask)
         return Step(action, log_prob)
+
+    def forward(self, observation: Tensor, state: Tensor | None = None) -> NetworkStep:
+        """See `ControlPolicy.forward`."""
+        return NetworkStep(self._output(observation), self.critic(self.read(observation)).squeeze(-1))
 
     def _next_matrices(self, slots: int) -> Tensor:
         """Noise matrices ``[N, features, size]`` of this step.

@@ -17,6 +17,7 @@ from algos.policies.distributions import action_distribution
 from algos.policies.layers import SQRT_2, CombinedEncoder, linear, lstm
 from algos.policies.normalizers import ObservationNormalizer
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step, check_same_kind
+from algos.storage.onnx_export import NetworkStep
 
 
 class _Segments(NamedTuple):
@@ -109,6 +110,19 @@ class LSTMPolicy(ControlPolicy):
         # The action follows from the LSTM's output
         step = self.choose(self.actor(next_state[:, 0]), action_mask, deterministic)
         return step._replace(state=state)
+
+    @property
+    def initial_state(self) -> Tensor:
+        """See `ControlPolicy.initial_state`."""
+        return torch.zeros(2, self.hidden, device="cpu")
+
+    def forward(self, observation: Tensor, state: Tensor | None = None) -> NetworkStep:
+        """See `ControlPolicy.forward`."""
+        if state is None:
+            raise ValueError(f"state is None, expected the LSTM's state [N, 2, {self.hidden}]; at the start it is 0")
+        next_state = self._advance(self._features(observation), state)
+        hidden = next_state[:, 0]
+        return NetworkStep(self.actor(hidden), self.critic(hidden).squeeze(-1), next_state)
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
         """Clear the state of these slots (bool ``[N]``), or of all."""

@@ -12,6 +12,7 @@ from algos.envs.images import warn_of_flat_pixels
 from algos.policies import towers
 from algos.policies.distributions import action_distribution
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
+from algos.storage.onnx_export import NetworkStep
 
 
 class MLPPolicy(ControlPolicy):
@@ -66,6 +67,11 @@ class MLPPolicy(ControlPolicy):
             network_input = self.read(torch.from_numpy(network_input)).cpu().numpy()
         output = towers.act(network_input, self.actor)
         return self.choose(output, action_mask, deterministic)
+
+    def forward(self, observation: Tensor, state: Tensor | None = None) -> NetworkStep:
+        """See `ControlPolicy.forward`."""
+        network_input = self.read(observation)
+        return NetworkStep(self.actor(network_input), self.critic(network_input).squeeze(-1))
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""

@@ -15,6 +15,7 @@ from algos.policies.layers import CombinedEncoder
 from algos.policies.normalizers import ObservationNormalizer
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 from algos.policies.towers import tower, widths
+from algos.storage.onnx_export import NetworkStep
 
 
 class MultiInputPolicy(ControlPolicy):
@@ -75,6 +76,11 @@ class MultiInputPolicy(ControlPolicy):
         """See `Policy.act`; the observations of an environment, or flat ones ``[N, *]``."""
         features = self._features(torch.from_numpy(self._flatten(observation)))
         return self.choose(self.actor(features), action_mask, deterministic)
+
+    def forward(self, observation: Tensor, state: Tensor | None = None) -> NetworkStep:
+        """See `ControlPolicy.forward`."""
+        features = self.encoder(self.read(observation))  # all at once: the number of chunks would be fixed in a file
+        return NetworkStep(self.actor(features), self.critic(features).squeeze(-1))
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""

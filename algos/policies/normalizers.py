@@ -60,7 +60,10 @@ class ObservationNormalizer(RunningMoments):
     columns: Tensor | None
 
     def __init__(self, size: int, columns: Tensor | None = None) -> None:
-        super().__init__(size if columns is None else len(columns))
+        num_normalized = size
+        if columns is not None:
+            num_normalized = len(columns)
+        super().__init__(num_normalized)
         # Not saved: they come from the observation space
         self.register_buffer("columns", columns, persistent=False)
 

@@ -11,6 +11,7 @@ from algos.envs.images import warn_of_flat_pixels
 from algos.policies.distributions import Categorical
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 from algos.policies.towers import tower, widths
+from algos.storage.onnx_export import NetworkStep
 
 
 class QPolicy(ControlPolicy):
@@ -67,6 +68,11 @@ class QPolicy(ControlPolicy):
         q_values = self.action_values(torch.from_numpy(self._flatten(observation)))
         log_probs = self._log_probs(q_values, action_mask)
         return self.choose(log_probs, action_mask, deterministic)
+
+    def forward(self, observation: Tensor, state: Tensor | None = None) -> NetworkStep:
+        """See `ControlPolicy.forward`; the output are the Q-values."""
+        q_values = self.action_values(observation)
+        return NetworkStep(q_values, _best_value(q_values, None))
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""

@@ -29,9 +29,17 @@ from algos import (
 from algos.envs.flatten import flatten, flatten_one, packed_size, unflatten, unpack
 from algos.envs.images import has_images, is_image, leaf_spaces
 from algos.make import make_policy
-from tests.algos.envs.test_spaces import check_parts
 from tests.helpers.errors import refused
-from tests.helpers.generated_spaces import Random, boxes, dicts, discretes, multi_binaries, multi_discretes, tuples
+from tests.helpers.generated_spaces import (
+    Random,
+    boxes,
+    check_parts,
+    dicts,
+    discretes,
+    multi_binaries,
+    multi_discretes,
+    tuples,
+)
 
 TWO = spaces.Discrete(2)
 CAMERA = spaces.Box(0, 255, (40, 36, 3), np.uint8)
@@ -116,7 +124,9 @@ def scaled_images(draw):
 parts = st.one_of(images(), scaled_images(), boxes(), discretes(), multi_discretes(), multi_binaries)
 nested = st.recursive(parts, lambda inner: st.one_of(dicts(inner), tuples(inner)), max_leaves=4)
 with_images = st.one_of(dicts(nested), tuples(nested)).filter(has_images)
-checked = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+checked = settings(
+    derandomize=True, database=None, max_examples=15, deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 
 def plain_features(policy, space, samples):
