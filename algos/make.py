@@ -24,6 +24,7 @@ from algos.policies.registry import make_policy as make_policy
 from algos.storage.run_reader import AgentRecord, EnvironmentRecord
 from algos.storage.saved_environment import check_known_environment, saved_arguments
 from textenv.importing import absolute_name, load_function, read_module
+from textenv.optional import package
 
 if TYPE_CHECKING:
     from algos.agent import Agent
@@ -36,6 +37,8 @@ READY_MODELS = ("embedded", "smollm2")
 """Names of models that are no paths."""
 WORDS = "textenv/Words-v0"
 """Environment of any Gymnasium environment in words."""
+ATARI = "ALE/"
+"""How ids of Atari games begin, which the package ale_py registers."""
 PATH_ARGUMENTS = ("model", "prompts", "eval_prompts", "reward", "wrappers", "env_wrappers", "describe")
 """Arguments of an environment that may name a file or folder, or several."""
 
@@ -69,6 +72,8 @@ def make_vector_environment(
     """
     # Import what may register the environment: its module, and packages of wrappers
     module, _, env_id = env_id.rpartition(":")
+    if env_id.startswith(ATARI):
+        package("ale_py", "atari")
     if module:
         read_module(module)
     for wrapper in wrappers:
