@@ -1,7 +1,5 @@
 """An agent of every algorithm that can stop and resume, and its training in another process."""
 
-from functools import partial
-
 import gymnasium as gym
 import numpy as np
 import torch
@@ -27,7 +25,6 @@ from algos import (
     WordsPolicy,
 )
 from algos.finetuning.text_loss import TextLoss
-from tests.helpers.generated_spaces import Random
 from tests.helpers.models import WORDS, make_gpt2, make_t5, make_tokenizer
 from textenv import KLPenalty, LanguageModel, TextVectorEnv
 from textenv.kl.coefficients import AdaptiveCoefficient
@@ -71,13 +68,41 @@ def ppo_lstm():
     return PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=2))
 
 
+class Camera(gym.Env):
+    """Random images and numbers, by a generator that is saved."""
+
+    observation_space = gym.spaces.Dict(
+        {"camera": gym.spaces.Box(0, 255, (6, 7, 3), np.uint8), "speed": gym.spaces.Box(-1, 1, (3,))}
+    )
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.show(), {}
+
+    def step(self, action):
+        self.time += 1
+        return self.show(), float(action), self.time == 7, False, {}
+
+    def show(self):
+        camera = self.np_random.integers(0, 256, (6, 7, 3), dtype=np.uint8)
+        return {"camera": camera, "speed": self.np_random.uniform(-1, 1, 3).astype(np.float32)}
+
+    def state_dict(self):
+        return {"generator": self.np_random, "time": self.time}
+
+    def load_state_dict(self, state):
+        self.np_random, self.time = state["generator"], state["time"]
+
+
 def ppo_images():
     """A camera and numbers, whose rollouts are packed."""
-    camera = gym.spaces.Box(0, 255, (6, 7, 3), np.uint8)
-    space = gym.spaces.Dict({"camera": camera, "speed": gym.spaces.Box(-1, 1, (3,))})
-    env = gym.vector.SyncVectorEnv([partial(Random, space, gym.spaces.Discrete(2))] * 4)
+    env = gym.vector.SyncVectorEnv([Camera] * 4)
     sizes = {"hidden": (8,), "image_features": 4}
-    policy = MultiInputPolicy(space, env.single_action_space, normalize_observations=True, **sizes)
+    policy = MultiInputPolicy(
+        env.single_observation_space, env.single_action_space, normalize_observations=True, **sizes
+    )
     return PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=32))
 
 
