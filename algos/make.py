@@ -39,6 +39,9 @@ WORDS = "textenv/Words-v0"
 """Environment of any Gymnasium environment in words."""
 ATARI = "ALE/"
 """How ids of Atari games begin, which the package ale_py registers."""
+ATARI_ARGUMENTS: dict[str, object] = {"reward_clipping": False, "autoreset_mode": AutoresetMode.SAME_STEP.value}
+"""Arguments of ale_py's vector environment: rewards are points, which an algorithm may clip (``clip_rewards``), and no
+step is spent on a reset."""
 PATH_ARGUMENTS = ("model", "prompts", "eval_prompts", "reward", "wrappers", "env_wrappers", "describe")
 """Arguments of an environment that may name a file or folder, or several."""
 
@@ -106,6 +109,8 @@ def make_vector_environment(
             # SAME_STEP spends no step on a reset.
             env = SyncVectorEnv([make_single] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
         else:
+            if env_id.startswith(ATARI):
+                arguments = ATARI_ARGUMENTS | arguments
             env = gymnasium.make_vec(env_id, num_envs=num_envs, **arguments)
         if not is_text(env_id):
             flat_shape(env.single_observation_space)  # raises now if no policy can read the observations

@@ -228,12 +228,7 @@ RECIPES = {
 }  # fmt: skip
 """Recipes by environment and algorithm."""
 
-ATARI_RECIPE = Recipe(
-    config=ATARI_GAMES,
-    num_envs=8,
-    total_steps=10_000_000,
-    env_kwargs={"reward_clipping": False, "autoreset_mode": "SameStep"},
-)
+ATARI_RECIPE = Recipe(config=ATARI_GAMES, num_envs=8, total_steps=10_000_000)
 """Recipe of all Atari games (ids ``ALE/…``) with PPO.
 
 ale_py's vector environment does the rest by default: up to 30 no-ops at the start, FIRE after it, each action for 4

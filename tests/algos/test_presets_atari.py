@@ -51,8 +51,7 @@ def test_rewards_are_the_games_own_points():
     """The same actions in one game of ale_py itself, without its vector environment, earn the same points."""
     ale_py = pytest.importorskip("ale_py", reason="install the extra: pip install '.[atari]'")
     exact = {"repeat_action_probability": 0.0, "num_threads": 1, "noop_max": 0, "use_fire_reset": False}
-    kwargs = presets.recipe("ALE/SpaceInvaders-v5").env_kwargs | exact
-    env = make_vector_environment("ALE/SpaceInvaders-v5", 1, **kwargs)
+    env = make_vector_environment("ALE/SpaceInvaders-v5", 1, **exact)
     policy = CNNPolicy(env.single_observation_space, env.single_action_space, hidden=8, seed=1)
     rollout = collect(env, policy, num_steps=300, seed=0)[0]
     env.close()
@@ -91,7 +90,7 @@ def test_images_are_grey_small_maxima_of_two_frames_in_stacks_of_four():
     """By hand from the single frames of the game."""
     ale_py = pytest.importorskip("ale_py", reason="install the extra: pip install '.[atari]'")
     exact = {"repeat_action_probability": 0.0, "num_threads": 1, "noop_max": 0, "use_fire_reset": False}
-    env = make_vector_environment("ALE/SpaceInvaders-v5", 1, **presets.ATARI_RECIPE.env_kwargs | exact)
+    env = make_vector_environment("ALE/SpaceInvaders-v5", 1, **exact)
     env.reset(seed=0)
     gymnasium.register_envs(ale_py)
     game = gymnasium.make("ALE/SpaceInvaders-v5", repeat_action_probability=0.0, frameskip=1, obs_type="grayscale")
