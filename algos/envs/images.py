@@ -8,13 +8,16 @@ from gymnasium import spaces
 
 logger = logging.getLogger(__name__)
 
+BYTES = np.dtype(np.uint8)
+"""Dtype of pixels."""
 MIN_SIDE_PIXELS = 5
 """Minimum height and width of an image, pixels."""
 
 
 def is_image(space: spaces.Space) -> TypeGuard[spaces.Box]:
     """True if convolutions can read this space, see `image_layout`; never for a Dict or Tuple."""
-    if not isinstance(space, spaces.Box):
+    # First without an error's message, as this is asked at every step of an environment
+    if not isinstance(space, spaces.Box) or space.dtype != BYTES:
         return False
     try:
         image_layout(space)
@@ -74,7 +77,7 @@ def image_layout(space: spaces.Space) -> tuple[tuple[int, ...], bool]:
     shape = tuple(space.shape or ())
 
     # Pixels
-    if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(shape) not in (2, 3):
+    if not isinstance(space, spaces.Box) or space.dtype != BYTES or len(shape) not in (2, 3):
         raise ValueError(
             f"observation_space is {space}, expected a uint8 Box of 2 or 3 dimensions (3 with channels): do not "
             "rescale pixels, join stacked colour frames along the channels, or use MLPPolicy (MultiInputPolicy for a "
