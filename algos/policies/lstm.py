@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from algos.envs.images import has_images, warn_of_flat_pixels
+from algos.envs.spaces import restore_space
 from algos.policies.cnn import MAX_IMAGES_AT_ONCE
 from algos.policies.distributions import action_distribution
 from algos.policies.layers import SQRT_2, CombinedEncoder, linear, lstm
@@ -194,7 +195,9 @@ class LSTMPolicy(ControlPolicy):
     @classmethod
     def load(cls, folder: Path, saved: dict[str, Any]) -> Self:
         """See `ControlPolicy.load`."""
-        return super().load(folder, {"image_features": None} | saved)
+        if has_images(restore_space(saved["observation"])):
+            saved = {"image_features": None} | saved
+        return super().load(folder, saved)
 
     def _hidden(self, rollout: TensorDict) -> Tensor:
         """LSTM outputs ``[m, hidden]`` at the m True entries."""
