@@ -21,6 +21,7 @@ from .policies.gsde import GSDEPolicy as GSDEPolicy
 from .policies.lm import LMPolicy as LMPolicy
 from .policies.lstm import LSTMPolicy as LSTMPolicy
 from .policies.mlp import MLPPolicy as MLPPolicy
+from .policies.multi_input import MultiInputPolicy as MultiInputPolicy
 from .policies.policy import Policy as Policy
 from .policies.q_network import QPolicy as QPolicy
 from .policies.registry import make_policy as make_policy

@@ -226,8 +226,8 @@ def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> No
     The rollout keeps the raw rewards; the advantages use scaled ones if the config asks for it.
 
     Args:
-        agent: its policy provides the values, its config the discount, trace decay, reward scaling, and whether to
-            bootstrap at limits.
+        agent: its policy provides the values, its config the discount, trace decay, reward clipping and scaling, and
+            what ends an episode.
         rollout: ``[B, T]``, see `textenv.rollout`.
     """
     config = agent.config
@@ -238,8 +238,11 @@ def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> No
     terminated = episodes["terminated"]
     truncated = episodes["truncated"]
 
-    # Rewards, scaled if the config asks for it
+    # Rewards, clipped or scaled if the config asks for it
     reward = episodes["reward"]
+    if config.clip_rewards is not None:
+        reward = reward.clamp(-config.clip_rewards, config.clip_rewards)
+        episodes = episodes.copy().set("reward", reward)
     if agent.reward_normalizer is not None:
         reward = agent.reward_normalizer(episodes)
     if config.whiten_rewards:
@@ -256,6 +259,10 @@ def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> No
         value, next_value = agent.fitted_value(agent.policy, rollout, split_column(returns, rollout))
     rollout["value"] = value
     rollout["next_value"] = next_values(rollout, value=value, next_value=next_value)
+
+    # A lost life ends the episode, though the game goes on
+    if config.end_with_life and "life_lost" in episodes.keys():
+        terminated = terminated | episodes["life_lost"]
 
     # A limit without bootstrapping ends the episode like any other end
     if not config.bootstrap_truncated:

@@ -91,6 +91,8 @@ class Collector:
         """bool ``[N]``: slots whose next step only resets them (NEXT_STEP mode)."""
         self.action_mask: torch.Tensor | None = None
         """bool ``[N, A]`` from the environment's ``info["action_mask"]``; None if it has none."""
+        self.lives: np.ndarray | None = None
+        """int ``[N]`` from the environment's ``info["lives"]``, as Atari games have it; None if it has none."""
         self.is_init = np.zeros(0, dtype=bool)
         """bool ``[N]``: slots at the first observation of an episode."""
         self.group_seeds: np.random.Generator | None = None
@@ -165,6 +167,7 @@ class Collector:
             "observation": self.observation,
             "ended": self.only_resets,
             "action_mask": self.action_mask,
+            "lives": self.lives,
             "is_init": self.is_init,
             "group_seeds": self.group_seeds,
         }
@@ -175,6 +178,7 @@ class Collector:
         self.observation = state["observation"]
         self.only_resets = state["ended"]
         self.action_mask = state["action_mask"]
+        self.lives = state.get("lives")  # states of version 0.11 and earlier have none
         self.is_init = state["is_init"]
         self.group_seeds = state["group_seeds"]
 
@@ -327,6 +331,7 @@ class Collector:
             observation, info = _reset_each(env, seed)
         self.observation = flatten(env.single_observation_space, observation).copy()
         self.action_mask = _action_mask(info, env)
+        self.lives = _lives(info, None)
         self.seed = None
         self.only_resets = np.zeros(env.num_envs, dtype=bool)
         self.is_init = np.ones(env.num_envs, dtype=bool)
@@ -367,6 +372,11 @@ class Collector:
             no_step = no_step | failed
             is_init = is_init | failed
 
+        lives = _lives(info, self.lives)
+        life_lost = None
+        if lives is not None and self.lives is not None:
+            life_lost = (lives < self.lives) & ~no_step
+
         # After the last action of an episode the next observation is the final one. In SAME_STEP mode `info` has it,
         # because `observation` is already the first one of the next episode.
         next_observation = observation
@@ -386,9 +396,11 @@ class Collector:
         columns["truncated"].append(truncated)
         columns["next_observation"].append(next_observation)
         columns["next_action_mask"].append(next_action_mask)
+        columns["life_lost"].append(life_lost)
         columns["mask"].append(~no_step)
         columns["is_init"].append(is_init)
 
+        self.lives = lives
         self._prepare_next(observation, action_mask, done)
 
     def _prepare_next(self, observation: np.ndarray, action_mask: torch.Tensor | None, done: np.ndarray) -> None:
@@ -401,6 +413,7 @@ class Collector:
             observation = flatten(env.single_observation_space, observation).copy()
             reset_mask = _action_mask(info, env, no_action_follows=~done)
             action_mask = _merge(action_mask, reset_mask, done)
+            self.lives = _lives(info, self.lives)
         self.observation = observation
         self.action_mask = action_mask
 
@@ -632,6 +645,21 @@ def _action_mask(
         )
     mask[closed] = True
     return torch.from_numpy(mask)
+
+
+def _lives(info: Mapping[str, Any], earlier: np.ndarray | None) -> np.ndarray | None:
+    """Read the lives of all slots, int ``[N]``, from an info dictionary; None if it has none and ``earlier`` is None.
+
+    Args:
+        info: of a reset or a step.
+        earlier: lives after the step before, which slots without an entry keep.
+    """
+    if "lives" not in info:
+        return earlier
+    lives = np.array(info["lives"])
+    if earlier is not None and "_lives" in info:  # Gymnasium fills slots without an entry with zeros
+        lives = np.where(info["_lives"], lives, earlier)
+    return lives
 
 
 def _merge(masks: torch.Tensor | None, done_masks: torch.Tensor | None, done: np.ndarray) -> torch.Tensor | None:

@@ -208,6 +208,12 @@ class ActorCriticConfig(PolicyGradientConfig):
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return. Rollout and log keep the rewards as
     they were."""
+    clip_rewards: Positive | None = None
+    """Clip each reward to ± this, such as 1 for Atari games (Mnih et al. 2015). Rollout and log keep the rewards as
+    they were. None: no clipping."""
+    end_with_life: bool = False
+    """Let a lost life end the episode in the advantages, if the environment reports ``info["lives"]``, as Atari games
+    do. The episode itself goes on, so returns are those of whole games."""
     bootstrap_truncated: bool | None = None
     """Add the value of the last state when a time or length limit truncates an episode. None: True in control; False
     for text, where the limit is part of the task, and the value of that state is never trained."""

@@ -25,6 +25,7 @@ from algos.storage.saved_environment import check_known_environment, saved_argum
 from textenv.embedded.folder import EMBEDDED
 from textenv.embedded.gguf import SMOLLM2
 from textenv.importing import absolute_name, load_function, read_module
+from textenv.optional import package
 
 if TYPE_CHECKING:
     from algos.agent import Agent
@@ -39,6 +40,11 @@ WORDS = "textenv/Words-v0"
 """Environment of any Gymnasium environment in words."""
 _HAS_TEXT_SPACES: dict[tuple[str, object, str], bool] = {}
 """Environments that were made to see whether they have Text spaces, by id, entry point and arguments."""
+ATARI = "ALE/"
+"""How ids of Atari games begin, which the package ale_py registers."""
+ATARI_ARGUMENTS: dict[str, object] = {"reward_clipping": False, "autoreset_mode": AutoresetMode.SAME_STEP.value}
+"""Arguments of ale_py's vector environment: rewards are points, which an algorithm may clip (``clip_rewards``), and no
+step is spent on a reset."""
 PATH_ARGUMENTS = ("model", "prompts", "eval_prompts", "reward", "wrappers", "env_wrappers", "describe")
 """Arguments of an environment that may name a file or folder, or several."""
 
@@ -72,6 +78,8 @@ def make_vector_environment(
     """
     # Import what may register the environment: its module, and packages of wrappers
     module, _, env_id = env_id.rpartition(":")
+    if env_id.startswith(ATARI):
+        package("ale_py", "atari")
     if module:
         read_module(module)
     for wrapper in wrappers:
@@ -105,6 +113,8 @@ def make_vector_environment(
             # SAME_STEP spends no step on a reset.
             env = SyncVectorEnv([make_single] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
         else:
+            if env_id.startswith(ATARI):
+                arguments = ATARI_ARGUMENTS | arguments
             env = gymnasium.make_vec(env_id, num_envs=num_envs, **arguments)
         if not is_text_env:
             flat_shape(env.single_observation_space)  # raises now if no policy can read the observations

@@ -18,7 +18,7 @@ from algos.config import (
     TRPOConfig,
     find_config,
 )
-from algos.make import is_text
+from algos.make import ATARI, is_text
 from algos.recipe import Recipe as Recipe
 from textenv.kl.coefficients import AdaptiveCoefficient
 
@@ -121,6 +121,17 @@ MINIGRID = PPOConfig(num_epochs=10, minibatch_size=64, learning_rate=2.5e-4, vf_
 """MiniGrid with 8 environments and normalized observations; rl-baselines3-zoo, ``hyperparams/ppo.yml``.
 
 The value coefficient is 1 instead of .5, because Stable-Baselines3's value loss is the whole squared error.
+"""
+
+ATARI_GAMES = PPOConfig(
+    num_steps=128, num_epochs=4, minibatch_size=256, learning_rate=2.5e-4, final_learning_rate=0.0, gamma=0.99,
+    gae_lambda=0.95, clip_range=0.1, clip_range_vf=0.1, ent_coef=0.01, vf_coef=0.5, clip_rewards=1.0,
+    end_with_life=True,
+)  # fmt: skip
+"""Atari games with 8 environments; CleanRL's ``ppo_atari.py`` (Huang et al. 2022, "The 37 implementation details").
+
+Not run here for its 10 million steps. Two things differ from CleanRL: a game that is cut by the limit of frames is
+bootstrapped, and rewards are clipped where advantages are computed, so that returns are the scores of whole games.
 """
 
 TEXT = PPOConfig(
@@ -253,6 +264,13 @@ RECIPES = {
     for env, algorithm, config, num_envs, total_steps, options in _ROWS
 }
 """Recipes by environment and algorithm."""
+
+ATARI_RECIPE = Recipe(config=ATARI_GAMES, num_envs=8, total_steps=10_000_000)
+"""Recipe of all Atari games (ids ``ALE/…``) with PPO.
+
+ale_py's vector environment does the rest by default: up to 30 no-ops at the start, FIRE after it, each action for 4
+frames, the maximum of the last two, grey images of 84 × 84 pixels, and stacks of 4.
+"""
 
 RECURRENT = Recipe(config=CARTPOLE_LSTM, num_envs=32, total_steps=150_000, policy="lstm", policy_kwargs=_NORMALIZED)
 """Default recipe of ``--policy lstm``."""
@@ -392,6 +410,8 @@ def _settings(env_id: str, algorithm: str, model: str, *, is_control: bool) -> R
 
     # Control
     config_type = find_config(algorithm)
+    if env_id.startswith(ATARI) and algorithm == "ppo":
+        return ATARI_RECIPE
     if is_control:
         return Recipe(config=config_type(), policy=usual_policy(env_id, algorithm))
 

@@ -17,7 +17,7 @@ from tests.helpers.pages import run
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md"] + sorted(
     page
-    for pattern in ("tutorials/*.md", "concepts/*.md", "from-[csv]*.md")
+    for pattern in ("tutorials/*.md", "concepts/*.md", "from-[csv]*.md", "export.md")
     for page in (ROOT / "docs").glob(pattern)
     if "```python" in page.read_text() or "```sh\n" in page.read_text()
 )

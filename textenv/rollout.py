@@ -20,6 +20,8 @@ key                            control                                 text
 ``mask``                       False on autoreset steps and where an   True on the tokens that the policy chose;
                                environment fails                       all False in a row whose scores are all None,
                                                                        and so are ``terminated``, ``truncated``
+``life_lost``                  bool, True where ``info["lives"]``      absent
+                               fell; absent without such an entry
 ``is_init``                    True on an episode's first observation  True where an episode begins, at position 0
 ``log_prob``                   under the behaviour policy, nats        the same
 ``state``                      ``[B, T, *]``, state of a recurrent     absent

@@ -20,6 +20,7 @@ from algos.cli.arguments import ModelCommand, flag, named, with_files
 from algos.cli.check import Check, CheckReward
 from algos.cli.compare import Compare
 from algos.cli.evaluate import Evaluate, Merge, Push
+from algos.cli.export import Export
 from algos.cli.interpret import Interpret
 from algos.cli.plan import Plan
 from algos.cli.report import Report, Watch
@@ -43,8 +44,8 @@ from textenv.rendering import printable
 
 COMMANDS = {
     "evaluate": Evaluate, "sample": Sample, "interpret": Interpret, "serve": Serve, "compare": Compare, "tune": Tune,
-    "report": Report, "watch": Watch, "merge": Merge, "push": Push, "runs": Runs, "show": Show, "envs": Envs,
-    "check": Check, "check-reward": CheckReward,
+    "report": Report, "watch": Watch, "merge": Merge, "export": Export, "push": Push, "runs": Runs,
+    "show": Show, "envs": Envs, "check": Check, "check-reward": CheckReward,
 }  # fmt: skip
 """All commands by name, but ``train`` and ``plan``, whose flags depend on the environment and the algorithm."""
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from algos.envs.flatten import flat_shape
+from algos.envs.flatten import flat_shape, is_packed, packed_size
 
 
 def as_batch(space: spaces.Space, observation: object) -> tuple[Any, bool]:
@@ -36,6 +36,8 @@ def as_batch(space: spaces.Space, observation: object) -> tuple[Any, bool]:
         )
     if _is_flat_form(space, observation):
         return as_batch(spaces.Box(-np.inf, np.inf, flat_shape(space)), observation)
+    if is_packed(space, observation):
+        return as_batch(spaces.Box(0, 255, (packed_size(space),), np.uint8), observation)
     sizes: dict[str, int | None] = {}
     batch = _batch(space, observation, "observation", sizes)
     if len(set(sizes.values())) > 1:

@@ -5,6 +5,7 @@ from .gsde import GSDEPolicy as GSDEPolicy
 from .lm import LMPolicy as LMPolicy
 from .lstm import LSTMPolicy as LSTMPolicy
 from .mlp import MLPPolicy as MLPPolicy
+from .multi_input import MultiInputPolicy as MultiInputPolicy
 from .policy import (
     ControlPolicy as ControlPolicy,
     Policy as Policy,

@@ -6,14 +6,14 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from algos.envs.images import image_layout
 from algos.policies.distributions import action_distribution
-from algos.policies.layers import image_trunk, linear
+from algos.policies.layers import channels_first, image_trunk, linear
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
+from algos.storage.onnx_export import NetworkStep
 
-MIN_SIDE_PIXELS = 5
-"""Minimum height and width of an image, pixels."""
 MAX_IMAGES_AT_ONCE = 1024
-"""Maximum number of images that `CNNPolicy.values` evaluates at a time, to bound its memory."""
+"""Maximum number of images whose values are computed at a time, to bound the memory."""
 
 
 class CNNPolicy(ControlPolicy):
@@ -40,12 +40,11 @@ class CNNPolicy(ControlPolicy):
     def __init__(
         self, observation_space: spaces.Space, action_space: spaces.Space, *, hidden: int = 512, seed: int = 0
     ) -> None:
-        _, channels_first = image_layout(observation_space)
+        image_layout(observation_space)  # raises unless it is an image
         super().__init__(observation_space, action_space, normalize_observations=False, seed=seed)
         self.hidden = hidden
-        self._channels_first = channels_first
         self.distribution = action_distribution(action_space)
-        example = self._images(torch.zeros(1, *self._shape, device="cpu"))
+        example = channels_first(torch.zeros(1, *self._shape, device="cpu"), observation_space)
         _, channels, height, width = example.shape
         self.trunk = image_trunk(channels, height, width, hidden, self.generator)
         self.actor = linear(hidden, self.distribution.size, 0.01, self.generator)
@@ -56,6 +55,11 @@ class CNNPolicy(ControlPolicy):
         """See `Policy.act`; the observation is uint8 ``[N, *]``."""
         features = self._features(torch.from_numpy(np.asarray(observation)))
         return self.choose(self.actor(features), action_mask, deterministic)
+
+    def forward(self, observation: Tensor, state: Tensor | None = None) -> NetworkStep:
+        """See `ControlPolicy.forward`."""
+        features = self._features(observation)
+        return NetworkStep(self.actor(features), self.critic(features).squeeze(-1))
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""
@@ -81,59 +85,7 @@ class CNNPolicy(ControlPolicy):
         """Trunk features ``[*batch, hidden]`` of images ``[*batch, *]``."""
         batch_shape = observation.shape[: observation.ndim - len(self._shape)]
         flat_batch = observation.reshape(-1, *self._shape).to(self.critic.weight.device)
-        images = self._images(flat_batch)
+        images = channels_first(flat_batch, self.observation_space)
         # Convolutions on a CPU are faster with channels last in memory.
         images = images.to(torch.float32, memory_format=torch.channels_last) / 255
         return self.trunk(images).view(*batch_shape, self.hidden)
-
-    def _images(self, observation: Tensor) -> Tensor:
-        """Arrange images ``[n, *]`` as ``[n, channels, height, width]``."""
-        if len(self._shape) == 2:
-            return observation.unsqueeze(1)
-        if self._channels_first:
-            return observation
-        return observation.movedim(-1, 1)
-
-
-def is_image(space: spaces.Space) -> bool:
-    """True if `CNNPolicy` can read this observation space."""
-    try:
-        image_layout(space)
-    except ValueError:
-        return False
-    return True
-
-
-def image_layout(space: spaces.Space) -> tuple[tuple[int, ...], bool]:
-    """Shape of an image space, and True if its channels come first.
-
-    Raises:
-        ValueError: if the space is not an image, its channel dimension is ambiguous, or the image is too small.
-    """
-    shape = tuple(space.shape or ())
-
-    # Pixels
-    if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(shape) not in (2, 3):
-        raise ValueError(
-            f"observation_space is {space}, expected a uint8 Box of 2 or 3 dimensions (3 with channels): do not "
-            "rescale pixels, join stacked colour frames along the channels, or use MLPPolicy"
-        )
-
-    # Channels
-    if len(shape) == 3 and shape[0] == shape[2]:
-        raise ValueError(
-            f"observations have shape {shape}, so the channels are ambiguous (the shorter one of first and last): "
-            "reshape them with gymnasium.wrappers.vector.ReshapeObservation, or crop them"
-        )
-    channels_first = len(shape) == 3 and shape[0] < shape[2]
-
-    # Height and width
-    sides = shape[:2]
-    if channels_first:
-        sides = shape[1:]
-    if min(sides) < MIN_SIDE_PIXELS:
-        raise ValueError(
-            f"images of {sides[0]} x {sides[1]} pixels in observations of shape {shape} are too small for "
-            f"convolutions, expected at least {MIN_SIDE_PIXELS}: flatten them and use MLPPolicy"
-        )
-    return shape, channels_first

@@ -44,6 +44,14 @@ class Categorical(nn.Module):
         log_probs = _masked(output, action_mask).log_softmax(-1)
         return _log_prob_and_entropy(log_probs, self.index(action))
 
+    def most_probable(self, output: Tensor) -> Tensor:
+        """Most probable actions int64 ``[N]`` from logits ``[N, n]``."""
+        return output.argmax(-1) + self.start
+
+    def parameters_of(self, output: Tensor) -> dict[str, Tensor]:
+        """``logits`` ``[N, n]``."""
+        return {"logits": output}
+
     def index(self, action: Tensor) -> Tensor:
         """Index of an action's logit, from 0."""
         if self.start:
@@ -114,6 +122,16 @@ class MultiCategorical(nn.Module):
             entropies.append(entropy)
         return torch.stack(log_probs, dim=-1).sum(-1), torch.stack(entropies, dim=-1).sum(-1)
 
+    def most_probable(self, output: Tensor) -> Tensor:
+        """Most probable actions int64 ``[N, *]`` from concatenated logits ``[N, size]``."""
+        indices = [logits.argmax(-1) for logits in output.split(self.choices, dim=-1)]
+        joint_index = torch.stack(indices, dim=-1)
+        return joint_index.reshape(-1, *self.shape) + self.start.to(joint_index)
+
+    def parameters_of(self, output: Tensor) -> dict[str, Tensor]:
+        """``logits`` ``[N, size]`` of all choices, side by side."""
+        return {"logits": output}
+
     def divergence(
         self, output: Tensor, other_output: Tensor, *, other: nn.Module, action_mask: Tensor | None = None
     ) -> Tensor:
@@ -174,6 +192,18 @@ class Gaussian(nn.Module):
         entropy = (log_std + 0.5 * (LOG_2PI + 1)).sum(-1)
         return log_prob, entropy.expand(log_prob.shape)
 
+    def most_probable(self, output: Tensor) -> Tensor:
+        """Most probable actions, the means, float32 ``[N, *]``."""
+        return self.parameters_of(output)["mean"]
+
+    def parameters_of(self, output: Tensor) -> dict[str, Tensor]:
+        """``mean`` and ``log_std`` of the actions, ``[N, *]`` each."""
+        mean, log_std = self.parametrize(output)
+        return {
+            "mean": mean.reshape(-1, *self.shape),
+            "log_std": log_std.expand(mean.shape).reshape(-1, *self.shape),
+        }
+
     def divergence(
         self, output: Tensor, other_output: Tensor, *, other: nn.Module, action_mask: Tensor | None = None
     ) -> Tensor:
@@ -228,6 +258,16 @@ class Binned(nn.Module):
         numbers = action.reshape(*output.shape[:-1], len(self.values), 1)
         index = (numbers - self.values.to(numbers)).abs().argmin(-1)
         return self.choices.score(output, index, action_mask)
+
+    def most_probable(self, output: Tensor) -> Tensor:
+        """Most probable actions float32 ``[N, *]`` from logits ``[N, size]``."""
+        index = self.choices.most_probable(output)
+        action = self.values.to(index.device).expand(len(index), -1, -1).gather(-1, index[..., None])
+        return action.reshape(-1, *self.shape)
+
+    def parameters_of(self, output: Tensor) -> dict[str, Tensor]:
+        """``logits`` ``[N, size]`` of the values of each number, side by side."""
+        return {"logits": output}
 
     def divergence(
         self, output: Tensor, other_output: Tensor, *, other: nn.Module, action_mask: Tensor | None = None

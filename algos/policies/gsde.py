@@ -9,9 +9,11 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor
 
+from algos.envs.images import warn_of_flat_pixels
 from algos.policies.distributions import Gaussian
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 from algos.policies.towers import tower, value, widths
+from algos.storage.onnx_export import NetworkStep
 
 SDE_EPSILON = 1e-6
 """Added to the variance of state-dependent noise, as in Stable-Baselines3."""
@@ -110,6 +112,7 @@ class GSDEPolicy(ControlPolicy):
         seed: int = 0,
     ) -> None:
         super().__init__(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
+        warn_of_flat_pixels(observation_space, "GSDEPolicy")
         if not isinstance(sde_sample_freq, int) or sde_sample_freq < 1:
             raise ValueError(f"sde_sample_freq is {sde_sample_freq!r}, expected an integer of at least 1")
         self.hidden = widths(hidden)
@@ -129,6 +132,10 @@ class GSDEPolicy(ControlPolicy):
             matrices = self._next_matrices(len(output))
         action, log_prob = self.distribution.explore(output, matrices, action_mask)
         return Step(action, log_prob)
+
+    def forward(self, observation: Tensor, state: Tensor | None = None) -> NetworkStep:
+        """See `ControlPolicy.forward`."""
+        return NetworkStep(self._output(observation), self.critic(self.read(observation)).squeeze(-1))
 
     def _next_matrices(self, slots: int) -> Tensor:
         """Noise matrices ``[N, features, size]`` of this step.

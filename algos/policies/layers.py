@@ -4,7 +4,10 @@ import math
 from typing import TypeVar
 
 import torch
-from torch import nn
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from algos.envs.images import image_layout, is_image, leaf_spaces
 
 SQRT_2 = math.sqrt(2)
 NATURE: tuple[tuple[int, int, int], ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
@@ -48,6 +51,66 @@ def image_trunk(channels: int, height: int, width: int, features: int, generator
     layers.append(linear(channels * height * width, features, SQRT_2, generator))
     layers.append(nn.ReLU())
     return nn.Sequential(*layers)
+
+
+def channels_first(images: Tensor, space: spaces.Space) -> Tensor:
+    """Arrange images ``[n, *]`` of an image space as ``[n, channels, height, width]``."""
+    shape, are_first = image_layout(space)
+    if len(shape) == 2:
+        return images.unsqueeze(1)
+    if are_first:
+        return images
+    return images.movedim(-1, 1)
+
+
+class CombinedEncoder(nn.Module):
+    """Features of observations with images: each image through a trunk of its own, all other numbers as they are.
+
+    The parts stand in the order of the space, as in Stable-Baselines3's ``CombinedExtractor``. Only a uint8 Box of 2 or
+    3 dimensions counts as an image (`algos.envs.images`); a Box of floats is numbers, whatever its shape.
+
+    Args:
+        space: space of one observation, with at least one image.
+        image_features: length of the features of each image.
+        generator: draws the weights.
+    """
+
+    def __init__(self, space: spaces.Space, *, image_features: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.leaves = leaf_spaces(space)
+        self.sizes = [spaces.flatdim(leaf) for leaf in self.leaves]
+        """Columns of each part in a flat observation."""
+        self.trunks = nn.ModuleList()
+        self.size = 0
+        """Number of features of an observation."""
+        for leaf, size in zip(self.leaves, self.sizes, strict=True):
+            if is_image(leaf):
+                example = channels_first(torch.zeros(1, *leaf.shape, device="cpu"), leaf)
+                _, channels, height, width = example.shape
+                self.trunks.append(image_trunk(channels, height, width, image_features, generator))
+                self.size += image_features
+            else:
+                self.size += size
+
+    def number_columns(self) -> Tensor:
+        """Columns of a flat observation that are no pixels, int64 ``[k]``."""
+        is_number = []
+        for leaf, size in zip(self.leaves, self.sizes, strict=True):
+            is_number += [not is_image(leaf)] * size
+        return torch.tensor(is_number, device="cpu").nonzero()[:, 0]
+
+    def forward(self, flat: Tensor) -> Tensor:
+        """Features ``[n, size]`` of flat observations, float32 ``[n, *]``, whose pixels are from 0 to 255."""
+        features = []
+        trunks = iter(self.trunks)
+        for leaf, columns in zip(self.leaves, flat.split(self.sizes, dim=-1), strict=True):
+            if is_image(leaf):
+                images = channels_first(columns.reshape(-1, *leaf.shape), leaf)
+                # Convolutions on a CPU are faster with channels last in memory.
+                images = images.to(memory_format=torch.channels_last) / 255
+                columns = next(trunks)(images)
+            features.append(columns)
+        return torch.cat(features, dim=-1)
 
 
 def lstm(before: int, after: int, generator: torch.Generator) -> nn.LSTM:

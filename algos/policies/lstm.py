@@ -1,7 +1,8 @@
 """`LSTMPolicy`: a recurrent policy for partially observed environments."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -10,9 +11,14 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from algos.envs.images import has_images, warn_of_flat_pixels
+from algos.envs.spaces import restore_space
+from algos.policies.cnn import MAX_IMAGES_AT_ONCE
 from algos.policies.distributions import action_distribution
-from algos.policies.layers import SQRT_2, linear, lstm
+from algos.policies.layers import SQRT_2, CombinedEncoder, linear, lstm
+from algos.policies.normalizers import ObservationNormalizer
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step, check_same_kind
+from algos.storage.onnx_export import NetworkStep
 
 
 class _Segments(NamedTuple):
@@ -36,10 +42,13 @@ class LSTMPolicy(ControlPolicy):
     The state is one tensor ``[N, 2, hidden]``: the LSTM's output and its cell state. Minibatches consist of whole rows:
     `evaluate` starts from the state recorded at the start of a row and back-propagates through the row, or to the
     start of an episode within it. A `reference` does the same: in a row that starts mid-episode it, too, starts from
-    the policy's recorded state. Weights are initialized as in `MLPPolicy`.
+    the policy's recorded state. Weights are initialized as in `MLPPolicy`. Images, alone or in a Dict or Tuple, go
+    through convolutions before the linear encoder, as in `MultiInputPolicy`.
 
     Args:
         hidden: width of encoder and LSTM.
+        image_features: length of the features of each image; without images it has no effect. None flattens images, as
+            version 0.11 and earlier did, whose agents are loaded so.
         others: see `ControlPolicy`.
 
     Raises:
@@ -59,13 +68,27 @@ class LSTMPolicy(ControlPolicy):
         action_space: spaces.Space,
         *,
         hidden: int = 64,
+        image_features: int | None = 256,
         normalize_observations: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
         self.hidden: int = hidden
         self.distribution = action_distribution(action_space)
-        self.encoder = nn.Sequential(linear(self.input_size, hidden, SQRT_2, self.generator), nn.Tanh())
+
+        # Images first
+        self.images: CombinedEncoder | None = None
+        encoder_inputs = self.input_size
+        if has_images(observation_space) and image_features is not None:
+            self.images = CombinedEncoder(observation_space, image_features=image_features, generator=self.generator)
+            encoder_inputs = self.images.size
+            if normalize_observations:
+                self.normalizer = ObservationNormalizer(self.input_size, self.images.number_columns())
+        elif image_features is None:
+            warn_of_flat_pixels(observation_space, "LSTMPolicy with image_features=None")
+        self.image_features = image_features
+
+        self.encoder = nn.Sequential(linear(encoder_inputs, hidden, SQRT_2, self.generator), nn.Tanh())
         self.lstm = lstm(hidden, hidden, self.generator)
         self.actor = linear(hidden, self.distribution.size, 0.01, self.generator)
         self.critic: nn.Linear = linear(hidden, 1, 1.0, self.generator)
@@ -82,13 +105,25 @@ class LSTMPolicy(ControlPolicy):
             state = features.new_zeros(slots, 2, self.hidden)
         state = state.to(features)
         _check_slots(slots, len(state))
-        _, output_and_cell = self.lstm(features.unsqueeze(1), _split_state(state))
-        next_state = torch.cat(output_and_cell).transpose(0, 1)  # [N, 2, hidden]
+        next_state = self._advance(features, state)
         self.memory["state"] = next_state
 
         # The action follows from the LSTM's output
         step = self.choose(self.actor(next_state[:, 0]), action_mask, deterministic)
         return step._replace(state=state)
+
+    @property
+    def initial_state(self) -> Tensor:
+        """See `ControlPolicy.initial_state`."""
+        return torch.zeros(2, self.hidden, device="cpu")
+
+    def forward(self, observation: Tensor, state: Tensor | None = None) -> NetworkStep:
+        """See `ControlPolicy.forward`."""
+        if state is None:
+            raise ValueError(f"state is None, expected the LSTM's state [N, 2, {self.hidden}]; at the start it is 0")
+        next_state = self._advance(self._features(observation), state)
+        hidden = next_state[:, 0]
+        return NetworkStep(self.actor(hidden), self.critic(hidden).squeeze(-1), next_state)
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
         """Clear the state of these slots (bool ``[N]``), or of all."""
@@ -151,6 +186,19 @@ class LSTMPolicy(ControlPolicy):
         entries = segments.entries()
         return _scatter(value[:, :-1][entries], mask), _scatter(value[:, 1:][entries], mask)
 
+    def arguments(self) -> dict[str, Any]:
+        """See `ControlPolicy.arguments`."""
+        if self.images is None:
+            return super().arguments()
+        return super().arguments() | {"image_features": self.image_features}
+
+    @classmethod
+    def load(cls, folder: Path, saved: dict[str, Any]) -> Self:
+        """See `ControlPolicy.load`."""
+        if has_images(restore_space(saved["observation"])):
+            saved = {"image_features": None} | saved
+        return super().load(folder, saved)
+
     def _hidden(self, rollout: TensorDict) -> Tensor:
         """LSTM outputs ``[m, hidden]`` at the m True entries."""
         segments = _segments(rollout)
@@ -165,8 +213,23 @@ class LSTMPolicy(ControlPolicy):
         return output
 
     def _encode(self, observation: Tensor) -> Tensor:
-        """LSTM input ``[*, hidden]`` of observations: flat, float32, normalized, encoded."""
-        return self.encoder(self.read(observation.to(self.critic.weight)))
+        """LSTM input ``[n, hidden]`` of observations ``[n, *]``: flat, float32, normalized, encoded."""
+        if self.images is None:
+            return self._features(observation)
+        # In chunks, which bounds the memory of convolutions
+        return torch.cat([self._features(chunk) for chunk in observation.split(MAX_IMAGES_AT_ONCE)])
+
+    def _features(self, observation: Tensor) -> Tensor:
+        """LSTM input of observations, computed at once; see `_encode`."""
+        network_input = self.read(observation)
+        if self.images is not None:
+            network_input = self.images(network_input)
+        return self.encoder(network_input)
+
+    def _advance(self, features: Tensor, state: Tensor) -> Tensor:
+        """State ``[N, 2, hidden]`` after one step of the LSTM with these features ``[N, hidden]``."""
+        _, output_and_cell = self.lstm(features.unsqueeze(1), _split_state(state))
+        return torch.cat(output_and_cell).transpose(0, 1)
 
 
 def _check_slots(observed: int, remembered: int) -> None:

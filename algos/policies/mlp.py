@@ -8,9 +8,11 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor
 
+from algos.envs.images import warn_of_flat_pixels
 from algos.policies import towers
 from algos.policies.distributions import action_distribution
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
+from algos.storage.onnx_export import NetworkStep
 
 
 class MLPPolicy(ControlPolicy):
@@ -44,6 +46,7 @@ class MLPPolicy(ControlPolicy):
         seed: int = 0,
     ) -> None:
         super().__init__(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
+        warn_of_flat_pixels(observation_space, "MLPPolicy")
         self.hidden = towers.widths(hidden)
         self.distribution = action_distribution(action_space)
 
@@ -64,6 +67,11 @@ class MLPPolicy(ControlPolicy):
             network_input = self.read(torch.from_numpy(network_input)).cpu().numpy()
         output = towers.act(network_input, self.actor)
         return self.choose(output, action_mask, deterministic)
+
+    def forward(self, observation: Tensor, state: Tensor | None = None) -> NetworkStep:
+        """See `ControlPolicy.forward`."""
+        network_input = self.read(observation)
+        return NetworkStep(self.actor(network_input), self.critic(network_input).squeeze(-1))
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""

@@ -50,10 +50,39 @@ class RunningMoments(nn.Module):
 
 
 class ObservationNormalizer(RunningMoments):
-    """Normalize observations to mean 0 and variance 1, clipped to ±10."""
+    """Normalize observations to mean 0 and variance 1, clipped to ±10.
+
+    Args:
+        size: length of one flat observation.
+        columns: int64 ``[k]``, the columns to normalize; the others stay, such as pixels. None: all.
+    """
+
+    columns: Tensor | None
+
+    def __init__(self, size: int, columns: Tensor | None = None) -> None:
+        num_normalized = size
+        if columns is not None:
+            num_normalized = len(columns)
+        super().__init__(num_normalized)
+        # Not saved: they come from the observation space
+        self.register_buffer("columns", columns, persistent=False)
+
+    def add(self, samples: Tensor) -> None:
+        """See `RunningMoments.add`; flat observations ``[n, size]``."""
+        if self.columns is not None:
+            samples = samples[:, self.columns]
+        super().add(samples)
 
     def forward(self, observation: Tensor) -> Tensor:
         """Normalize ``[*, size]``; differentiable."""
+        if self.columns is None:
+            return self._normalize(observation)
+        normalized = observation.clone()
+        normalized[..., self.columns] = self._normalize(observation[..., self.columns])
+        return normalized
+
+    def _normalize(self, observation: Tensor) -> Tensor:
+        """Normalize the columns that have statistics, ``[*, k]``."""
         scale = (self.variance + EPSILON).rsqrt()
         shifted = (observation - self.mean.to(observation.dtype)) * scale.to(observation.dtype)
         return shifted.clamp(-CLIP, CLIP)

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from algos.config import CONTROL_LEARNING_RATE
 from algos.envs.batching import as_batch
-from algos.envs.flatten import flat_shape, flatten, unflatten as unflatten
+from algos.envs.flatten import flat_shape, flatten, packed_size, unflatten as unflatten, unpack
 from algos.envs.spaces import acts_alike, describe_space, fit_actions, reads_alike, restore_space
 from algos.policies.distributions import ActionDistribution, Gaussian
 from algos.policies.normalizers import ObservationNormalizer
+from algos.storage.onnx_export import NetworkStep, write_onnx
 from textenv.names import check_names
 from textenv.rollout import Evaluation, Reference, is_episode_env
 
@@ -28,7 +29,8 @@ Observation = np.ndarray | dict[str, np.ndarray]
 """Observations of all slots, the input of `Policy.act`.
 
 Control: one array ``[N, *]``. Those of a Box are as the environment returns them; those of other spaces are flat,
-float32 ``[N, size]``, and `unflatten` gives their parts. Text: the dictionary of a `TextVectorEnv`.
+float32 ``[N, size]``, or bytes if there are images among their parts (`algos.envs.flatten`). `unflatten` gives their
+parts. Text: the dictionary of a `TextVectorEnv`.
 """
 
 
@@ -259,6 +261,17 @@ class Policy(Protocol):
         """Parameters that affect only the value: a critic or a value head. None by default."""
         return iter(())
 
+    def export(self, path: str | Path, *, all_outputs: bool = False) -> Path:
+        """Write the policy as one file for programs without torch; see `ControlPolicy.export`.
+
+        Raises:
+            TypeError: unless the policy is a network for control.
+        """
+        raise TypeError(
+            f"a {type(self).__name__} cannot be exported to ONNX, only networks for control can, such as MLPPolicy: "
+            "a language model is saved as a folder of transformers, which other tools convert"
+        )
+
     def save(self, folder: Path) -> dict[str, object]:
         """Write the weights into a folder; return the other data that `algos.load` needs, for JSON.
 
@@ -480,6 +493,7 @@ class ControlPolicy(nn.Module, Policy):
         self._shape = flat_shape(observation_space, type(self).__name__)
         self.input_size = math.prod(self._shape)
         """Length of what `read` returns for one observation."""
+        self._has_packed_form = packed_size(observation_space) > 0
         self.observation_space = observation_space
         self.action_space = action_space
         self.generator = torch.Generator().manual_seed(seed)
@@ -501,6 +515,44 @@ class ControlPolicy(nn.Module, Policy):
         if not isinstance(self.distribution, Gaussian):
             raise AttributeError(f"actions are {self.action_space}: only a Box has a standard deviation")
         return self.distribution.log_std
+
+    @property
+    def initial_state(self) -> Tensor | None:
+        """Recurrent state of one slot at the start of an episode, ``[*]``; None if there is none."""
+        return None
+
+    def forward(self, observation: Tensor, state: Tensor | None = None) -> NetworkStep:
+        """Compute one step as a pure function, which neither reads nor changes `memory`; `export` needs it.
+
+        Args:
+            observation: ``[N, *]``; those of a Box as the environment gives them, others flat, float32.
+            state: recurrent state before the action, ``[N, *]``; None for a policy without one.
+        """
+        raise _missing(self, "forward")
+
+    def export(self, path: str | Path, *, all_outputs: bool = False) -> Path:
+        """Write the policy as an ONNX file, from the environment's observations to its actions.
+
+        Normalization, one-hot encoding and the bounds of a Box are inside. The first dimension of all inputs and
+        outputs is the number of observations, N. The input is ``observation``, of the space's shape and dtype; of a
+        Dict or Tuple there is one for each part, such as ``observation/camera``. A recurrent policy also has ``state``,
+        float32, 0 at the start of an episode, and the output ``next_state``. The output ``action`` is the most probable
+        action, without a mask, as the environment takes it.
+
+        Args:
+            path: the file, such as ``policy.onnx``; an earlier one is replaced.
+            all_outputs: also give the value, ``value`` float32 ``[N]``, and what the action is drawn from: ``logits``
+                ``[N, n]`` (of several choices side by side), or ``mean`` and ``log_std`` before clipping, ``[N, *]``;
+                of a `QPolicy` ``q_values`` ``[N, n]``.
+
+        Returns:
+            The path.
+
+        Raises:
+            ImportError: if the extra ``onnx`` is not installed.
+            NotImplementedError: if the class of a policy of your own has no `forward`.
+        """
+        return write_onnx(self, path, all_outputs=all_outputs)
 
     def output(self, rollout: TensorDict) -> Tensor:
         """Network output that parameterizes a rollout's action distributions, ``[*, size]``."""
@@ -616,6 +668,8 @@ class ControlPolicy(nn.Module, Policy):
 
     def _flat(self, observation: Tensor) -> Tensor:
         """Flatten each observation and keep the batch dimensions; float32, on the policy's device."""
+        if self._has_packed_form:
+            observation = unpack(self.observation_space, observation)
         if len(self._shape) != 1:
             batch_shape = observation.shape[: observation.ndim - len(self._shape)]
             observation = observation.reshape(*batch_shape, -1)

@@ -7,9 +7,11 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from algos.envs.images import warn_of_flat_pixels
 from algos.policies.distributions import Categorical
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 from algos.policies.towers import tower, widths
+from algos.storage.onnx_export import NetworkStep
 
 
 class QPolicy(ControlPolicy):
@@ -44,6 +46,7 @@ class QPolicy(ControlPolicy):
         seed: int = 0,
     ) -> None:
         super().__init__(observation_space, action_space, normalize_observations=False, seed=seed)
+        warn_of_flat_pixels(observation_space, "QPolicy")
         if not isinstance(action_space, spaces.Discrete):
             raise ValueError(f"action_space is {action_space}, but QPolicy needs a Discrete(n): use PPO")
         self.distribution = Categorical(action_space)
@@ -65,6 +68,11 @@ class QPolicy(ControlPolicy):
         q_values = self.action_values(torch.from_numpy(self._flatten(observation)))
         log_probs = self._log_probs(q_values, action_mask)
         return self.choose(log_probs, action_mask, deterministic)
+
+    def forward(self, observation: Tensor, state: Tensor | None = None) -> NetworkStep:
+        """See `ControlPolicy.forward`; the output are the Q-values."""
+        q_values = self.action_values(observation)
+        return NetworkStep(q_values, _best_value(q_values, None))
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 CONTROL_POLICIES = {
     "mlp": "algos.policies.mlp:MLPPolicy", "cnn": "algos.policies.cnn:CNNPolicy",
+    "multi_input": "algos.policies.multi_input:MultiInputPolicy",
     "lstm": "algos.policies.lstm:LSTMPolicy", "gsde": "algos.policies.gsde:GSDEPolicy",
     "q": "algos.policies.q_network:QPolicy", "words": "algos.policies.words:WordsPolicy",
 }  # fmt: skip
@@ -53,7 +54,8 @@ def make_policy(
     Args:
         env: the environment; the policy gets its spaces.
         policy: name of the policy; ``auto`` means a language model for text; for control ``words`` if a model is named,
-            else a CNN for images and an MLP for other observations.
+            else a CNN for images, `MultiInputPolicy` for a Dict or Tuple with images in it, and an MLP for other
+            observations.
         model: language model for text and for ``words``, as in `LMPolicy.load`. None: the embedded one.
         seed: seed of the initial weights and of action sampling.
         device: where to move the policy (`textenv.device.find_device`); None leaves it on the CPU.
@@ -78,12 +80,14 @@ def make_policy(
     observation_space = env.single_observation_space
     action_space = env.single_action_space
     if policy == "auto":
-        from algos.policies.cnn import is_image
+        from algos.envs.images import has_images, is_image
 
         if model is not None:
             policy = "words"
         elif is_image(observation_space):
             policy = "cnn"
+        elif has_images(observation_space):
+            policy = "multi_input"
         else:
             policy = "mlp"
     policy_class = find_policy(policy)

@@ -22,7 +22,7 @@ from algos.envs.wrapping import single_environment
 from algos.policies.critic import VALUE_HEAD_FILE, Critic, fresh_head
 from algos.policies.distributions import ActionDistribution, Binned, action_distribution
 from algos.policies.lm import CRITIC_FOLDER, default_learning_rate, load_language_model, make_critic
-from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step, step_values
+from algos.policies.policy import ControlPolicy, Evaluation, Observation, Policy, Step, step_values
 from algos.storage.saved_environment import UnnamedCodeError
 from textenv.embedded.folder import EMBEDDED
 from textenv.importing import load_function, name_of
@@ -271,6 +271,10 @@ class WordsPolicy(ControlPolicy):
         """
         rows = torch.from_numpy(self._flatten(observation))
         return [self._asked(text)[0] for text in self._descriptions(rows)]
+
+    def export(self, path: str | Path, *, all_outputs: bool = False) -> Path:
+        """Raise a TypeError, because the descriptions and the language model are no network for control."""
+        return Policy.export(self, path, all_outputs=all_outputs)
 
     def words(self, action: Tensor | np.ndarray) -> list[str]:
         """Words of each action of a batch ``[N, *]``; those of several choices are joined by spaces."""

@@ -5,6 +5,7 @@ from copy import deepcopy
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium import spaces
 from hypothesis import strategies as st
 
@@ -89,6 +90,20 @@ def observations(**options):
 observation_spaces = observations()
 extreme_spaces = observations(extreme=True)
 action_spaces = st.one_of(boxes(dtypes=FLOATS), discretes(), multi_discretes(), multi_binaries)
+
+
+def check_parts(space, parts, batch):
+    """Parts ``[2, N, *]`` are twice the batch's."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        names = list(space) if isinstance(space, spaces.Dict) else range(len(space))
+        assert isinstance(parts, dict if isinstance(space, spaces.Dict) else tuple)
+        for name in names:
+            check_parts(space[name], parts[name], batch[name])
+        return
+    floats = isinstance(space, (spaces.Box, spaces.MultiBinary))
+    expected = batch.astype(parts.numpy().dtype) if floats else batch
+    assert floats or parts.dtype is torch.int64
+    np.testing.assert_array_equal(parts.numpy(), np.stack([expected, expected]))
 
 
 class Random(gymnasium.Env):

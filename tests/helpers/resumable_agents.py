@@ -1,6 +1,7 @@
 """An agent of every algorithm that can stop and resume, and its training in another process."""
 
 import gymnasium as gym
+import numpy as np
 import torch
 
 import textenv  # noqa: F401 (registers the environments)
@@ -17,6 +18,7 @@ from algos import (
     LMPolicy,
     LSTMPolicy,
     MLPPolicy,
+    MultiInputPolicy,
     PPOConfig,
     QPolicy,
     TRPOConfig,
@@ -64,6 +66,44 @@ def ppo_lstm():
     env = control("CartPole-v1")
     policy = LSTMPolicy(env.single_observation_space, env.single_action_space, hidden=8)
     return PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=2))
+
+
+class Camera(gym.Env):
+    """Random images and numbers, by a generator that is saved."""
+
+    observation_space = gym.spaces.Dict(
+        {"camera": gym.spaces.Box(0, 255, (6, 7, 3), np.uint8), "speed": gym.spaces.Box(-1, 1, (3,))}
+    )
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.show(), {}
+
+    def step(self, action):
+        self.time += 1
+        return self.show(), float(action), self.time == 7, False, {}
+
+    def show(self):
+        camera = self.np_random.integers(0, 256, (6, 7, 3), dtype=np.uint8)
+        return {"camera": camera, "speed": self.np_random.uniform(-1, 1, 3).astype(np.float32)}
+
+    def state_dict(self):
+        return {"generator": self.np_random, "time": self.time}
+
+    def load_state_dict(self, state):
+        self.np_random, self.time = state["generator"], state["time"]
+
+
+def ppo_images():
+    """A camera and numbers, whose rollouts are packed."""
+    env = gym.vector.SyncVectorEnv([Camera] * 4)
+    sizes = {"hidden": (8,), "image_features": 4}
+    policy = MultiInputPolicy(
+        env.single_observation_space, env.single_action_space, normalize_observations=True, **sizes
+    )
+    return PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=32))
 
 
 def ppo_words():
@@ -148,8 +188,8 @@ def grpo_text():
 
 
 MAKERS = (
-    ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, a2c, trpo, dqn, grpo_control, ppo_text, ppo_seq2seq,
-    grpo_text, ppo_normalized, ppo_words,
+    ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, ppo_images, a2c, trpo, dqn, grpo_control, ppo_text,
+    ppo_seq2seq, grpo_text, ppo_normalized, ppo_words,
 )  # fmt: skip
 
 

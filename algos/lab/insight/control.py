@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from algos.envs.flatten import unpack
 from algos.evaluation import evaluate
 from algos.lab.insight.activations import FEATURES, activations
 from algos.lab.insight.finding import Finding, compared, draw_lines, draw_maps
@@ -94,6 +95,7 @@ def interpret_control(
         max_units = MAX_STATES
     indices = np.unique(np.linspace(0, len(units) - 1, max_units).astype(int))
     part = units[torch.from_numpy(indices)]
+    part["observation"] = unpack(after.observation_space, part["observation"])
 
     # Names of inputs and outputs
     shape = tuple(part["observation"].shape[part["mask"].ndim :])

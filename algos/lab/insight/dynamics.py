@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from algos.envs.flatten import unpack
 from algos.lab.insight.activations import FEATURES, activations
 from algos.minibatches import shuffle_and_split
 from algos.policies.policy import Policy
@@ -189,6 +190,8 @@ def fit_error(policy: Policy, part: TensorDict, *, rate: float) -> float:
         of_tokens = torch.randn(lm.num_tokens, generator=generator)
         target = of_tokens.to(observations.device)[observations]
     else:
+        if policy.observation_space is not None:
+            observations = unpack(policy.observation_space, observations)
         x = observations.flatten(1).float()
         x = (x - x.mean(0)) / (x.std(0) + 1e-6)
         direction = torch.randn(x.shape[1], generator=generator).to(x)

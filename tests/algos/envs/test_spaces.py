@@ -23,6 +23,7 @@ from tests.helpers.generated_spaces import (
     Random,
     action_spaces,
     boxes,
+    check_parts,
     discretes,
     extreme_spaces,
     observation_spaces,
@@ -78,20 +79,6 @@ def test_observations_flatten_one_hot_and_unflatten(space):
     if not isinstance(space, spaces.Box):
         assert flatten(space, flat) is flat, "once more changes nothing"
     check_parts(space, unflatten(space, torch.from_numpy(np.stack([flat, flat]))), batch)
-
-
-def check_parts(space, parts, batch):
-    """Parts ``[2, N, *]`` are twice the batch's."""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        names = list(space) if isinstance(space, spaces.Dict) else range(len(space))
-        assert isinstance(parts, dict if isinstance(space, spaces.Dict) else tuple)
-        for name in names:
-            check_parts(space[name], parts[name], batch[name])
-        return
-    floats = isinstance(space, (spaces.Box, spaces.MultiBinary))
-    expected = batch.astype(parts.numpy().dtype) if floats else batch
-    assert floats or parts.dtype is torch.int64
-    np.testing.assert_array_equal(parts.numpy(), np.stack([expected, expected]))
 
 
 def test_unflatten_refuses_another_size():

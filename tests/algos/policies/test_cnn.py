@@ -97,5 +97,5 @@ def test_images_that_cannot_be_read_are_refused():
     env = SyncVectorEnv([lambda: Brighter((16, 16, 3))])
     with refused(ValueError, "normalize_observations", "CNNPolicy", "its arguments are"):
         make_policy(env, normalize_observations=True)
-    with refused(ValueError, "'rnn'", "auto, mlp, cnn, lstm, gsde, q"):
+    with refused(ValueError, "'rnn'", "auto, mlp, cnn, multi_input, lstm, gsde, q"):
         make_policy(env, policy="rnn")
