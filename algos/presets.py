@@ -186,6 +186,8 @@ TEXT_TRPO = TRPOConfig(
 
 
 _NORMALIZED = {"normalize_observations": True}
+VALUE_POLICIES = {"dqn": "q", "sac": "sac", "td3": "td3"}
+"""Policy of each algorithm that trains only one class."""
 RECIPES = {
     (env, algorithm): Recipe(config=config, num_envs=num_envs, total_steps=total_steps, **options)
     for env, algorithm, config, num_envs, total_steps, options in (
@@ -324,8 +326,7 @@ def _settings(env_id: str, algorithm: str, model: str) -> Recipe:
     # Control
     config_type = find_config(algorithm)
     if not is_text(env_id):
-        policy = "q" if algorithm == "dqn" else "auto"
-        return Recipe(config=config_type(), policy=policy)
+        return Recipe(config=config_type(), policy=VALUE_POLICIES.get(algorithm, "auto"))
 
     # Text
     if algorithm not in _TEXT_CONFIGS:

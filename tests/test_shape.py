@@ -40,9 +40,9 @@ LAYERS = {
         lab
         presets recipe make evaluation
         extras
-        ppo a2c reinforce rloo grpo trpo dqn
+        ppo a2c reinforce rloo grpo trpo dqn sac td3
         agent
-        minibatches
+        minibatches replay
         optimizer advantages finetuning
         training
         collection

@@ -70,7 +70,7 @@ class Policy(Protocol):
     sequential: bool = False
     """Minibatch unit: True for whole rows, False for single steps."""
     trained_by_values: bool = False
-    """True if the actions follow from values (DQN). Their probabilities then have no gradient."""
+    """True if values train the actions (DQN, SAC, TD3). An algorithm that needs their probabilities refuses them."""
     observation_space: spaces.Space | None = None
     """Observation space of one environment; None for text."""
     action_space: spaces.Space | None = None

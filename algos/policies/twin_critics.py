@@ -1,0 +1,154 @@
+"""`SACPolicy` and `TD3Policy`: an actor for Box actions with bounds, and two critics; the lower Q(s, a) counts."""
+
+from collections.abc import Sequence
+
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from algos.policies.distributions import NoisyAction, SquashedGaussian
+from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
+from algos.policies.towers import tower, widths
+
+
+class TwinCritics(nn.Module):
+    """Two ReLU networks for Q(s, a) with weights of their own, computed together: each layer is one batched product.
+
+    Args:
+        observation_size: length of an observation.
+        action_size: length of an action.
+        hidden: width of each hidden layer.
+        generator: generator of the initial weights.
+
+    Example:
+        >>> critics = TwinCritics(3, 1, (8,), torch.Generator())
+        >>> critics(torch.zeros(5, 3), torch.zeros(5, 1)).shape
+        torch.Size([2, 5])
+    """
+
+    def __init__(
+        self, observation_size: int, action_size: int, hidden: Sequence[int], generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        input_size = observation_size + action_size
+        towers = [tower(input_size, hidden, 1, gain=1.0, generator=generator, activation=nn.ReLU) for _ in range(2)]
+        layers = [[layer for layer in layers if isinstance(layer, nn.Linear)] for layers in towers]
+        self.weights = nn.ParameterList()
+        """For each layer ``[2, inputs, outputs]``."""
+        self.biases = nn.ParameterList()
+        """For each layer ``[2, 1, outputs]``."""
+        for first, second in zip(*layers, strict=True):
+            self.weights.append(nn.Parameter(torch.stack([first.weight.T, second.weight.T]).detach()))
+            self.biases.append(nn.Parameter(torch.stack([first.bias, second.bias]).unsqueeze(1).detach()))
+
+    def forward(self, observation: Tensor, action: Tensor) -> Tensor:
+        """Values of both critics: observations ``[*, s]`` and scaled actions ``[*, a]`` to ``[2, *]``."""
+        x = torch.cat([observation, action], dim=-1)
+        batch_shape = x.shape[:-1]
+        x = x.reshape(-1, x.shape[-1])
+        x = x.expand(2, *x.shape)
+        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            if number:
+                x = x.relu_()  # in place: no gradient needs the sum before it
+            x = torch.baddbmm(bias, x, weight)
+        return x.reshape(2, *batch_shape)
+
+    def first(self, observation: Tensor, action: Tensor) -> Tensor:
+        """Values of the first critic alone: ``[*, s]`` and ``[*, a]`` to ``[*]``."""
+        x = torch.cat([observation, action], dim=-1)
+        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            if number:
+                x = x.relu_()
+            x = x @ weight[0] + bias[0]
+        return x.squeeze(-1)
+
+
+class TwinCriticPolicy(ControlPolicy):
+    """ReLU actor for bounded Box actions, and twin critics; `SACPolicy` and `TD3Policy` differ in the distribution.
+
+    The state value is the lower Q-value of the deterministic action.
+
+    Args:
+        action_space: space of one environment, a ``Box`` of floats with bounds.
+        hidden: width of each hidden layer.
+        others: see `ControlPolicy`.
+
+    Raises:
+        ValueError: if a space is of an unsupported kind.
+    """
+
+    trained_by_values = True
+    distribution: SquashedGaussian | NoisyAction
+    distribution_type: type[SquashedGaussian] | type[NoisyAction]
+    """Class of the action distribution."""
+    critic: TwinCritics
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        *,
+        hidden: Sequence[int] = (256, 256),
+        seed: int = 0,
+    ) -> None:
+        super().__init__(observation_space, action_space, normalize_observations=False, seed=seed)
+        self.hidden = widths(hidden)
+        self.distribution = self.distribution_type(action_space)
+        self.actor = tower(
+            self.input_size, self.hidden, self.distribution.size, gain=0.01, generator=self.generator,
+            activation=nn.ReLU,
+        )  # fmt: skip
+        self.critic = TwinCritics(self.input_size, self.distribution.bounds.size, self.hidden, self.generator)
+
+    @torch.no_grad()
+    def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
+        """See `Policy.act`; the observation is ``[N, *]``."""
+        output = self.actor(self.read(observation))
+        return self.choose(output, action_mask, deterministic)
+
+    def evaluate(self, rollout: TensorDict) -> Evaluation:
+        """See `Policy.evaluate`; any batch shape."""
+        observation = self.read(rollout["observation"])
+        output = self.actor(observation)
+        value = self._value(observation, output)
+        return self.evaluation(rollout, output, value.unsqueeze(-1))
+
+    def output(self, rollout: TensorDict) -> Tensor:
+        """Network output that parameterizes a rollout's action distributions, ``[*, size]``."""
+        return self.actor(self.read(rollout["observation"]))
+
+    def value(self, observation: Tensor) -> Tensor:
+        """State values ``[*batch]`` of observations ``[*batch, *]``."""
+        network_input = self.read(observation)
+        return self._value(network_input, self.actor(network_input))
+
+    def _value(self, network_input: Tensor, output: Tensor) -> Tensor:
+        """Lower Q-value of the deterministic action, ``[*]``, from what `read` and the actor return."""
+        return self.critic(network_input, self.distribution.mode(output)).amin(0)
+
+
+class SACPolicy(TwinCriticPolicy):
+    """Policy of `algos.sac.SAC`: the action distribution is a squashed Gaussian. Arguments: see `TwinCriticPolicy`.
+
+    Example:
+        >>> policy = SACPolicy(spaces.Box(-1, 1, (4,)), spaces.Box(0, 2, (3,)))
+        >>> policy.critic(torch.zeros(5, 4), torch.zeros(5, 3)).shape
+        torch.Size([2, 5])
+    """
+
+    distribution: SquashedGaussian
+    distribution_type = SquashedGaussian
+
+
+class TD3Policy(TwinCriticPolicy):
+    """Policy of `algos.td3.TD3`: deterministic, with noise while it explores. Arguments: see `TwinCriticPolicy`.
+
+    Example:
+        >>> policy = TD3Policy(spaces.Box(-1, 1, (4,)), spaces.Box(0, 2, (3,)))
+        >>> policy.critic(torch.zeros(5, 4), torch.zeros(5, 3)).shape
+        torch.Size([2, 5])
+    """
+
+    distribution: NoisyAction
+    distribution_type = NoisyAction
