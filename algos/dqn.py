@@ -14,7 +14,7 @@ from algos.agent import Agent
 from algos.config import DQNConfig, scheduled
 from algos.policies.policy import frozen_copy
 from algos.policies.q_network import QPolicy
-from algos.replay import buffer_state, may_learn, replay_buffer, restore_buffer, store
+from algos.replay import buffer_state, may_learn, replay_buffer, restore_buffer, sample_batches, store
 from algos.training.metrics import MetricMeans, Metrics, StepMetrics
 from textenv.names import refuse_unknown
 
@@ -77,11 +77,10 @@ class DQN(Agent[DQNConfig]):
         self.optimizer.schedule(self.progress)
         means = MetricMeans()
         if may_learn(self.buffer, config):
-            for _ in range(config.gradient_steps):
+            for batch in sample_batches(self.buffer, config, config.gradient_steps):
                 if self.gradient_steps % config.target_update_gradient_steps == 0:
                     self.target.load_state_dict(self.policy.state_dict())
-                batch = self.buffer.sample().to(self.policy.device)
-                means.add(self.optimizer.step(self.loss, batch))
+                means.add(self.optimizer.step(self.loss, batch.to(self.policy.device)))
                 self.gradient_steps += 1
         self.policy.exploration = 0.0  # evaluation and saving use the greedy policy
         return means.result() | metrics

@@ -21,13 +21,13 @@ def replay_buffer(config: ReplayConfig, generator: torch.Generator) -> "TensorDi
     """Make torchrl's replay buffer; imported here, so that other algorithms do not load torchrl.
 
     Args:
-        config: its size, and the size of a batch.
+        config: its size.
         generator: generator that chooses the steps of each batch.
     """
     from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
     logging.getLogger("torchrl").setLevel(logging.WARNING)  # torchrl logs every storage that it creates
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(config.buffer_size), batch_size=config.batch_size)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(config.buffer_size))
     buffer.set_rng(generator)
     return buffer
 

@@ -33,35 +33,35 @@ class TwinCritics(nn.Module):
         super().__init__()
         input_size = observation_size + action_size
         towers = [tower(input_size, hidden, 1, gain=1.0, generator=generator, activation=nn.ReLU) for _ in range(2)]
-        layers = [[layer for layer in layers if isinstance(layer, nn.Linear)] for layers in towers]
+        first, second = ([layer for layer in layers if isinstance(layer, nn.Linear)] for layers in towers)
         self.weights = nn.ParameterList()
-        """For each layer ``[2, inputs, outputs]``."""
+        """For each hidden layer ``[2, inputs, outputs]``, and for the output ``[2, inputs]``."""
         self.biases = nn.ParameterList()
-        """For each layer ``[2, 1, outputs]``."""
-        for first, second in zip(*layers, strict=True):
-            self.weights.append(nn.Parameter(torch.stack([first.weight.T, second.weight.T]).detach()))
-            self.biases.append(nn.Parameter(torch.stack([first.bias, second.bias]).unsqueeze(1).detach()))
+        """For each hidden layer ``[2, 1, outputs]``, and for the output ``[2, 1]``."""
+        for one, other_one in zip(first[:-1], second[:-1], strict=True):
+            self.weights.append(nn.Parameter(torch.stack([one.weight.T, other_one.weight.T]).detach()))
+            self.biases.append(nn.Parameter(torch.stack([one.bias, other_one.bias]).unsqueeze(1).detach()))
+        self.weights.append(nn.Parameter(torch.cat([first[-1].weight, second[-1].weight]).detach()))
+        self.biases.append(nn.Parameter(torch.stack([first[-1].bias, second[-1].bias]).detach()))
 
     def forward(self, observation: Tensor, action: Tensor) -> Tensor:
         """Values of both critics: observations ``[*, s]`` and scaled actions ``[*, a]`` to ``[2, *]``."""
-        x = torch.cat([observation, action], dim=-1)
-        batch_shape = x.shape[:-1]
-        x = x.reshape(-1, x.shape[-1])
-        x = x.expand(2, *x.shape)
-        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            if number:
-                x = x.relu_()  # in place: no gradient needs the sum before it
-            x = torch.baddbmm(bias, x, weight)
-        return x.reshape(2, *batch_shape)
+        inputs = torch.cat([observation, action], dim=-1)
+        batch_shape = inputs.shape[:-1]
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        x = rows.expand(2, *rows.shape)
+        for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
+            x = torch.baddbmm(bias, x, weight).relu_()  # in place: no gradient needs the sum before it
+        # A product with a single column is faster as a sum
+        values = (x * self.weights[-1].unsqueeze(1)).sum(-1) + self.biases[-1]
+        return values.reshape(2, *batch_shape)
 
     def first(self, observation: Tensor, action: Tensor) -> Tensor:
         """Values of the first critic alone: ``[*, s]`` and ``[*, a]`` to ``[*]``."""
         x = torch.cat([observation, action], dim=-1)
-        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            if number:
-                x = x.relu_()
-            x = x @ weight[0] + bias[0]
-        return x.squeeze(-1)
+        for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
+            x = (x @ weight[0] + bias[0]).relu_()
+        return x @ self.weights[-1][0] + self.biases[-1][0]
 
 
 class TwinCriticPolicy(ControlPolicy):
