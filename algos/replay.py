@@ -38,6 +38,9 @@ def store(rollout: TensorDict, buffer: "TensorDictReplayBuffer") -> int:
     if "action_mask" in rollout.keys():
         columns.append("next_action_mask")
     steps = rollout.select(*columns)[rollout["mask"]]
+    for name in ("observation", "next_observation"):
+        if steps[name].dtype == torch.float64:
+            steps[name] = steps[name].float()  # as policies read them; half the memory
     buffer.extend(steps)
     return len(steps)
 

@@ -16,11 +16,13 @@ CONTROL = sorted(case for case in presets.RECIPES if not is_text(case[0]))
 def test_a_recipe_makes_an_agent_that_trains(env_id, algorithm):
     if env_id.startswith("LunarLander"):
         pytest.importorskip("Box2D")
+    if env_id.startswith(("HalfCheetah", "Hopper")):
+        pytest.importorskip("mujoco")
     recipe = presets.recipe(env_id, algorithm)
-    env = make_vector_environment(env_id, recipe.num_envs, seed_each=compares_groups(algorithm))
+    env = make_vector_environment(env_id, recipe.num_envs, seed_each=compares_groups(algorithm), **recipe.env_kwargs)
     policy = make_policy(env, policy=recipe.policy, **recipe.policy_kwargs)
     before = [p.detach().clone() for p in policy.parameters()]
-    shorter = {"learning_starts": 16, "batch_size": 16} if algorithm == "dqn" else {}
+    shorter = {"learning_starts": 16, "batch_size": 16} if algorithm in presets.VALUE_POLICIES else {}
     (metrics,) = find_algorithm(algorithm)(env, policy, replace(recipe.config, **shorter)).learn(1)
     if recipe.config.num_steps is not None:
         # CartPole's native vector environment spends steps on resets, which do not count.

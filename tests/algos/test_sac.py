@@ -6,13 +6,12 @@ from types import SimpleNamespace
 import gymnasium as gym
 import numpy as np
 import pytest
+import stable_baselines3
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from stable_baselines3 import SAC as PeerSAC
 from stable_baselines3.common.logger import Logger
 from tensordict import TensorDict
-from torch import nn
 
 import algos
 from algos import SAC, SACConfig, SACPolicy, TD3Policy, evaluate
@@ -48,7 +47,7 @@ def test_soft_target_by_hand():
 def peer_of(agent, **options):
     """Stable-Baselines3's agent with the weights of ours."""
     hidden = list(agent.policy.hidden)
-    peer = PeerSAC(
+    peer = stable_baselines3.SAC(
         "MlpPolicy", Reach(), batch_size=32, gamma=agent.config.gamma, tau=agent.config.target_rate, device="cpu",
         learning_rate=agent.config.learning_rate, **options,
         policy_kwargs=dict(net_arch=hidden, optimizer_kwargs=dict(eps=agent.config.adam_eps)),

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import gymnasium as gym
 import numpy as np
 import pytest
+import stable_baselines3
 import torch
-from stable_baselines3 import TD3 as PeerTD3
 from stable_baselines3.common.logger import Logger
 
 import algos
@@ -35,7 +35,7 @@ def test_clipped_double_target_by_hand():
 def peer_of(agent):
     """Stable-Baselines3's agent with the weights of ours."""
     config = agent.config
-    peer = PeerTD3(
+    peer = stable_baselines3.TD3(
         "MlpPolicy", Reach(), batch_size=32, gamma=config.gamma, tau=config.target_rate, device="cpu",
         learning_rate=config.learning_rate, policy_delay=config.policy_delay, target_policy_noise=config.target_noise,
         target_noise_clip=config.target_noise_clip,
