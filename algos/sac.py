@@ -159,7 +159,7 @@ class SAC(Agent[SACConfig]):
         policy = self.policy
         observation = policy.read(batch["observation"])
         action, log_prob = policy.distribution.scaled_sample(policy.actor(observation), batch["noise"])
-        value = policy.critic(observation, action).amin(0)
+        value = policy.critic(observation, action, frozen=True).amin(0)
         loss = (self.temperature * log_prob - value).mean()
         return loss, {"policy/loss": loss, "policy/entropy": -log_prob.mean()}
 

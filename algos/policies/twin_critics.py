@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from algos.policies.distributions import NoisyAction, SquashedGaussian
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 from algos.policies.towers import tower, widths
+from textenv.acceleration import accelerated
 
 
 class TwinCritics(nn.Module):
@@ -44,17 +45,19 @@ class TwinCritics(nn.Module):
         self.weights.append(nn.Parameter(torch.cat([first[-1].weight, second[-1].weight]).detach()))
         self.biases.append(nn.Parameter(torch.stack([first[-1].bias, second[-1].bias]).detach()))
 
-    def forward(self, observation: Tensor, action: Tensor) -> Tensor:
-        """Values of both critics: observations ``[*, s]`` and scaled actions ``[*, a]`` to ``[2, *]``."""
+    def forward(self, observation: Tensor, action: Tensor, *, frozen: bool = False) -> Tensor:
+        """Values of both critics: observations ``[*, s]`` and scaled actions ``[*, a]`` to ``[2, *]``.
+
+        With ``frozen``, the gradient is that of the action alone, which saves computing that of the weights.
+        """
         inputs = torch.cat([observation, action], dim=-1)
         batch_shape = inputs.shape[:-1]
-        rows = inputs.reshape(-1, inputs.shape[-1])
-        x = rows.expand(2, *rows.shape)
-        for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
-            x = torch.baddbmm(bias, x, weight).relu_()  # in place: no gradient needs the sum before it
-        # A product with a single column is faster as a sum
-        values = (x * self.weights[-1].unsqueeze(1)).sum(-1) + self.biases[-1]
-        return values.reshape(2, *batch_shape)
+        weights: list[Tensor] = list(self.weights)
+        biases: list[Tensor] = list(self.biases)
+        if frozen:
+            weights = [weight.detach() for weight in weights]
+            biases = [bias.detach() for bias in biases]
+        return twin_values(inputs.reshape(-1, inputs.shape[-1]), weights, biases).reshape(2, *batch_shape)
 
     def first(self, observation: Tensor, action: Tensor) -> Tensor:
         """Values of the first critic alone: ``[*, s]`` and ``[*, a]`` to ``[*]``."""
@@ -62,6 +65,21 @@ class TwinCritics(nn.Module):
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             x = (x @ weight[0] + bias[0]).relu_()
         return x @ self.weights[-1][0] + self.biases[-1][0]
+
+
+@accelerated("algos.fast.critics:twin_values", "f09ef4e00eaa")
+def twin_values(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
+    """Values ``[2, n]`` of both critics.
+
+    Args:
+        rows: observations with actions, ``[n, inputs]``.
+        weights, biases: see `TwinCritics`.
+    """
+    x = rows.expand(2, *rows.shape)
+    for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
+        x = torch.baddbmm(bias, x, weight).relu_()  # in place: no gradient needs the sum before it
+    # A product with a single column is faster as a sum
+    return (x * weights[-1].unsqueeze(1)).sum(-1) + biases[-1]
 
 
 class TwinCriticPolicy(ControlPolicy):
