@@ -107,7 +107,7 @@ class SAC(Agent[SACConfig]):
         """Add standard normal noise for the policy's actions in both states of each step: ``[b, numbers]`` each."""
         shape = (len(batch), self.policy.distribution.bounds.size)
         for name in ("noise", "next_noise"):
-            batch[name] = torch.randn(shape, generator=self.generator).to(batch["reward"].device)
+            batch[name] = torch.randn(shape, generator=self.generator, device="cpu").to(batch["reward"].device)
         return batch
 
     def improve(self, batch: TensorDict) -> StepMetrics:

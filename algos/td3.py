@@ -96,7 +96,7 @@ class TD3(Agent[TD3Config]):
     def with_noise(self, batch: TensorDict) -> TensorDict:
         """Add standard normal noise for the target policy's action in the next state of each step, ``[b, numbers]``."""
         shape = (len(batch), self.policy.distribution.size)
-        batch["next_noise"] = torch.randn(shape, generator=self.generator).to(batch["reward"].device)
+        batch["next_noise"] = torch.randn(shape, generator=self.generator, device="cpu").to(batch["reward"].device)
         return batch
 
     def improve(self, batch: TensorDict) -> StepMetrics:

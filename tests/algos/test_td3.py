@@ -156,7 +156,10 @@ def test_it_learns_to_reach():
 
 @pytest.mark.long
 def test_it_learns_pendulum():
-    agent = TD3(gym.make_vec("Pendulum-v1", num_envs=1), gamma=0.98, learning_starts=2_000, seed=1)
+    """A small network in 8,000 steps; some seconds of processor time."""
+    env = gym.make_vec("Pendulum-v1", num_envs=1)
+    policy = TD3Policy(env.single_observation_space, env.single_action_space, hidden=(64, 64), seed=1)
+    agent = TD3(env, policy, gamma=0.98, learning_starts=1_000, batch_size=128, seed=1)
     agent.learn(8_000)
     result = evaluate("Pendulum-v1", agent.policy, num_episodes=20, deterministic=True)
     print(result)
