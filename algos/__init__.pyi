@@ -25,11 +25,14 @@ from .policies.multi_input import MultiInputPolicy as MultiInputPolicy
 from .policies.policy import Policy as Policy
 from .policies.q_network import QPolicy as QPolicy
 from .policies.registry import make_policy as make_policy
+from .policies.twin_critics import SACPolicy as SACPolicy, TD3Policy as TD3Policy
 from .policies.words import WordsPolicy as WordsPolicy
 from .ppo import PPO as PPO, PPOConfig as PPOConfig
 from .recipe import Recipe as Recipe
 from .reinforce import REINFORCE as REINFORCE, REINFORCEConfig as REINFORCEConfig
 from .rloo import RLOO as RLOO, RLOOConfig as RLOOConfig
+from .sac import SAC as SAC, SACConfig as SACConfig
+from .td3 import TD3 as TD3, TD3Config as TD3Config
 from .training.callbacks import StopAtKL as StopAtKL
 from .training.invariants import InvariantError as InvariantError
 from .training.run import Callback as Callback

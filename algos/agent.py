@@ -431,8 +431,8 @@ def check_environment(env: object, policy: object, config: Config) -> Policy:
     # Algorithm and policy
     if policy.trained_by_values and isinstance(config, PolicyGradientConfig):
         raise TypeError(
-            f"a {type(policy).__name__} chooses actions by their values, so its action probabilities have no gradient: "
-            "train it with DQN, or use an MLPPolicy"
+            f"a {type(policy).__name__} chooses actions by their values, not by a policy gradient: train it with the "
+            "algorithm that it is for (QPolicy with DQN, SACPolicy with SAC, TD3Policy with TD3), or use an MLPPolicy"
         )
     if policy.sampling_only:
         raise ValueError(

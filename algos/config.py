@@ -406,23 +406,44 @@ class GRPOConfig(GroupsConfig, ClippedConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQNConfig(Config):
-    """Hyper-parameters of DQN."""
+class ReplayConfig(Config):
+    """Hyper-parameters of the algorithms that learn from a replay buffer."""
 
     num_steps: Count | None = 16
     """Steps per environment slot between updates."""
-    learning_rate: Positive | None = 1e-3
-    max_grad_norm: Positive = 10.0
     gamma: UnitInterval = 0.99
     """Discount per step."""
-    buffer_size: Count = 100_000
+    buffer_size: Count = 1_000_000
     """Capacity of the replay buffer, in steps."""
-    learning_starts: Natural = 1_000
+    learning_starts: Natural = 100
     """Stored steps before the first update."""
+    batch_size: Count = 256
+    """Stored steps in the batch of an optimizer step."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        name = type(self).__name__
+        if self.num_steps is None:
+            algorithm = name.removesuffix("Config")
+            raise ValueError(f"{name}.num_steps is None, expected a number of steps: {algorithm} learns from steps")
+        if self.buffer_size < max(self.learning_starts, self.batch_size):
+            raise ValueError(
+                f"{name}.buffer_size is {self.buffer_size}, expected at least learning_starts "
+                f"({self.learning_starts}) and batch_size ({self.batch_size}), or learning would never start"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DQNConfig(ReplayConfig):
+    """Hyper-parameters of DQN."""
+
+    learning_rate: Positive | None = 1e-3
+    max_grad_norm: Positive = 10.0
+    buffer_size: Count = 100_000
+    learning_starts: Natural = 1_000
     gradient_steps: Count = 8
     """Optimizer steps after each rollout."""
     batch_size: Count = 64
-    """Stored steps in the batch of an optimizer step."""
     target_update_gradient_steps: Count = 250
     """Gradient steps between updates of the target network (Stable-Baselines3's interval counts environment steps)."""
     loss: ValueLossChoice = "mse_loss"
@@ -436,22 +457,52 @@ class DQNConfig(Config):
     final_exploration: UnitInterval = 0.05
     """Final ε, the probability of a random action."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_steps is None:
-            raise ValueError("DQNConfig.num_steps is None, expected a number of steps: DQN learns from steps")
-        if self.buffer_size < max(self.learning_starts, self.batch_size):
-            raise ValueError(
-                f"DQNConfig.buffer_size is {self.buffer_size}, expected at least learning_starts "
-                f"({self.learning_starts}) and batch_size ({self.batch_size}), or learning would never start"
-            )
+
+@dataclass(frozen=True, kw_only=True)
+class ContinuousReplayConfig(ReplayConfig):
+    """Hyper-parameters of SAC and TD3."""
+
+    adam_eps: Positive | None = 1e-8
+    max_grad_norm: Positive = 1e9
+    """Maximum global gradient norm (clipping), of actor and critics each. The default is no limit, as in the papers."""
+    learning_starts: Natural = 100
+    """Stored steps before the first update; until then actions are drawn uniformly from the Box."""
+    updates_per_step: Positive = 1.0
+    """Update-to-data ratio: optimizer steps for each step that was stored. They follow the rollout."""
+    target_rate: UnitInterval = 0.005
+    """Fraction τ by which the target networks move towards the trained ones at each update (Polyak averaging)."""
 
 
-AlgorithmName = Literal["ppo", "a2c", "reinforce", "rloo", "grpo", "trpo", "dqn"]
+@dataclass(frozen=True, kw_only=True)
+class SACConfig(ContinuousReplayConfig):
+    """Hyper-parameters of SAC (Haarnoja et al. 2018b)."""
+
+    learning_rate: Positive | None = 3e-4
+    temperature: Positive | None = None
+    """Reward α for each nat of entropy, of actions that are scaled to [-1, 1]. None: α begins at 1, and is learned so
+    that the mean entropy is minus the number of action dimensions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TD3Config(ContinuousReplayConfig):
+    """Hyper-parameters of TD3 (Fujimoto et al. 2018)."""
+
+    learning_rate: Positive | None = 1e-3
+    exploration_noise: NotNegative = 0.1
+    """Standard deviation of the noise that is added to actions, as a fraction of half the range of each number."""
+    target_noise: NotNegative = 0.2
+    """Standard deviation of the noise on the next action in the critics' target (target policy smoothing)."""
+    target_noise_clip: Positive = 0.5
+    """Largest size of that noise."""
+    policy_delay: Count = 2
+    """Steps of the critics for each step of the policy and of the target networks."""
+
+
+AlgorithmName = Literal["ppo", "a2c", "reinforce", "rloo", "grpo", "trpo", "dqn", "sac", "td3"]
 """Values of ``--algo``."""
 CONFIGS: dict[str, type[Config]] = {
     "ppo": PPOConfig, "a2c": A2CConfig, "reinforce": REINFORCEConfig, "rloo": RLOOConfig, "grpo": GRPOConfig,
-    "trpo": TRPOConfig, "dqn": DQNConfig,
+    "trpo": TRPOConfig, "dqn": DQNConfig, "sac": SACConfig, "td3": TD3Config,
 }  # fmt: skip
 """Config of each algorithm."""
 

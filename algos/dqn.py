@@ -1,9 +1,8 @@
 """Deep Q-learning (Mnih et al. 2015), by default double (van Hasselt et al. 2016), on torchrl's replay buffer."""
 
 import dataclasses
-import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from gymnasium.vector import VectorEnv
@@ -15,14 +14,10 @@ from algos.agent import Agent
 from algos.config import DQNConfig, scheduled
 from algos.policies.policy import frozen_copy
 from algos.policies.q_network import QPolicy
+from algos.replay import buffer_state, may_learn, replay_buffer, restore_buffer, sample_batches, store
 from algos.training.metrics import MetricMeans, Metrics, StepMetrics
 from textenv.names import refuse_unknown
 
-if TYPE_CHECKING:
-    from torchrl.data import TensorDictReplayBuffer
-
-STORED = ("observation", "action", "reward", "next_observation", "terminated")
-"""Rollout columns stored in the replay buffer. A truncated step is like any other: its target is bootstrapped."""
 VALUE_LOSSES = {each.__name__: each for each in (functional.mse_loss, functional.huber_loss, functional.smooth_l1_loss)}
 
 
@@ -57,7 +52,7 @@ class DQN(Agent[DQNConfig]):
         refuse_unknown(fields, [field.name for field in dataclasses.fields(DQNConfig)], owner="DQNConfig")
         super().__init__(env, policy, config, device=device, **fields)
         config = self.config
-        self.buffer = _replay_buffer(config, self.generator)
+        self.buffer = replay_buffer(config, self.generator)
         self.target = frozen_copy(self.policy)
         self.gradient_steps = 0
         """Optimizer steps so far."""
@@ -75,43 +70,32 @@ class DQN(Agent[DQNConfig]):
         """Store a rollout in the replay buffer and learn from samples of the buffer; return metrics."""
         config = self.config
 
-        # Store the steps
-        columns = list(STORED)
-        if "action_mask" in rollout.keys():
-            columns.append("next_action_mask")
-        self.buffer.extend(rollout.select(*columns)[rollout["mask"]])
+        store(rollout, self.buffer)
         metrics = {"policy/exploration": self.policy.exploration, "update/remembered": len(self.buffer)}
 
         # Learn from random batches of the buffer
         self.optimizer.schedule(self.progress)
         means = MetricMeans()
-        if len(self.buffer) >= max(config.learning_starts, config.batch_size):
-            for _ in range(config.gradient_steps):
+        if may_learn(self.buffer, config):
+            for batch in sample_batches(self.buffer, config, config.gradient_steps):
                 if self.gradient_steps % config.target_update_gradient_steps == 0:
                     self.target.load_state_dict(self.policy.state_dict())
-                batch = self.buffer.sample().to(self.policy.device)
-                means.add(self.optimizer.step(self.loss, batch))
+                means.add(self.optimizer.step(self.loss, batch.to(self.policy.device)))
                 self.gradient_steps += 1
         self.policy.exploration = 0.0  # evaluation and saving use the greedy policy
         return means.result() | metrics
 
     def state_dict(self) -> dict[str, object]:
         """See `Agent.state_dict`; includes the replay buffer and the target network."""
-        remembered = dict(self.buffer[:].items()) if len(self.buffer) else None
-        return super().state_dict() | {
-            "remembered": remembered,
-            "writer": self.buffer.writer.state_dict(),
-            "target": dict(self.target.named_parameters()),
-            "gradient_steps": self.gradient_steps,
-        }
+        state = super().state_dict() | buffer_state(self.buffer)
+        state["target"] = dict(self.target.named_parameters())
+        state["gradient_steps"] = self.gradient_steps
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Agent.load_state_dict`."""
         super().load_state_dict(state)
-        if state["remembered"] is not None:
-            columns = state["remembered"]
-            self.buffer.extend(TensorDict(columns, batch_size=[len(columns["reward"])]))
-        self.buffer.writer.load_state_dict(state["writer"])
+        restore_buffer(self.buffer, state)
         self.target.load_state_dict(state["target"])
         self.gradient_steps = state["gradient_steps"]
 
@@ -165,13 +149,3 @@ def q_target(
         next_online = next_online.masked_fill(~open_actions, torch.finfo(next_online.dtype).min)
     best = next_target.gather(-1, next_online.argmax(-1, keepdim=True)).squeeze(-1)
     return reward + gamma * torch.where(terminated, 0.0, best)
-
-
-def _replay_buffer(config: DQNConfig, generator: torch.Generator) -> "TensorDictReplayBuffer":
-    """Make torchrl's replay buffer; imported here, so that other algorithms do not load torchrl."""
-    from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-
-    logging.getLogger("torchrl").setLevel(logging.WARNING)  # torchrl logs every storage that it creates
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(config.buffer_size), batch_size=config.batch_size)
-    buffer.set_rng(generator)
-    return buffer

@@ -15,6 +15,8 @@ from algos.config import (
     PPOConfig,
     REINFORCEConfig,
     RLOOConfig,
+    SACConfig,
+    TD3Config,
     TRPOConfig,
     find_config,
 )
@@ -183,6 +185,43 @@ CARTPOLE_DQN = DQNConfig(
 )  # fmt: skip
 """CartPole-v1 with 16 environments; as in rl-baselines3-zoo, but with squared error and a falling learning rate."""
 
+PENDULUM_SAC = SACConfig(learning_rate=1e-3)
+"""Pendulum-v1 in 20,000 steps; rl-baselines3-zoo, ``hyperparams/sac.yml``.
+
+In all presets of SAC and TD3, a rollout of 16 steps is followed by 16 updates, where the zoo alternates single ones.
+"""
+
+MOUNTAIN_CAR_CONTINUOUS_SAC = SACConfig(
+    num_steps=32, learning_rate=3e-4, buffer_size=50_000, batch_size=512, gamma=0.9999, target_rate=0.01,
+    learning_starts=0, temperature=0.1,
+)  # fmt: skip
+"""MountainCarContinuous-v0 in 50,000 steps, for ``hidden=(64, 64)``; rl-baselines3-zoo, ``hyperparams/sac.yml``.
+
+The zoo explores with gSDE, which `SACPolicy` does not have, so the goal may not be found. PPO's recipe finds it.
+"""
+
+LUNAR_LANDER_SAC = SACConfig(learning_rate=7.3e-4, final_learning_rate=0.0, target_rate=0.01, learning_starts=10_000)
+"""LunarLander-v3 with ``continuous=True``, 500,000 steps, ``hidden=(400, 300)``; rl-baselines3-zoo (there v2)."""
+
+MUJOCO_SAC = SACConfig(learning_starts=10_000)
+"""HalfCheetah and Hopper in a million steps; rl-baselines3-zoo, ``hyperparams/sac.yml`` (there v3 and v4)."""
+
+PENDULUM_TD3 = TD3Config(gamma=0.98, buffer_size=200_000, learning_starts=10_000)
+"""Pendulum-v1 in 20,000 steps, for ``hidden=(400, 300)``; rl-baselines3-zoo, ``hyperparams/td3.yml``."""
+
+MOUNTAIN_CAR_CONTINUOUS_TD3 = TD3Config(exploration_noise=0.5)
+"""MountainCarContinuous-v0 in 300,000 steps, for ``hidden=(400, 300)``; rl-baselines3-zoo, ``hyperparams/td3.yml``.
+
+The zoo's noise is an Ornstein-Uhlenbeck process; here each step's noise is drawn anew, and the goal may not be found.
+PPO's recipe finds it.
+"""
+
+LUNAR_LANDER_TD3 = PENDULUM_TD3
+"""LunarLander-v3 with ``continuous=True``, 300,000 steps, ``hidden=(400, 300)``; rl-baselines3-zoo (there v2)."""
+
+MUJOCO_TD3 = TD3Config(learning_starts=10_000)
+"""HalfCheetah and Hopper in a million steps, ``hidden=(400, 300)``; rl-baselines3-zoo, ``hyperparams/td3.yml`` (v4)."""
+
 WORDS = PPOConfig(
     num_steps=64, num_epochs=4, minibatch_size=256, learning_rate=1e-3, final_learning_rate=1e-4, gamma=0.98,
     gae_lambda=0.9, ent_coef=0.01, normalize_rewards=True, normalize_advantage=False,
@@ -225,6 +264,9 @@ MINIGRID_STEPS = {
 }
 """Steps of rl-baselines3-zoo's agents."""
 _NORMALIZED = {"normalize_observations": True}
+_WIDE = {"hidden": (400, 300)}
+VALUE_POLICIES = {"dqn": "q", "sac": "sac", "td3": "td3"}
+"""Policy of each algorithm that trains only one class."""
 _OF_MINIGRID: dict[str, Any] = {
     "policy_kwargs": _NORMALIZED,
     "env_kwargs": {"wrappers": ["minigrid.wrappers:FlatObsWrapper"]},
@@ -237,6 +279,20 @@ _ROWS: tuple[tuple[str, str, Config, int, int, dict[str, Any]], ...] = (
     ("CartPole-v1", "grpo", CARTPOLE_GRPO, 16, 500_000, {}),
     ("CartPole-v1", "trpo", CARTPOLE_TRPO, 2, 60_000, {}),
     ("CartPole-v1", "dqn", CARTPOLE_DQN, 16, 50_000, {"policy": "q"}),
+    ("Pendulum-v1", "sac", PENDULUM_SAC, 1, 20_000, {"policy": "sac"}),
+    ("Pendulum-v1", "td3", PENDULUM_TD3, 1, 20_000, {"policy": "td3", "policy_kwargs": _WIDE}),
+    ("MountainCarContinuous-v0", "sac", MOUNTAIN_CAR_CONTINUOUS_SAC, 1, 50_000,
+     {"policy": "sac", "policy_kwargs": {"hidden": (64, 64)}}),
+    ("MountainCarContinuous-v0", "td3", MOUNTAIN_CAR_CONTINUOUS_TD3, 1, 300_000,
+     {"policy": "td3", "policy_kwargs": _WIDE}),
+    ("LunarLander-v3", "sac", LUNAR_LANDER_SAC, 1, 500_000,
+     {"policy": "sac", "policy_kwargs": _WIDE, "env_kwargs": {"continuous": True}}),
+    ("LunarLander-v3", "td3", LUNAR_LANDER_TD3, 1, 300_000,
+     {"policy": "td3", "policy_kwargs": _WIDE, "env_kwargs": {"continuous": True}}),
+    ("HalfCheetah-v5", "sac", MUJOCO_SAC, 1, 1_000_000, {"policy": "sac"}),
+    ("HalfCheetah-v5", "td3", MUJOCO_TD3, 1, 1_000_000, {"policy": "td3", "policy_kwargs": _WIDE}),
+    ("Hopper-v5", "sac", MUJOCO_SAC, 1, 1_000_000, {"policy": "sac"}),
+    ("Hopper-v5", "td3", MUJOCO_TD3, 1, 1_000_000, {"policy": "td3", "policy_kwargs": _WIDE}),
     ("Acrobot-v1", "ppo", ACROBOT, 16, 200_000, {"policy_kwargs": _NORMALIZED}),
     ("Pendulum-v1", "ppo", PENDULUM, 16, 60_000,
       {"policy": "gsde", "policy_kwargs": {"sde_sample_freq": 4, "log_std_init": -1.0}}),
@@ -367,7 +423,7 @@ def usual_policy(env_id: str, algorithm: str) -> str:
     entry = RECIPES.get((env_id.rpartition(":")[2], algorithm))
     if entry is not None:
         return str(entry.policy)
-    return "q" if algorithm == "dqn" else "auto"
+    return VALUE_POLICIES.get(algorithm, "auto")
 
 
 def _with_policy(settings: Recipe, policy: str, model: str) -> Recipe:

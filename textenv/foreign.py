@@ -57,7 +57,13 @@ _THEIR_NAMES = {
     # DQN
     "final_exploration": "exploration_final_eps end_e",
     "exploration_fraction": "exploration_share",
-    "target_update_gradient_steps": "target_every policy_delay",
+    "target_update_gradient_steps": "target_every",
+    # SAC and TD3
+    "target_rate": "tau",
+    "policy_delay": "policy_frequency",
+    "target_noise": "target_policy_noise",
+    "target_noise_clip": "noise_clip",
+    "exploration_noise": "action_noise",
     # Runs
     "run_dir": "output_dir log_dir log_path default_local_dir exp_name run_name experiment_name tensorboard_log",
     "loggers logger": "report_to log_with track",
@@ -318,7 +324,7 @@ METHODS: Mapping[str, str] = _by_name({
 """What to write instead of an agent's attribute or method of another library."""
 
 _WITHOUT_COUNTERPART = """
-_init_setup_model abs accelerator_config accelerator_kwargs action_noise activation_checkpointing_kwargs agent
+_init_setup_model abs accelerator_config accelerator_kwargs activation_checkpointing_kwargs agent
 alpha async_save audio_key auto_find_batch_size autotune average_tokens_across_devices balance_batch
 batch_eval_metrics bf16_full_eval cache_implementation calculate_entropy calculate_log_probs
 calculate_sum_pi_squared callback_after_eval callback_on_new_best cast_lm_head_to_fp32 checkpoint
@@ -333,7 +339,7 @@ enable_chunked_prefill enable_jit_checkpoint enable_prefix_caching enable_rollou
 engine_kwargs entropy_checkpointing entropy_coef_delta entropy_coef_max entropy_coef_min
 entropy_from_logits_chunk_size entropy_from_logits_with_chunking entropy_target environment_factory
 esi_redundant_time eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start
-eval_use_gather_object expert_parallel_size exploration_initial_eps exploration_noise filter_groups
+eval_use_gather_object expert_parallel_size exploration_initial_eps filter_groups
 filter_overlong_prompts_workers forward_batch_size forward_max_token_len_per_gpu fp16_full_eval
 free_cache_engine freeze_vision_tower full_determinism full_std function_tool_path generation_kwargs
 global_backward_batch_size global_batch_size gpu_memory_utilization gradient_checkpointing_kwargs
@@ -346,11 +352,11 @@ log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz log_unique_prompts lo
 logging_nan_inf_filter logging_steps logging_strategy logprobs_mode loss_scale_factor max_actor_ckpt_to_keep
 max_critic_ckpt_to_keep max_model_len max_num_batched_tokens max_num_seqs min_p mm_processor_kwargs mode
 moe_load_balance_metrics_interval monitor_dir monitor_kwargs mtp multi_stage_wake_up multi_turn n_critics
-n_gpus_per_node neftune_noise_alpha nnodes noise_clip normalize_images num_cycles num_generations_eval
+n_gpus_per_node neftune_noise_alpha nnodes normalize_images num_cycles num_generations_eval
 num_sample_generations num_total_batches optim optim_args optim_target_modules optimize_cuda_cache
 optimize_device_cache optimize_memory_usage optimizer optimizer_class optimizer_impl optimizers ortho_init
 over_sample_rate override_optimizer_config pad_to_length pad_to_multiple_of parallelism_config
-per_device_eval_batch_size pf_ppo pipeline_model_parallel_size policy_frequency policy_kwargs_critic policy_lr
+per_device_eval_batch_size pf_ppo pipeline_model_parallel_size policy_kwargs_critic policy_lr
 ppo_kl_coef ppo_max_token_len_per_gpu prediction_loss_only profiler project project_kwargs project_name
 prometheus push_to_hub_if_best_kwargs q_lr qat quantization quantization_config quantization_config_file
 ray_wait_register_center_timeout ref_model_mixup_alpha ref_model_sync_steps remove_unused_columns render
@@ -360,7 +366,7 @@ reward_processing_classes reward_threshold rms_prop_eps rollout_buffer_class rol
 rollout_data_dir rollout_func router_aux_loss_coef router_config_path sapo_temperature_neg sapo_temperature_pos
 save_on_each_node save_only_model save_total_limit scheduling_policy share_features_extractor shuffle
 shuffle_dataset skip_memory_metrics skip_tokenizer_init squash_output start_e start_index stats_window_size
-strategy sync_ref_model target_entropy target_noise_clip target_policy_noise task_name tau tau_neg tau_pos
+strategy sync_ref_model target_entropy task_name tau_neg tau_pos
 tb_log_name tensor_model_parallel_size tf32 tool_config_path top_entropy_quantile torch_compile
 torch_compile_backend torch_compile_mode torch_deterministic torch_empty_cache_steps trace tracker_kwargs
 tracker_project_name trackio_bucket_id trackio_space_id trackio_static_space_id train_max_samples

@@ -148,10 +148,10 @@ class Train(WatchOptions, TextOptions, LanguageModelOptions, PromptOptions, Mode
     run_dir: Path | None = None
     """Folder for metrics, samples and the agent; default runs/ENV-ALGO-SEED."""
     policy: PolicyName = "auto"
-    """Control only; auto means cnn for images, else mlp, and q for DQN. words is a language model that reads a
-    description of each observation, and is chosen if --model is given without --policy. For lstm,
-    --config.minibatch-size is a number of slots; see presets.CARTPOLE_LSTM. gsde has state-dependent noise, for Box
-    actions."""
+    """Control only; auto means cnn for images, else mlp, and for DQN, SAC and TD3 their own (q, sac, td3). words is a
+    language model that reads a description of each observation, and is chosen if --model is given without --policy. For
+    lstm, --config.minibatch-size is a number of slots; see presets.CARTPOLE_LSTM. gsde has state-dependent noise, for
+    Box actions."""
     policy_kwargs: str = "{}"
     """Further arguments of the policy as a JSON object, such as '{"normalize_observations": true}'."""
     device: str | None = None
@@ -388,7 +388,7 @@ class Train(WatchOptions, TextOptions, LanguageModelOptions, PromptOptions, Mode
             count = values[name]
             if count is not None and count < 1:
                 raise ValueError(f"{flag(name)} is {count}, expected at least 1")
-        if self.shard and self.algo in ("trpo", "dqn"):
+        if self.shard and self.algo in ("trpo", "dqn", "sac", "td3"):
             raise ValueError(f"--shard is for several processes, but {self.algo} trains in one: use ppo")
         if self.eval_every is None and (self.stop_at, self.patience) != (None, None):
             raise ValueError("--stop-at and --patience are for evaluations while training: add --eval-every STEPS")

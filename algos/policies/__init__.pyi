@@ -14,3 +14,4 @@ from .policy import (
     unflatten as unflatten,
 )
 from .q_network import QPolicy as QPolicy
+from .twin_critics import SACPolicy as SACPolicy, TD3Policy as TD3Policy

@@ -6,11 +6,16 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
+from torch.nn import functional
 
 from algos.envs.spaces import BOX_DTYPES, INTEGER_DTYPES, has_numbers
 from textenv.acceleration import accelerated
 
 LOG_2PI = math.log(2 * math.pi)
+LOG_STD_RANGE = (-20.0, 2.0)
+"""Smallest and largest log standard deviation of a `SquashedGaussian` (Haarnoja et al. 2018b)."""
+QUADRATURE_NODES = 64
+"""Nodes of the integral in the entropy of a `SquashedGaussian`."""
 
 
 class Categorical(nn.Module):
@@ -212,14 +217,248 @@ class Gaussian(nn.Module):
         assert isinstance(other, Gaussian), "policies of one class have one kind of distribution"
         mean, log_std = self.parametrize(output)
         other_mean, other_log_std = other.parametrize(other_output)
-        other_log_std = other_log_std.detach()
-        variance_ratio = (2 * (log_std - other_log_std)).exp()
-        squared_distance = ((mean - other_mean) * (-other_log_std).exp()).square()
-        return 0.5 * (variance_ratio + squared_distance - 1 - variance_ratio.log()).sum(-1)
+        return _gaussian_kl((mean, log_std), (other_mean, other_log_std.detach()))
 
     def parametrize(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation of the action, ``[*, size]`` or ``[size]``."""
         return output, self.log_std
+
+
+class BoxBounds(nn.Module):
+    """Bounds of a ``Box``: scales its actions to [-1, 1] and back, and draws them uniformly.
+
+    Args:
+        space: the action space.
+
+    Raises:
+        ValueError: if the dtype is no float, or if a number has no finite bounds, or equal ones.
+
+    Example:
+        >>> bounds = BoxBounds(spaces.Box(0, 4, (1,)))
+        >>> bounds.scale(torch.tensor([[1.0]]))
+        tensor([[-0.5000]])
+        >>> bounds.unscale(torch.tensor([[-0.5]]))
+        tensor([[1.]])
+    """
+
+    center: Tensor
+    half_range: Tensor
+
+    def __init__(self, space: spaces.Space) -> None:
+        super().__init__()
+        box = _bounded_box(space)
+        self.shape = tuple(box.shape)
+        self.size = math.prod(self.shape)
+        low = torch.from_numpy(box.low.astype(np.float64)).flatten()
+        high = torch.from_numpy(box.high.astype(np.float64)).flatten()
+        # Buffers follow the weights to their device; they come from the action space and are not saved
+        self.register_buffer("center", ((low + high) / 2).float(), persistent=False)
+        self.register_buffer("half_range", ((high - low) / 2).float(), persistent=False)
+        self.log_scale = ((high - low) / 2).log().sum().item()
+        """Log-density of a scaled action minus that of the action, nats."""
+        self.uniform_log_prob = -self.log_scale - self.size * math.log(2)
+        """Log-density of the uniform distribution of actions, nats."""
+
+    def scale(self, action: Tensor) -> Tensor:
+        """Actions ``[*, *shape]`` to numbers in [-1, 1], ``[*, size]``."""
+        batch_shape = action.shape[: action.ndim - len(self.shape)]
+        return (action.reshape(*batch_shape, self.size) - self.center) / self.half_range
+
+    def unscale(self, scaled_action: Tensor) -> Tensor:
+        """Inverse of `scale`: ``[*, size]`` to ``[*, *shape]``."""
+        action = self.center + self.half_range * scaled_action
+        return action.reshape(*scaled_action.shape[:-1], *self.shape)
+
+    def sample_uniformly(self, output: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw one action for each row of ``output``; return actions ``[N, *shape]`` and log-densities ``[N]``."""
+        slots = len(output)
+        fraction = torch.rand((slots, self.size), generator=generator, device=generator.device).to(output.device)
+        log_prob = torch.full((slots,), self.uniform_log_prob, device=output.device)
+        return self.unscale(2 * fraction - 1), log_prob
+
+    def score_uniformly(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-density and entropy of the uniform distribution, for each row of ``output``."""
+        log_prob = torch.full(output.shape[:-1], self.uniform_log_prob, device=output.device)
+        return log_prob, -log_prob
+
+
+class SquashedGaussian(nn.Module):
+    """``Box`` of floats with bounds: tanh of a Gaussian, scaled to the bounds (Haarnoja et al. 2018b, appendix C).
+
+    The output is the mean, then the log standard deviation, of the Gaussian for each number of the action.
+
+    Args:
+        space: the action space; see `BoxBounds`.
+
+    Example:
+        >>> distribution = SquashedGaussian(spaces.Box(0, 4, (1,)))
+        >>> distribution.score(torch.zeros(1, 2), torch.tensor([[2.0]]))[0].exp()  # 1 / √(2π), divided by 2
+        tensor([0.1995])
+    """
+
+    def __init__(self, space: spaces.Space) -> None:
+        super().__init__()
+        self.bounds = BoxBounds(space)
+        self.size = 2 * self.bounds.size
+        self.uniform = False
+        """Whether actions are drawn uniformly instead, as they are before learning starts."""
+
+    @torch.no_grad()
+    def sample(
+        self, output: Tensor, *, generator: torch.Generator, action_mask: Tensor | None, deterministic: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Sample actions float32 ``[N, *]`` and log-densities ``[N]`` from outputs ``[N, size]``; no gradient.
+
+        The deterministic action is tanh of the mean.
+        """
+        _refuse_mask(action_mask)
+        if self.uniform and not deterministic:
+            return self.bounds.sample_uniformly(output, generator)
+        shape = (len(output), self.bounds.size)
+        if deterministic:
+            noise = output.new_zeros(shape)
+        else:
+            noise = torch.randn(shape, generator=generator, device=generator.device).to(output.device)
+        scaled_action, log_prob = self.scaled_sample(output, noise)
+        return self.bounds.unscale(scaled_action), log_prob - self.bounds.log_scale
+
+    def scaled_sample(self, output: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Sample differentiably: actions scaled to [-1, 1] and their log-densities, nats, in that scale.
+
+        Args:
+            output: network output, ``[*, size]``.
+            noise: standard normal, ``[*, numbers]``.
+
+        Returns:
+            ``[*, numbers]`` and ``[*]``.
+        """
+        mean, log_std = self.parametrize(output)
+        gaussian = mean + log_std.exp() * noise
+        log_prob = -(0.5 * noise.square() + log_std + 0.5 * LOG_2PI + _log_tanh_slope(gaussian)).sum(-1)
+        return gaussian.tanh(), log_prob
+
+    def mode(self, output: Tensor) -> Tensor:
+        """Deterministic action, scaled to [-1, 1]: ``[*, size]`` to ``[*, numbers]``."""
+        mean, _ = self.parametrize(output)
+        return mean.tanh()
+
+    def most_probable(self, output: Tensor) -> Tensor:
+        """Deterministic actions float32 ``[N, *]`` from outputs ``[N, size]``."""
+        return self.bounds.unscale(self.mode(output))
+
+    def parameters_of(self, output: Tensor) -> dict[str, Tensor]:
+        """``mean`` and ``log_std`` of the Gaussian before tanh and scaling, ``[N, numbers]`` each."""
+        mean, log_std = self.parametrize(output)
+        return {"mean": mean, "log_std": log_std}
+
+    def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Log-density and differential entropy, nats; any batch shape.
+
+        An action at a bound counts as the nearest one inside. The entropy is an integral by Gauss-Hermite quadrature.
+        """
+        _refuse_mask(action_mask)
+        if self.uniform:
+            return self.bounds.score_uniformly(output)
+        mean, log_std = self.parametrize(output)
+
+        # Log-density of the Gaussian before tanh, and the change of volume by tanh and scaling
+        largest = 1 - torch.finfo(mean.dtype).eps / 2
+        gaussian = self.bounds.scale(action).clamp(-largest, largest).atanh()
+        standard = (gaussian - mean) * (-log_std).exp()
+        log_prob = -(0.5 * standard.square() + log_std + 0.5 * LOG_2PI + _log_tanh_slope(gaussian)).sum(-1)
+
+        # Entropy of the Gaussian, plus the mean change of volume
+        nodes, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE_NODES)
+        node = torch.tensor(nodes, dtype=mean.dtype, device=mean.device)
+        weight = torch.tensor(weights / weights.sum(), dtype=mean.dtype, device=mean.device)
+        gaussian_at_nodes = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * node
+        mean_slope = (_log_tanh_slope(gaussian_at_nodes) * weight).sum(-1)
+        entropy = (log_std + 0.5 * (LOG_2PI + 1) + mean_slope).sum(-1)
+        return log_prob - self.bounds.log_scale, entropy + self.bounds.log_scale
+
+    def divergence(
+        self, output: Tensor, other_output: Tensor, *, other: nn.Module, action_mask: Tensor | None = None
+    ) -> Tensor:
+        """KL(self‖other) from both outputs, nats: that of the Gaussians, which tanh does not change."""
+        _refuse_mask(action_mask)
+        return _gaussian_kl(self.parametrize(output), self.parametrize(other_output))
+
+    def parametrize(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation of the Gaussian, ``[*, numbers]`` each."""
+        mean, log_std = output.chunk(2, dim=-1)
+        return mean, log_std.clamp(*LOG_STD_RANGE)
+
+
+class NoisyAction(nn.Module):
+    """``Box`` of floats with bounds: tanh of the output, scaled to the bounds, plus Gaussian noise (TD3).
+
+    Actions with noise are not clipped here: `algos.collection` does it for the environment.
+
+    Args:
+        space: the action space; see `BoxBounds`.
+
+    Example:
+        >>> distribution = NoisyAction(spaces.Box(0, 4, (1,)))
+        >>> distribution.bounds.unscale(distribution.mode(torch.zeros(1, 1)))
+        tensor([[2.]])
+    """
+
+    def __init__(self, space: spaces.Space) -> None:
+        super().__init__()
+        self.bounds = BoxBounds(space)
+        self.size = self.bounds.size
+        self.noise = 0.0
+        """Standard deviation of the noise, as a fraction of half the range of each number."""
+        self.uniform = False
+        """Whether actions are drawn uniformly instead, as they are before learning starts."""
+
+    @torch.no_grad()
+    def sample(
+        self, output: Tensor, *, generator: torch.Generator, action_mask: Tensor | None, deterministic: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Sample actions float32 ``[N, *]`` and log-densities ``[N]`` from outputs ``[N, size]``; no gradient."""
+        _refuse_mask(action_mask)
+        if self.uniform and not deterministic:
+            return self.bounds.sample_uniformly(output, generator)
+        scaled_action = self.mode(output)
+        if self.noise and not deterministic:
+            noise = torch.randn(output.shape, generator=generator, device=generator.device).to(output.device)
+            scaled_action = scaled_action + self.noise * noise
+        action = self.bounds.unscale(scaled_action)
+        log_prob, _ = self.score(output, action)
+        return action, log_prob
+
+    def mode(self, output: Tensor) -> Tensor:
+        """Action without noise, scaled to [-1, 1]: ``[*, size]`` each."""
+        return output.tanh()
+
+    def most_probable(self, output: Tensor) -> Tensor:
+        """Actions without noise, float32 ``[N, *]`` from outputs ``[N, size]``."""
+        return self.bounds.unscale(self.mode(output))
+
+    def parameters_of(self, output: Tensor) -> dict[str, Tensor]:
+        """``mean``: the action without noise, ``[N, *]``."""
+        return {"mean": self.most_probable(output)}
+
+    def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Log-density and differential entropy, nats; any batch shape. Both are 0 without noise, as for one action."""
+        _refuse_mask(action_mask)
+        if self.uniform:
+            return self.bounds.score_uniformly(output)
+        if not self.noise:
+            zeros = output.new_zeros(output.shape[:-1])
+            return zeros, zeros
+        standard = (self.bounds.scale(action) - self.mode(output)) / self.noise
+        log_std = math.log(self.noise)
+        log_prob = -(0.5 * standard.square() + log_std + 0.5 * LOG_2PI).sum(-1) - self.bounds.log_scale
+        entropy = self.size * (log_std + 0.5 * (LOG_2PI + 1)) + self.bounds.log_scale
+        return log_prob, torch.full_like(log_prob, entropy)
+
+    def divergence(
+        self, output: Tensor, other_output: Tensor, *, other: nn.Module, action_mask: Tensor | None = None
+    ) -> Tensor:
+        """Raise a ValueError: deterministic actions have no KL."""
+        raise ValueError("the policy is deterministic (TD3), so it has no KL to another one: train with SAC or PPO")
 
 
 class Binned(nn.Module):
@@ -276,7 +515,7 @@ class Binned(nn.Module):
         return self.choices.divergence(output, other_output, other=other, action_mask=action_mask)
 
 
-ActionDistribution = Categorical | MultiCategorical | Gaussian | Binned
+ActionDistribution = Categorical | MultiCategorical | Gaussian | SquashedGaussian | NoisyAction | Binned
 
 
 def action_distribution(space: spaces.Space) -> ActionDistribution:
@@ -362,6 +601,33 @@ def _categorical_kl(logits: Tensor, other_logits: Tensor) -> Tensor:
     log_probs = logits.log_softmax(-1)
     other_log_probs = other_logits.log_softmax(-1)
     return (log_probs.exp() * (log_probs - other_log_probs)).sum(-1)
+
+
+def _gaussian_kl(parameters: tuple[Tensor, Tensor], other_parameters: tuple[Tensor, Tensor]) -> Tensor:
+    """KL divergence ``[*]`` of two diagonal Gaussians from their means and log standard deviations, ``[*, n]``."""
+    mean, log_std = parameters
+    other_mean, other_log_std = other_parameters
+    variance_ratio = (2 * (log_std - other_log_std)).exp()
+    squared_distance = ((mean - other_mean) * (-other_log_std).exp()).square()
+    return 0.5 * (variance_ratio + squared_distance - 1 - variance_ratio.log()).sum(-1)
+
+
+def _log_tanh_slope(x: Tensor) -> Tensor:
+    """log(1 - tanh² x), without the cancellation of 1 - tanh² x where tanh x is near ±1."""
+    return 2 * (math.log(2) - x - functional.softplus(-2 * x))
+
+
+def _bounded_box(space: spaces.Space) -> spaces.Box:
+    """Return the space; raise a ValueError unless it is a ``Box`` of floats with finite bounds that differ."""
+    if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+        raise ValueError(f"action_space is {space}, expected a Box of floats with bounds: use PPO, or DQN for Discrete")
+    has_bounds = np.isfinite(space.low) & np.isfinite(space.high) & (space.low < space.high)
+    if not has_bounds.all():
+        raise ValueError(
+            f"action_space is {space}, expected finite bounds, of which low is below high, for every number: give the "
+            "Box bounds (gymnasium.wrappers.TransformAction), or use PPO, which needs none"
+        )
+    return space
 
 
 def _refuse_mask(action_mask: Tensor | None) -> None:

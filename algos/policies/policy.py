@@ -72,7 +72,7 @@ class Policy(Protocol):
     sequential: bool = False
     """Minibatch unit: True for whole rows, False for single steps."""
     trained_by_values: bool = False
-    """True if the actions follow from values (DQN). Their probabilities then have no gradient."""
+    """True if values train the actions (DQN, SAC, TD3). An algorithm that needs their probabilities refuses them."""
     observation_space: spaces.Space | None = None
     """Observation space of one environment; None for text."""
     action_space: spaces.Space | None = None
@@ -529,6 +529,10 @@ class ControlPolicy(nn.Module, Policy):
             state: recurrent state before the action, ``[N, *]``; None for a policy without one.
         """
         raise _missing(self, "forward")
+
+    def named_parts(self, output: Tensor) -> dict[str, Tensor]:
+        """What an output of the network consists of, by name, ``[N, *]`` each: parameters of the distribution."""
+        return self.distribution.parameters_of(output)
 
     def export(self, path: str | Path, *, all_outputs: bool = False) -> Path:
         """Write the policy as an ONNX file, from the environment's observations to its actions.

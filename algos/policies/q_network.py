@@ -74,6 +74,10 @@ class QPolicy(ControlPolicy):
         q_values = self.action_values(observation)
         return NetworkStep(q_values, _best_value(q_values, None))
 
+    def named_parts(self, output: Tensor) -> dict[str, Tensor]:
+        """See `ControlPolicy.named_parts`: ``q_values`` ``[N, n]``."""
+        return {"q_values": output}
+
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""
         action_mask = rollout.get("action_mask", None)

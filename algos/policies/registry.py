@@ -21,7 +21,8 @@ CONTROL_POLICIES = {
     "mlp": "algos.policies.mlp:MLPPolicy", "cnn": "algos.policies.cnn:CNNPolicy",
     "multi_input": "algos.policies.multi_input:MultiInputPolicy",
     "lstm": "algos.policies.lstm:LSTMPolicy", "gsde": "algos.policies.gsde:GSDEPolicy",
-    "q": "algos.policies.q_network:QPolicy", "words": "algos.policies.words:WordsPolicy",
+    "q": "algos.policies.q_network:QPolicy", "sac": "algos.policies.twin_critics:SACPolicy",
+    "td3": "algos.policies.twin_critics:TD3Policy", "words": "algos.policies.words:WordsPolicy",
 }  # fmt: skip
 """Module and class of each policy for control, by name."""
 if TYPE_CHECKING:

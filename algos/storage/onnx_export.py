@@ -43,16 +43,12 @@ class Distribution(Protocol):
     def most_probable(self, output: Tensor) -> Tensor:
         """Most probable actions, int64 or float32 ``[N, *]``."""
 
-    def parameters_of(self, output: Tensor) -> dict[str, Tensor]:
-        """Parameters of the distribution by name, ``[N, *]`` each."""
-
 
 class ExportedPolicy(Protocol):
     """What an export needs of a policy (`algos.policies.policy.ControlPolicy`)."""
 
     observation_space: spaces.Space
     action_space: spaces.Space
-    trained_by_values: bool
 
     @property
     def distribution(self) -> Distribution:
@@ -64,6 +60,9 @@ class ExportedPolicy(Protocol):
 
     def forward(self, observation: Tensor, state: Tensor | None = None) -> NetworkStep:
         """Compute a step as a pure function."""
+
+    def named_parts(self, output: Tensor) -> dict[str, Tensor]:
+        """What an output of the network consists of, by name, ``[N, *]`` each."""
 
 
 def write_onnx(policy: ExportedPolicy, path: str | Path, *, all_outputs: bool) -> Path:
@@ -137,10 +136,7 @@ class _PolicyGraph(nn.Module):
         if step.state is not None:
             outputs[NEXT_STATE] = step.state
         if self.all_outputs:
-            if policy.trained_by_values:
-                outputs["q_values"] = step.output
-            else:
-                outputs |= policy.distribution.parameters_of(step.output)
+            outputs |= policy.named_parts(step.output)
             outputs["value"] = step.value
         return outputs
 

@@ -24,8 +24,8 @@ def test_a_recipe_makes_an_agent_that_trains(env_id, algorithm):
     env = make_vector_environment(env_id, recipe.num_envs, seed_each=compares_groups(algorithm), **recipe.env_kwargs)
     policy = make_policy(env, policy=recipe.policy, **recipe.policy_kwargs)
     before = [p.detach().clone() for p in policy.parameters()]
-    shorter = {"learning_starts": 16, "batch_size": 16} if algorithm == "dqn" else {}
-    if package == "mujoco":
+    shorter = {"learning_starts": 16, "batch_size": 16} if algorithm in presets.VALUE_POLICIES else {}
+    if package == "mujoco" and algorithm == "ppo":
         shorter = {"num_epochs": 1}  # eleven games have the same settings
     (metrics,) = find_algorithm(algorithm)(env, policy, replace(recipe.config, **shorter)).learn(1)
     if recipe.config.num_steps is not None:

@@ -17,7 +17,22 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import algos
-from algos import A2C, DQN, GRPO, PPO, REINFORCE, RLOO, TRPO, LMPolicy, RewardModelConfig, SFTConfig, evaluate, sft
+from algos import (
+    A2C,
+    DQN,
+    GRPO,
+    PPO,
+    REINFORCE,
+    RLOO,
+    SAC,
+    TD3,
+    TRPO,
+    LMPolicy,
+    RewardModelConfig,
+    SFTConfig,
+    evaluate,
+    sft,
+)
 from algos.evaluation import summarise
 from algos.finetuning import TextLoss, train_reward_model
 from algos.make import make_policy
@@ -129,9 +144,11 @@ def resumed_control(folder):
         "lstm": (PPO, dict(STEPS, minibatch_size=1)),
         "gsde": (PPO, STEPS),
         "q": (DQN, dict(learning_starts=8, batch_size=4, gradient_steps=2)),
+        "sac": (SAC, dict(learning_starts=8, batch_size=4)),
+        "td3": (TD3, dict(learning_starts=8, batch_size=4)),
     }
     for policy, (algorithm, options) in cases.items():
-        name = "Pendulum-v1" if policy == "gsde" else "CartPole-v1"
+        name = "Pendulum-v1" if policy in ("gsde", "sac", "td3") else "CartPole-v1"
 
         def make(place, policy=policy, algorithm=algorithm, options=options, name=name):
             normalized = {"normalize_observations": True} if policy == "mlp" else {}
@@ -275,6 +292,8 @@ RUNS = {
         PPO, kl_coef=0.1, normalize_rewards=True, policy_kwargs=dict(normalize_observations=True), **STEPS
     ),
     "dqn": lambda _: control(DQN, policy="q", learning_starts=8, batch_size=4, gradient_steps=2),
+    "sac": lambda _: control(SAC, "Pendulum-v1", policy="sac", learning_starts=8, batch_size=4),
+    "td3": lambda _: control(TD3, "Pendulum-v1", policy="td3", learning_starts=8, batch_size=4),
     "lstm": lambda _: control(PPO, policy="lstm", **(STEPS | dict(minibatch_size=1))),
     "text": lambda _: train(PPO, text_env(), lm_policy(), kl_coef=0.1, **TEXT),
     "text resumed": lambda folder: resumed(

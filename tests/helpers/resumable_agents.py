@@ -10,6 +10,8 @@ from algos import (
     DQN,
     GRPO,
     PPO,
+    SAC,
+    TD3,
     TRPO,
     A2CConfig,
     DQNConfig,
@@ -21,6 +23,8 @@ from algos import (
     MultiInputPolicy,
     PPOConfig,
     QPolicy,
+    SACPolicy,
+    TD3Policy,
     TRPOConfig,
     WordsPolicy,
 )
@@ -137,6 +141,21 @@ def dqn():
     )
 
 
+def sac():
+    env = control("Pendulum-v1")
+    policy = SACPolicy(env.single_observation_space, env.single_action_space, hidden=(8, 8))
+    return SAC(
+        env, policy, num_steps=16, buffer_size=100, learning_starts=60, batch_size=16, updates_per_step=0.3,
+        final_learning_rate=0.0,
+    )  # fmt: skip
+
+
+def td3():
+    env = control("Pendulum-v1", vectorization_mode="sync", vector_kwargs={"autoreset_mode": "SameStep"})
+    policy = TD3Policy(env.single_observation_space, env.single_action_space, hidden=(8, 8))
+    return TD3(env, policy, num_steps=17, buffer_size=100, learning_starts=60, batch_size=16, updates_per_step=0.25)
+
+
 def grpo_control():
     env = control("CartPole-v1", vectorization_mode="sync")
     return GRPO(env, mlp(env), GRPOConfig(num_episodes=8, group_size=4))
@@ -188,7 +207,8 @@ def grpo_text():
 
 
 MAKERS = (
-    ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, ppo_images, a2c, trpo, dqn, grpo_control, ppo_text,
+    ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, ppo_images, a2c, trpo, dqn, sac, td3, grpo_control,
+    ppo_text,
     ppo_seq2seq, grpo_text, ppo_normalized, ppo_words,
 )  # fmt: skip
 

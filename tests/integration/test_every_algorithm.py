@@ -28,7 +28,7 @@ from algos.losses import (
 )
 from algos.make import find_algorithm, make_policy
 from algos.minibatches import minibatches
-from algos.presets import recipe
+from algos.presets import VALUE_POLICIES, recipe
 from algos.reinforce import REINFORCE, REINFORCEConfig
 from algos.rloo import RLOO, RLOOConfig
 from algos.training.metrics import reference_metrics, rollout_metrics
@@ -387,12 +387,13 @@ def test_an_agent_is_saved_with_config_and_policy(kind, tmp_path):
 @pytest.mark.parametrize("algo", sorted(get_args(AlgorithmName)))
 def test_every_recipe_fits_algorithm_and_environment(env_id, algo):
     text_only = env_id.startswith("textenv/")
-    if algo == "dqn" and text_only:
-        with pytest.raises(ValueError, match="dqn is not for text: expected one of ppo, a2c"):
+    if algo in VALUE_POLICIES and text_only:
+        with pytest.raises(ValueError, match=f"{algo} is not for text: expected one of ppo, a2c"):
             recipe(env_id, algo)
         return
     found = recipe(env_id, algo)
-    assert name_of(found.config) == algo and (found.policy == "q") == (algo == "dqn")
+    assert name_of(found.config) == algo
+    assert found.policy == VALUE_POLICIES.get(algo, "gsde" if found.policy == "gsde" else "auto")
     assert (found.kl_coef is not None) == text_only and (not text_only or found.config.num_episodes)
     with pytest.raises(ValueError, match="algorithm is 'sarsa', expected one of ppo"):
         recipe(env_id, "sarsa")

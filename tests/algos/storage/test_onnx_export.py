@@ -10,7 +10,19 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from algos import PPO, CNNPolicy, GSDEPolicy, LMPolicy, LSTMPolicy, MLPPolicy, MultiInputPolicy, QPolicy, WordsPolicy
+from algos import (
+    PPO,
+    CNNPolicy,
+    GSDEPolicy,
+    LMPolicy,
+    LSTMPolicy,
+    MLPPolicy,
+    MultiInputPolicy,
+    QPolicy,
+    SACPolicy,
+    TD3Policy,
+    WordsPolicy,
+)
 from algos.cli import main
 from algos.collection import collect
 from algos.envs.flatten import flatten
@@ -26,6 +38,7 @@ pytest.importorskip("onnxscript", reason="install the extra: pip install '.[onnx
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 VECTOR = spaces.Box(-2, 2, (3,), np.float32)
 BOX = spaces.Box(np.array([-0.5, 0.0], np.float32), np.array([0.5, np.inf], np.float32))
+BOUNDED = spaces.Box(np.array([[-0.5, 0.0]], np.float32), np.array([[0.5, 3.0]], np.float32))
 FOUR = spaces.Discrete(4, start=2)
 CAMERA = spaces.Box(0, 255, (9, 8, 3), np.uint8)
 NUMBERS = spaces.Dict(
@@ -48,6 +61,8 @@ CASES = {
     "lstm of images": (LSTMPolicy, CAMERA_AND_NUMBERS, spaces.Box(-1, 1, (2, 1), np.float16), {"hidden": 8}),
     "gsde": (GSDEPolicy, VECTOR, BOX, {"normalize_observations": True}),
     "q": (QPolicy, VECTOR, spaces.Discrete(3, dtype=np.int32), {}),
+    "sac": (SACPolicy, NUMBERS, BOUNDED, {"hidden": (8,)}),
+    "td3": (TD3Policy, VECTOR, BOUNDED, {"hidden": (8,)}),
 }
 
 
@@ -125,6 +140,12 @@ def test_onnxruntime_acts_as_the_policy(case, tmp_path):
     if kind is QPolicy:
         q_values = policy.action_values(rollout["observation"][:, 0]).detach()
         np.testing.assert_allclose(outputs["q_values"], q_values, **CLOSE)
+    elif kind is TD3Policy:
+        np.testing.assert_allclose(outputs["mean"], outputs["action"], **CLOSE)
+    elif kind is SACPolicy:
+        mean, log_std = policy.distribution.parametrize(output)
+        np.testing.assert_allclose(outputs["mean"], mean, **CLOSE)
+        np.testing.assert_allclose(outputs["log_std"], log_std, **CLOSE)
     elif isinstance(action_space, spaces.Box):
         mean, log_std = policy.distribution.parametrize(output)
         np.testing.assert_allclose(outputs["mean"], mean.reshape(2, *action_space.shape), **CLOSE)

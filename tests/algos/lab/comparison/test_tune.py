@@ -132,7 +132,8 @@ def test_every_range_belongs_to_a_field():
 
 
 @pytest.mark.parametrize(
-    "env, algorithm", [*presets.RECIPES, *(("textenv/Copy-v0", name) for name in CONFIGS if name != "dqn")]
+    "env, algorithm",
+    [*presets.RECIPES, *(("textenv/Copy-v0", name) for name in CONFIGS if name not in presets.VALUE_POLICIES)],
 )
 def test_suggestions_around_a_recipe_are_valid(env, algorithm):
     given = presets.recipe(env, algorithm)

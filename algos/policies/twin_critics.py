@@ -1,0 +1,179 @@
+"""`SACPolicy` and `TD3Policy`: an actor for Box actions with bounds, and two critics; the lower Q(s, a) counts."""
+
+from collections.abc import Sequence
+
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from algos.policies.distributions import NoisyAction, SquashedGaussian
+from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
+from algos.policies.towers import tower, widths
+from algos.storage.onnx_export import NetworkStep
+from textenv.acceleration import accelerated
+
+
+class TwinCritics(nn.Module):
+    """Two ReLU networks for Q(s, a) with weights of their own, computed together: each layer is one batched product.
+
+    Args:
+        observation_size: length of an observation.
+        action_size: length of an action.
+        hidden: width of each hidden layer.
+        generator: generator of the initial weights.
+
+    Example:
+        >>> critics = TwinCritics(3, 1, (8,), torch.Generator())
+        >>> critics(torch.zeros(5, 3), torch.zeros(5, 1)).shape
+        torch.Size([2, 5])
+    """
+
+    def __init__(
+        self, observation_size: int, action_size: int, hidden: Sequence[int], generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        input_size = observation_size + action_size
+        towers = [tower(input_size, hidden, 1, gain=1.0, generator=generator, activation=nn.ReLU) for _ in range(2)]
+        first, second = ([layer for layer in layers if isinstance(layer, nn.Linear)] for layers in towers)
+        self.weights = nn.ParameterList()
+        """For each hidden layer ``[2, inputs, outputs]``, and for the output ``[2, inputs]``."""
+        self.biases = nn.ParameterList()
+        """For each hidden layer ``[2, 1, outputs]``, and for the output ``[2, 1]``."""
+        for one, other_one in zip(first[:-1], second[:-1], strict=True):
+            self.weights.append(nn.Parameter(torch.stack([one.weight.T, other_one.weight.T]).detach()))
+            self.biases.append(nn.Parameter(torch.stack([one.bias, other_one.bias]).unsqueeze(1).detach()))
+        self.weights.append(nn.Parameter(torch.cat([first[-1].weight, second[-1].weight]).detach()))
+        self.biases.append(nn.Parameter(torch.stack([first[-1].bias, second[-1].bias]).detach()))
+
+    def forward(self, observation: Tensor, action: Tensor, *, frozen: bool = False) -> Tensor:
+        """Values of both critics: observations ``[*, s]`` and scaled actions ``[*, a]`` to ``[2, *]``.
+
+        With ``frozen``, the gradient is that of the action alone, which saves computing that of the weights.
+        """
+        inputs = torch.cat([observation, action], dim=-1)
+        batch_shape = inputs.shape[:-1]
+        weights: list[Tensor] = list(self.weights)
+        biases: list[Tensor] = list(self.biases)
+        if frozen:
+            weights = [weight.detach() for weight in weights]
+            biases = [bias.detach() for bias in biases]
+        return twin_values(inputs.reshape(-1, inputs.shape[-1]), weights, biases).reshape(2, *batch_shape)
+
+    def first(self, observation: Tensor, action: Tensor) -> Tensor:
+        """Values of the first critic alone: ``[*, s]`` and ``[*, a]`` to ``[*]``."""
+        x = torch.cat([observation, action], dim=-1)
+        for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
+            x = (x @ weight[0] + bias[0]).relu_()
+        return x @ self.weights[-1][0] + self.biases[-1][0]
+
+
+@accelerated("algos.fast.critics:twin_values", "f09ef4e00eaa")
+def twin_values(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
+    """Values ``[2, n]`` of both critics.
+
+    Args:
+        rows: observations with actions, ``[n, inputs]``.
+        weights, biases: see `TwinCritics`.
+    """
+    x = rows.expand(2, *rows.shape)
+    for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
+        x = torch.baddbmm(bias, x, weight).relu_()  # in place: no gradient needs the sum before it
+    # A product with a single column is faster as a sum
+    return (x * weights[-1].unsqueeze(1)).sum(-1) + biases[-1]
+
+
+class TwinCriticPolicy(ControlPolicy):
+    """ReLU actor for bounded Box actions, and twin critics; `SACPolicy` and `TD3Policy` differ in the distribution.
+
+    The state value is the lower Q-value of the deterministic action.
+
+    Args:
+        action_space: space of one environment, a ``Box`` of floats with bounds.
+        hidden: width of each hidden layer.
+        others: see `ControlPolicy`.
+
+    Raises:
+        ValueError: if a space is of an unsupported kind.
+    """
+
+    trained_by_values = True
+    distribution: SquashedGaussian | NoisyAction
+    distribution_type: type[SquashedGaussian] | type[NoisyAction]
+    """Class of the action distribution."""
+    critic: TwinCritics
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        *,
+        hidden: Sequence[int] = (256, 256),
+        seed: int = 0,
+    ) -> None:
+        super().__init__(observation_space, action_space, normalize_observations=False, seed=seed)
+        self.hidden = widths(hidden)
+        self.distribution = self.distribution_type(action_space)
+        self.actor = tower(
+            self.input_size, self.hidden, self.distribution.size, gain=0.01, generator=self.generator,
+            activation=nn.ReLU,
+        )  # fmt: skip
+        self.critic = TwinCritics(self.input_size, self.distribution.bounds.size, self.hidden, self.generator)
+
+    @torch.no_grad()
+    def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
+        """See `Policy.act`; the observation is ``[N, *]``."""
+        output = self.actor(self.read(observation))
+        return self.choose(output, action_mask, deterministic)
+
+    def forward(self, observation: Tensor, state: Tensor | None = None) -> NetworkStep:
+        """See `ControlPolicy.forward`."""
+        network_input = self.read(observation)
+        output = self.actor(network_input)
+        return NetworkStep(output, self._value(network_input, output))
+
+    def evaluate(self, rollout: TensorDict) -> Evaluation:
+        """See `Policy.evaluate`; any batch shape."""
+        observation = self.read(rollout["observation"])
+        output = self.actor(observation)
+        value = self._value(observation, output)
+        return self.evaluation(rollout, output, value.unsqueeze(-1))
+
+    def output(self, rollout: TensorDict) -> Tensor:
+        """Network output that parameterizes a rollout's action distributions, ``[*, size]``."""
+        return self.actor(self.read(rollout["observation"]))
+
+    def value(self, observation: Tensor) -> Tensor:
+        """State values ``[*batch]`` of observations ``[*batch, *]``."""
+        network_input = self.read(observation)
+        return self._value(network_input, self.actor(network_input))
+
+    def _value(self, network_input: Tensor, output: Tensor) -> Tensor:
+        """Lower Q-value of the deterministic action, ``[*]``, from what `read` and the actor return."""
+        return self.critic(network_input, self.distribution.mode(output)).amin(0)
+
+
+class SACPolicy(TwinCriticPolicy):
+    """Policy of `algos.sac.SAC`: the action distribution is a squashed Gaussian. Arguments: see `TwinCriticPolicy`.
+
+    Example:
+        >>> policy = SACPolicy(spaces.Box(-1, 1, (4,)), spaces.Box(0, 2, (3,)))
+        >>> policy.critic(torch.zeros(5, 4), torch.zeros(5, 3)).shape
+        torch.Size([2, 5])
+    """
+
+    distribution: SquashedGaussian
+    distribution_type = SquashedGaussian
+
+
+class TD3Policy(TwinCriticPolicy):
+    """Policy of `algos.td3.TD3`: deterministic, with noise while it explores. Arguments: see `TwinCriticPolicy`.
+
+    Example:
+        >>> policy = TD3Policy(spaces.Box(-1, 1, (4,)), spaces.Box(0, 2, (3,)))
+        >>> policy.critic(torch.zeros(5, 4), torch.zeros(5, 3)).shape
+        torch.Size([2, 5])
+    """
+
+    distribution: NoisyAction
+    distribution_type = NoisyAction

@@ -1,0 +1,85 @@
+"""What the algorithms that learn from a replay buffer share: the buffer (torchrl's), its state, and target networks."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+if TYPE_CHECKING:
+    from torchrl.data import TensorDictReplayBuffer
+
+from algos.config import ReplayConfig
+
+STORED = ("observation", "action", "reward", "next_observation", "terminated")
+"""Rollout columns stored in the replay buffer. A truncated step is like any other: its target is bootstrapped."""
+
+
+def replay_buffer(config: ReplayConfig, generator: torch.Generator) -> "TensorDictReplayBuffer":
+    """Make torchrl's replay buffer; imported here, so that other algorithms do not load torchrl.
+
+    Args:
+        config: its size.
+        generator: generator that chooses the steps of each batch.
+    """
+    from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+    logging.getLogger("torchrl").setLevel(logging.WARNING)  # torchrl logs every storage that it creates
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(config.buffer_size))
+    buffer.set_rng(generator)
+    return buffer
+
+
+def store(rollout: TensorDict, buffer: "TensorDictReplayBuffer") -> int:
+    """Add a rollout's steps (True entries) to the buffer; return their number."""
+    columns = list(STORED)
+    if "action_mask" in rollout.keys():
+        columns.append("next_action_mask")
+    steps = rollout.select(*columns)[rollout["mask"]]
+    for name in ("observation", "next_observation"):
+        if steps[name].dtype == torch.float64:
+            steps[name] = steps[name].float()  # as policies read them; half the memory
+    buffer.extend(steps)
+    return len(steps)
+
+
+def may_learn(buffer: "TensorDictReplayBuffer", config: ReplayConfig) -> bool:
+    """Whether the buffer holds enough steps to learn from."""
+    return len(buffer) >= max(config.learning_starts, config.batch_size)
+
+
+def count_updates(updates_due: float, num_steps: int, updates_per_step: float) -> tuple[int, float]:
+    """Return the number of updates that follow ``num_steps`` new steps, and the fraction that is left for later."""
+    updates_due += num_steps * updates_per_step
+    num_updates = int(updates_due)
+    return num_updates, updates_due - num_updates
+
+
+def sample_batches(buffer: "TensorDictReplayBuffer", config: ReplayConfig, count: int) -> Sequence[TensorDict]:
+    """Draw ``count`` batches of steps uniformly, at once, which is much faster than one by one."""
+    if count == 0:
+        return []
+    return buffer.sample(count * config.batch_size).split(config.batch_size)
+
+
+def buffer_state(buffer: "TensorDictReplayBuffer") -> dict[str, object]:
+    """Return the steps in the buffer and its position, for `restore_buffer`."""
+    remembered = dict(buffer[:].items()) if len(buffer) else None
+    return {"remembered": remembered, "writer": buffer.writer.state_dict()}
+
+
+def restore_buffer(buffer: "TensorDictReplayBuffer", state: Mapping[str, Any]) -> None:
+    """Restore what `buffer_state` returned, in an empty buffer of the same size."""
+    if state["remembered"] is not None:
+        columns = state["remembered"]
+        buffer.extend(TensorDict(columns, batch_size=[len(columns["reward"])]))
+    buffer.writer.load_state_dict(state["writer"])
+
+
+@torch.no_grad()
+def move_towards(target: nn.Module, network: nn.Module, rate: float) -> None:
+    """Move a target network's weights towards another network's: θ' ← θ' + rate (θ - θ') (Polyak averaging)."""
+    for target_weight, weight in zip(target.parameters(), network.parameters(), strict=True):
+        target_weight.lerp_(weight, rate)

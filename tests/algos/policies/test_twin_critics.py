@@ -1,0 +1,69 @@
+"""Twin critics: two separate networks computed together; the values of a policy; what is saved."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from algos import SACPolicy, TD3Policy
+from algos.policies.twin_critics import TwinCritics
+
+
+def separate(critics):
+    """The two critics as networks of torch."""
+    networks = []
+    for number in range(2):
+        layers = []
+        for weight, bias in zip(critics.weights, critics.biases, strict=True):
+            matrix = weight[number].reshape(weight.shape[1], -1)
+            layer = nn.Linear(*matrix.shape)
+            layer.weight.data.copy_(matrix.T)
+            layer.bias.data.copy_(bias[number].flatten())
+            layers += [layer, nn.ReLU()]
+        networks.append(nn.Sequential(*layers[:-1]))
+    return networks
+
+
+@pytest.mark.parametrize("hidden", [(), (7,), (16, 9)], ids=str)
+def test_both_critics_are_what_separate_networks_are(hidden):
+    """Values, gradients of the weights, and gradients of the actions."""
+    critics = TwinCritics(3, 2, hidden, torch.Generator().manual_seed(0))
+    for bias in critics.biases:
+        nn.init.normal_(bias, generator=torch.Generator().manual_seed(1))
+    observation = torch.randn(4, 6, 3, generator=torch.Generator().manual_seed(2))
+    action = torch.randn(4, 6, 2, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    values = critics(observation, action)
+    networks = separate(critics)
+    expected = torch.stack([network(torch.cat([observation, action], -1)).squeeze(-1) for network in networks])
+    torch.testing.assert_close(values, expected)
+    torch.testing.assert_close(critics.first(observation, action), expected[0])
+    assert not torch.allclose(expected[0], expected[1])
+
+    slope = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(4))
+    ours = torch.autograd.grad((values * slope).sum(), [action, *critics.weights])
+    theirs = torch.autograd.grad((expected * slope).sum(), [action, *(x.weight for n in networks for x in n[::2])])
+    torch.testing.assert_close(ours[0], theirs[0])
+    layers = len(hidden) + 1
+    for number, gradient in enumerate(ours[1:]):
+        for critic in range(2):
+            matrix = gradient[critic].reshape(gradient.shape[1], -1)
+            torch.testing.assert_close(matrix.T, theirs[1 + critic * layers + number])
+
+
+@pytest.mark.parametrize("kind", [SACPolicy, TD3Policy])
+def test_a_value_is_the_lower_one_of_the_deterministic_action(kind):
+    policy = kind(spaces.Box(-1, 1, (3,)), spaces.Box(0, 4, (2,)), hidden=(16,), seed=1)
+    observation = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    action = policy.act(observation.numpy(), deterministic=True).action
+    expected = policy.critic(observation, (action - 2) / 2).amin(0)
+    torch.testing.assert_close(policy.value(observation), expected)
+
+
+@pytest.mark.parametrize("kind", [SACPolicy, TD3Policy])
+def test_bounds_are_not_saved_with_the_weights(kind):
+    policy = kind(spaces.Box(-1, 1, (3,)), spaces.Box(0, 4, (2,)), hidden=(16,))
+    assert {name.partition(".")[0] for name in policy.state_dict()} == {"actor", "critic"}
+    assert policy.arguments() == {"hidden": (16,)}
+    action, _ = policy.predict(np.zeros(3, np.float32), deterministic=True)
+    assert action == pytest.approx([2.0, 2.0], abs=0.1)

@@ -1,0 +1,194 @@
+"""TD3: updates are Stable-Baselines3's, targets by hand, noise while exploring, the delayed policy, wrong input."""
+
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import stable_baselines3
+import torch
+from stable_baselines3.common.logger import Logger
+
+import algos
+from algos import TD3, SACPolicy, TD3Config, TD3Policy, evaluate
+from algos.td3 import clipped_double_target
+from tests.helpers.off_policy import Reach, copy_critics, peer_batch, random_batch, reach
+from tests.helpers.small_agents import cartpole
+
+
+def make(env=None, **options):
+    env = reach() if env is None else env
+    policy = TD3Policy(env.single_observation_space, env.single_action_space, hidden=(16, 16))
+    return TD3(env, policy, **(dict(num_steps=8, learning_starts=32, batch_size=16, seed=1) | options))
+
+
+# --- the update ------------------------------------------------------------------------------------------------------
+
+
+def test_clipped_double_target_by_hand():
+    """γ = .5, the lower Q' is 2: 1 + .5 x 2 = 2; terminated: 1."""
+    columns = dict(reward=torch.ones(2), terminated=torch.tensor([False, True]), gamma=0.5)
+    values = torch.tensor([[2.0, 9.0], [5.0, torch.nan]])
+    assert clipped_double_target(**columns, next_values=values).tolist() == [2.0, 1.0]
+
+
+def peer_of(agent):
+    """Stable-Baselines3's agent with the weights of ours."""
+    config = agent.config
+    peer = stable_baselines3.TD3(
+        "MlpPolicy", Reach(), batch_size=32, gamma=config.gamma, tau=config.target_rate, device="cpu",
+        learning_rate=config.learning_rate, policy_delay=config.policy_delay, target_policy_noise=config.target_noise,
+        target_noise_clip=config.target_noise_clip,
+        policy_kwargs=dict(net_arch=list(agent.policy.hidden), optimizer_kwargs=dict(eps=config.adam_eps)),
+    )  # fmt: skip
+    peer.set_logger(Logger(None, []))
+    pairs = ((agent.policy, peer.critic, peer.actor), (agent.target, peer.critic_target, peer.actor_target))
+    for policy, critic, actor in pairs:
+        copy_critics(policy.critic, critic)
+        for layer, theirs in zip(policy.actor[::2], actor.mu[::2], strict=False):  # theirs ends with tanh
+            theirs.load_state_dict(layer.state_dict())
+    return peer
+
+
+def test_updates_equal_those_of_stable_baselines3():
+    """Equal weights, batches and noise: actor, critics and all targets after 2 steps of the policy, to 1e-5.
+
+    Adam's eps is 1e-3, so that a gradient of nothing but rounding makes no step. Target noise is often clipped.
+    """
+    agent = make(learning_rate=1e-2, adam_eps=1e-3, gamma=0.9, target_rate=0.1, target_noise=0.4, target_noise_clip=0.3)
+    with torch.no_grad():
+        for policy, factor in ((agent.policy, 30), (agent.target, 40)):
+            policy.actor[-1].weight.mul_(factor)
+    peer = peer_of(agent)
+    for number in range(4):
+        batch = random_batch(agent, 32, seed=number)
+        peer.replay_buffer = SimpleNamespace(sample=lambda *_, batch=batch, **__: peer_batch(agent, batch))
+        torch.manual_seed(number)
+        batch["next_noise"] = torch.empty(32, 2).normal_(0, 0.4) / 0.4
+        before = agent.policy.actor[-1].weight.clone()
+        agent.improve(batch)
+        assert torch.equal(before, agent.policy.actor[-1].weight) == (number % 2 == 0)
+        torch.manual_seed(number)
+        peer.train(1, 32)
+
+    after = peer_of(agent)  # our weights in their modules
+    for kind in ("critic", "critic_target", "actor", "actor_target"):
+        for (name, expected), weight in zip(
+            getattr(peer, kind).named_parameters(), getattr(after, kind).parameters(), strict=True
+        ):
+            torch.testing.assert_close(
+                weight, expected, atol=1e-5, rtol=0, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
+# --- what is collected -----------------------------------------------------------------------------------------------
+
+
+def test_noise_explores_and_ends_with_the_update():
+    """Noise of .1 of half the range, 1.5 and .25; actions out of bounds are stored clipped, and act's are not."""
+    agent = make(learning_starts=0, num_steps=200, exploration_noise=0.1, batch_size=2_000)
+    policy = agent.policy
+    with torch.no_grad():
+        policy.actor[-1].weight.zero_()
+        policy.actor[-1].bias.copy_(torch.tensor([0.0, 5.0]))
+    rollout = agent.collect()
+    mask = rollout["mask"]
+    action = rollout["action"][mask]
+    assert action.mean(0).tolist() == pytest.approx([0.5, 0.5], abs=0.03)
+    assert action.std(0).tolist() == pytest.approx([0.15, 0.025], rel=0.15)
+    evaluation = policy.evaluate(rollout)
+    torch.testing.assert_close(evaluation.log_prob, rollout["log_prob"])
+    expected = torch.distributions.Normal(torch.tensor([0.5, 0.49998]), torch.tensor([0.15, 0.025]))
+    torch.testing.assert_close(rollout["log_prob"], expected.log_prob(rollout["action"]).sum(-1), atol=1e-2, rtol=0)
+    assert evaluation.entropy[0, 0].item() == pytest.approx(expected.entropy().sum().item())
+
+    agent.update(rollout)
+    step = policy.act(np.zeros((3, 2), np.float32))
+    assert step.action.unique(dim=0).shape == (1, 2) and (step.log_prob == 0).all()
+    assert (policy.evaluate(rollout).log_prob == 0).all()
+
+
+def test_stored_actions_are_clipped_for_the_critics():
+    """Two batches that differ only in how far an action is out of bounds have one loss."""
+    agent = make()
+    batch = agent.with_noise(random_batch(agent, 8, seed=0))
+    losses = []
+    for outside in (2.0, 7.0):
+        batch["action"][:, 0] = outside
+        losses.append(agent.critic_loss(batch)[0].item())
+    assert losses[0] == losses[1]
+
+
+def test_actions_are_uniform_until_learning_starts():
+    agent = make(learning_starts=150, num_steps=50)
+    rollout = agent.collect()
+    assert rollout["log_prob"].unique().tolist() == pytest.approx([-np.log(1.5)])
+    assert "value/loss" not in agent.update(rollout)
+    agent.update(agent.collect())
+    assert agent.collect()["log_prob"].unique().numel() > 50
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_equal_seeds_give_equal_runs_and_agents_are_loaded(tmp_path):
+    def run(seed):
+        agent = make(learning_rate=1e-2, gamma=0.5, seed=seed)
+        return agent, [{k: x for k, x in row.items() if not k.startswith("time/")} for row in agent.learn(200)]
+
+    (agent, one), (_, two), (_, third) = run(1), run(1), run(2)
+    assert one == two and one[-1] != third[-1]
+    agent.save(tmp_path)
+    loaded = algos.load(tmp_path)
+    assert isinstance(loaded, TD3Policy)
+    observation = Reach.observation_space.sample()
+    assert np.array_equal(loaded.predict(observation)[0], agent.policy.predict(observation, deterministic=True)[0])
+
+
+def test_it_learns_to_reach():
+    """The action that pays most is the observation's second number: chance earns about -3 in 5 steps."""
+    agent = make(learning_rate=3e-3, gamma=0.1, batch_size=64, learning_starts=200, exploration_noise=0.3)
+    agent.learn(2_000)
+    result = evaluate(reach(), agent.policy, num_episodes=20, deterministic=True)
+    print(result)
+    assert result.mean_return > -0.3
+
+
+@pytest.mark.long
+def test_it_learns_pendulum():
+    """A small network in 8,000 steps; some seconds of processor time."""
+    env = gym.make_vec("Pendulum-v1", num_envs=1)
+    policy = TD3Policy(env.single_observation_space, env.single_action_space, hidden=(64, 64), seed=1)
+    agent = TD3(env, policy, gamma=0.98, learning_starts=1_000, batch_size=128, seed=1)
+    agent.learn(8_000)
+    result = evaluate("Pendulum-v1", agent.policy, num_episodes=20, deterministic=True)
+    print(result)
+    assert result.mean_return > -250
+
+
+# --- wrong input -----------------------------------------------------------------------------------------------------
+
+
+def test_other_policies_and_spaces_are_refused():
+    env = reach()
+    with pytest.raises(TypeError, match="SACPolicy, but TD3 trains only a TD3Policy"):
+        TD3(env, SACPolicy(env.single_observation_space, env.single_action_space, hidden=(4,)))
+    with pytest.raises(ValueError, match="expected a Box of floats with bounds: use PPO, or DQN for Discrete"):
+        TD3(cartpole())
+    policy = make().policy
+    with pytest.raises(ValueError, match="the policy is deterministic"):
+        policy.divergence(make().collect(), policy)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(num_steps=None, num_episodes=4), "TD3 learns from steps"),
+        (dict(policy_delay=0), "policy_delay is 0, expected an integer of at least 1"),
+        (dict(target_noise_clip=0), "target_noise_clip is 0, expected a number above 0"),
+        (dict(exploration_noise=-1), "exploration_noise is -1, expected a number of at least 0"),
+    ],
+)
+def test_wrong_configs_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        TD3Config(**options)
