@@ -223,35 +223,43 @@ def test_targets_follow_by_their_rate():
         torch.testing.assert_close(new, 0.75 * old + 0.25 * trained)
 
 
+class Limited(Reach):
+    """Reach with a limit of 3 steps, so that observations at an end have time 3, and those after a reset 0."""
+
+    def step(self, action):
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, False, self.time == 3, info
+
+
+class Ending(Limited):
+    """The same, but the end is one of the task."""
+
+    def step(self, action):
+        observation, reward, _, truncated, info = super().step(action)
+        return observation, reward, truncated, False, info
+
+
+@pytest.mark.parametrize("kind", [Limited, Ending])
 @MODES
-def test_truncated_steps_bootstrap_and_terminated_ones_do_not(mode):
-    """A limit of 3 steps, reward 1, γ = .5, hardly any temperature: all values become 2, of true ends 1."""
+def test_targets_bootstrap_from_the_true_successor_unless_terminated(mode, kind):
+    """The critics' loss is that of r + γ V(s') at a limit, of r alone at a true end; s' is never a reset's."""
+    agent = make(SyncVectorEnv([kind] * 2, autoreset_mode=mode), learning_starts=10_000, gamma=0.5, temperature=0.2)
+    for _ in range(4):
+        agent.update(agent.collect())
+    memory = agent.buffer[:]
+    assert torch.equal(memory["next_observation"][:, 0], memory["observation"][:, 0] + 1)
+    last = agent.with_noise(memory[memory["next_observation"][:, 0] == 3])
+    assert len(last) > 10 and bool(last["terminated"].all()) == (kind is Ending)
 
-    class Paying(Reach):
-        def step(self, action):
-            observation, _, _, _, info = super().step(action)
-            return observation, 1.0, False, self.time == 3, info
-
-    class Ending(Paying):
-        def step(self, action):
-            observation, reward, _, truncated, info = super().step(action)
-            return observation, reward, truncated, False, info
-
-    found = {}
-    for kind in (Paying, Ending):
-        env = SyncVectorEnv([kind] * 2, autoreset_mode=mode)
-        agent = make(
-            env, gamma=0.5, learning_rate=1e-2, temperature=1e-6, target_rate=0.05, batch_size=32, learning_starts=64
-        )
-        agent.learn(500)
-        memory = agent.buffer[:]
-        last = memory[memory["next_observation"][:, 0] == 3]
-        assert len(last) > 50 and bool(last["terminated"].all()) == (kind is Ending)
-        found[kind] = agent.policy.critic(
-            last["observation"], agent.policy.distribution.bounds.scale(last["action"])
-        ).mean()
-    assert found[Paying].item() == pytest.approx(2.0, abs=0.1)
-    assert found[Ending].item() == pytest.approx(1.0, abs=0.1)
+    distribution = agent.policy.distribution
+    with torch.no_grad():
+        output = agent.policy.actor(last["next_observation"])
+        next_action, log_prob = distribution.scaled_sample(output, last["next_noise"])
+        soft_value = agent.target_critic(last["next_observation"], next_action).amin(0) - 0.2 * log_prob
+        target = last["reward"] + (0.5 * soft_value if kind is Limited else 0)
+        values = agent.policy.critic(last["observation"], distribution.bounds.scale(last["action"]))
+        expected = 0.5 * ((values - target) ** 2).mean(1).sum()
+    assert agent.critic_loss(last)[0].item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from hypothesis import given, settings, strategies as st
 
 import algos
-from algos import DQN, PPO, CNNPolicy, GSDEPolicy, LSTMPolicy, MLPPolicy, QPolicy, evaluate
+from algos import DQN, PPO, SAC, TD3, CNNPolicy, GSDEPolicy, LSTMPolicy, MLPPolicy, QPolicy, evaluate
 from algos.envs.flatten import flatten, flatten_one, unflatten
 from algos.envs.spaces import acts_alike, describe_space, reads_alike, restore_space
 from tests.helpers.errors import refused
@@ -204,14 +204,17 @@ SEEN_TO_FAIL = {
     "Box uint16": (spaces.Box(0, 9, (3,), np.uint16), TWO),
     "Box uint64": (spaces.Box(0, 9, (3,), np.uint64), TWO),
     "Dict in another order": (spaces.Dict(OrderedDict([("speed", VECTOR), ("angle", VECTOR)])), TWO),
+    "Box actions, Dict": (spaces.Dict({"b": VECTOR, "a": TWO}), spaces.Box(-3, 1, (2, 2), np.float32)),
     "Dict in a Tuple": (spaces.Tuple([TWO, spaces.Dict([("b", VECTOR), ("a", VECTOR)])]), TWO),
 }
 
 
+BOXES = [name for name, (_, action_space) in SEEN_TO_FAIL.items() if isinstance(action_space, spaces.Box)]
+FOR_BOXES = [(algorithm, name) for algorithm in (SAC, TD3) for name in BOXES]
 FOR_DQN = [(DQN, name) for name, (_, action_space) in SEEN_TO_FAIL.items() if isinstance(action_space, spaces.Discrete)]
 
 
-@pytest.mark.parametrize(("algorithm", "name"), [*((PPO, name) for name in SEEN_TO_FAIL), *FOR_DQN])
+@pytest.mark.parametrize(("algorithm", "name"), [*((PPO, name) for name in SEEN_TO_FAIL), *FOR_DQN, *FOR_BOXES])
 def test_a_loaded_agent_fits_its_environment(algorithm, name, tmp_path):
     observation_space, action_space = SEEN_TO_FAIL[name]
     env = SyncVectorEnv([lambda: Random(observation_space, action_space)] * 2)
