@@ -18,13 +18,12 @@ from algos.envs.flatten import flatten, flatten_one
 from algos.envs.spaces import fit_actions
 from algos.envs.subprocess_env import FAILED
 from algos.policies.generator import Generator, collect_turns
-from algos.policies.log_probs import LogProbs
 from algos.policies.policy import Policy, check_policy, check_step, refuse_strings
 from algos.policies.random_streams import episode_seeds, row_seeds
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.lm.model import language_model_of
 from textenv.names import check_names
-from textenv.rollout import EpisodeEnv, is_episode_env
+from textenv.rollout import EpisodeEnv, LogProbs, is_episode_env
 
 if TYPE_CHECKING:
     from algos.policies.lm import LMPolicy

@@ -384,6 +384,30 @@ def in_order(rollout: TensorDict) -> TensorDict:
     return rollout[episode_of_row(rollout).argsort(stable=True)]
 
 
+class LogProbs:
+    """Log-probabilities of tokens, recorded while a text rollout is played; its number of rows is not known before."""
+
+    def __init__(self) -> None:
+        self._rows: list[np.ndarray] = []
+        self._columns: list[np.ndarray] = []
+        self._values: list[np.ndarray] = []
+
+    def record(self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray | Sequence[float]) -> None:
+        """Record log-probabilities, nats, of the actions at these rows and columns; all three are ``[n]``."""
+        self._rows.append(rows.copy())
+        self._columns.append(columns.copy())
+        self._values.append(np.asarray(values, dtype=np.float32))
+
+    def added_to(self, rollout: TensorDict) -> TensorDict:
+        """Return the rollout with the column ``log_prob``, 0 where none was recorded, and its rows `in_order`."""
+        column = np.zeros(rollout.shape, dtype=np.float32)
+        if self._rows:
+            index = (np.concatenate(self._rows), np.concatenate(self._columns))
+            column[index] = np.concatenate(self._values)
+        rollout["log_prob"] = torch.from_numpy(column)
+        return in_order(rollout)
+
+
 def join_column(column: Tensor, rollout: TensorDict) -> Tensor:
     """Write the rows of each episode one behind the other along time; `split_column` takes them apart again.
 

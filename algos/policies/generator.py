@@ -11,13 +11,13 @@ from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
 from algos.config import ClippedConfig, Config
-from algos.policies.log_probs import LogProbs
 from algos.policies.policy import Policy
 from algos.policies.random_streams import episode_seeds
 from algos.ranks import collectives
 from textenv.envs.episode_batch import OpenTurn
 from textenv.envs.task import Conversation
 from textenv.envs.vector_env import TextVectorEnv
+from textenv.rollout import LogProbs
 
 if TYPE_CHECKING:
     from algos.policies.lm import LMPolicy
