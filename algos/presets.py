@@ -265,7 +265,7 @@ MINIGRID_STEPS = {
 }
 """Steps of rl-baselines3-zoo's agents."""
 _NORMALIZED = {"normalize_observations": True}
-_WIDE = {"hidden": (400, 300)}
+_WIDE = {"hidden": [400, 300]}
 VALUE_POLICIES = {"dqn": "q", "sac": "sac", "td3": "td3"}
 """Policy of each algorithm that trains only one class."""
 _OF_MINIGRID: dict[str, Any] = {
@@ -283,7 +283,7 @@ _ROWS: tuple[tuple[str, str, Config, int, int, dict[str, Any]], ...] = (
     ("Pendulum-v1", "sac", PENDULUM_SAC, 1, 20_000, {"policy": "sac"}),
     ("Pendulum-v1", "td3", PENDULUM_TD3, 1, 20_000, {"policy": "td3", "policy_kwargs": _WIDE}),
     ("MountainCarContinuous-v0", "sac", MOUNTAIN_CAR_CONTINUOUS_SAC, 1, 50_000,
-     {"policy": "sac", "policy_kwargs": {"hidden": (64, 64)}}),
+     {"policy": "sac", "policy_kwargs": {"hidden": [64, 64]}}),
     ("MountainCarContinuous-v0", "td3", MOUNTAIN_CAR_CONTINUOUS_TD3, 1, 300_000,
      {"policy": "td3", "policy_kwargs": _WIDE}),
     ("LunarLander-v3", "sac", LUNAR_LANDER_SAC, 1, 500_000,

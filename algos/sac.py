@@ -1,6 +1,7 @@
 """Soft actor-critic with a learned temperature (Haarnoja et al. 2018b, arXiv 1812.05905).
 
-The policy maximizes E Σ γ^t (r + α H(π(·|s))). Actions are scaled to [-1, 1] for critics, log-densities and entropies.
+The policy maximizes the discounted sum of r + α H, where H is the entropy of the actions in a state. Actions are
+scaled to [-1, 1] for critics, log-densities and entropies.
 """
 
 import copy
@@ -189,7 +190,7 @@ class SAC(Agent[SACConfig]):
 def soft_target(
     *, reward: Tensor, terminated: Tensor, next_values: Tensor, next_log_prob: Tensor, temperature: Tensor, gamma: float
 ) -> Tensor:
-    """Return r + γ (min Q'(s', a') - α log π(a'|s')), without the second term at termination (eq. 3 and 5).
+    """Return r + γ (min Q'(s', a') - α log π(a')), without the second term at termination (eq. 3 and 5).
 
     Args:
         reward: float32 ``[b]``.

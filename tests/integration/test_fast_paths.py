@@ -14,7 +14,7 @@ from pkgutil import resolve_name
 import pytest
 import torch
 
-from algos.policies import distributions, towers
+from algos.policies import distributions, towers, twin_critics
 from textenv.acceleration import FAST, syntax_digest
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +71,17 @@ class PlainAdam(torch.optim.AdamW):
         )
 
 
+def values_and_gradient(twin_values):
+    """Values of two critics for three rows, and the gradients of rows, weights and biases, one after another."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(2, 5, 8), (2, 8, 8), (2, 8)], [(2, 1, 8), (2, 1, 8), (2, 1)]
+    rows = OBSERVATION.clone().requires_grad_()
+    weights, biases = ([torch.randn(size, generator=generator).requires_grad_() for size in group] for group in sizes)
+    values = twin_values(rows, weights, biases)
+    gradients = torch.autograd.grad(values.square().sum(), [rows, *weights, *biases])
+    return torch.cat([part.flatten() for part in (values.detach(), *gradients)])
+
+
 OBSERVATION = torch.linspace(-2, 2, 15).reshape(3, 5)
 CASES = {
     "towers:act": (towers.act, lambda function: function(OBSERVATION.numpy(), tower(2))),
@@ -82,6 +93,7 @@ CASES = {
         distributions.draw, lambda function: function(OBSERVATION, torch.Generator().manual_seed(1), False)
     ),
     "adam:Adam": (PlainAdam, clipped_steps),
+    "critics:twin_values": (twin_critics.twin_values, values_and_gradient),
 }  # fmt: skip
 
 
