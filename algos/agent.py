@@ -431,7 +431,7 @@ def check_environment(env: object, policy: object, config: Config) -> Policy:
     # Algorithm and policy
     if policy.trained_by_values and isinstance(config, PolicyGradientConfig):
         raise TypeError(
-            f"a {type(policy).__name__} chooses actions by their values, not by a policy gradient: train it with the "
+            f"a {type(policy).__name__} is trained by values of actions, not by a policy gradient: train it with the "
             "algorithm that it is for (QPolicy with DQN, SACPolicy with SAC, TD3Policy with TD3), or use an MLPPolicy"
         )
     if policy.sampling_only:

@@ -656,6 +656,8 @@ def _lives(info: Mapping[str, Any], earlier: np.ndarray | None) -> np.ndarray | 
     if "lives" not in info:
         return earlier
     lives = np.array(info["lives"])
+    if lives.dtype.kind not in "iu" or lives.ndim != 1:  # an environment may mean something else by it
+        return earlier
     if earlier is not None and "_lives" in info:  # Gymnasium fills slots without an entry with zeros
         lives = np.where(info["_lives"], lives, earlier)
     return lives
@@ -675,6 +677,7 @@ def _merge(masks: torch.Tensor | None, done_masks: torch.Tensor | None, done: np
 def _rollout(columns: Columns) -> TensorDict:
     """Stack the steps along time, once, at the end: ``[N, T]``."""
     _fill_action_masks(columns)
+    _fill_lost_lives(columns)
     num_steps = len(columns["mask"])
     num_slots = len(columns["mask"][0])
     data = {}
@@ -686,6 +689,13 @@ def _rollout(columns: Columns) -> TensorDict:
     data["reward"] = data["reward"].to(torch.float32)
     data["group"] = torch.arange(num_slots, device="cpu")[:, None].expand(num_slots, num_steps)
     return TensorDict(data, batch_size=[num_slots, num_steps])
+
+
+def _fill_lost_lives(columns: Columns) -> None:
+    """If some steps report lives, no life was lost in the others."""
+    if any(lost is not None for lost in columns["life_lost"]):
+        none_lost = np.zeros_like(columns["mask"][0])
+        columns["life_lost"] = [none_lost if lost is None else lost for lost in columns["life_lost"]]
 
 
 def _fill_action_masks(columns: Columns) -> None:

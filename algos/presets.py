@@ -116,7 +116,7 @@ MUJOCO = PPOConfig(
 """MuJoCo with one environment and normalized observations; CleanRL, ``ppo_continuous_action.py``.
 
 As there, a time limit counts as an end. Differences: normalized rewards are not clipped to ±10, and observations and
-rewards are normalized by statistics of whole rollouts, not step by step.
+rewards are normalized by statistics of whole rollouts, not step by step. Not run here to the end.
 """
 
 MINIGRID = PPOConfig(num_epochs=10, minibatch_size=64, learning_rate=2.5e-4, vf_coef=1.0, normalize_rewards=True)
@@ -188,7 +188,8 @@ CARTPOLE_DQN = DQNConfig(
 PENDULUM_SAC = SACConfig(learning_rate=1e-3)
 """Pendulum-v1 in 20,000 steps; rl-baselines3-zoo, ``hyperparams/sac.yml``.
 
-In all presets of SAC and TD3, a rollout of 16 steps is followed by 16 updates, where the zoo alternates single ones.
+As in the other presets of SAC and TD3 without ``num_steps``, a rollout of 16 steps is followed by 16 updates, where the
+zoo alternates single ones.
 """
 
 MOUNTAIN_CAR_CONTINUOUS_SAC = SACConfig(
@@ -202,10 +203,16 @@ still (return 0). PPO's recipe finds it.
 """
 
 LUNAR_LANDER_SAC = SACConfig(learning_rate=7.3e-4, final_learning_rate=0.0, target_rate=0.01, learning_starts=10_000)
-"""LunarLander-v3 with ``continuous=True``, 500,000 steps, ``hidden=(400, 300)``; rl-baselines3-zoo (there v2)."""
+"""LunarLander-v3 with ``continuous=True``, 500,000 steps, ``hidden=(400, 300)``; rl-baselines3-zoo (there v2).
+
+Not run here to the end.
+"""
 
 MUJOCO_SAC = SACConfig(learning_starts=10_000)
-"""HalfCheetah and Hopper in a million steps; rl-baselines3-zoo, ``hyperparams/sac.yml`` (there v3 and v4)."""
+"""HalfCheetah and Hopper in a million steps; rl-baselines3-zoo, ``hyperparams/sac.yml`` (there v3 and v4).
+
+Not run here to the end.
+"""
 
 PENDULUM_TD3 = TD3Config(gamma=0.98, buffer_size=200_000, learning_starts=10_000)
 """Pendulum-v1 in 20,000 steps, for ``hidden=(400, 300)``; rl-baselines3-zoo, ``hyperparams/td3.yml``."""
@@ -218,10 +225,16 @@ PPO's recipe finds it.
 """
 
 LUNAR_LANDER_TD3 = PENDULUM_TD3
-"""LunarLander-v3 with ``continuous=True``, 300,000 steps, ``hidden=(400, 300)``; rl-baselines3-zoo (there v2)."""
+"""LunarLander-v3 with ``continuous=True``, 300,000 steps, ``hidden=(400, 300)``; rl-baselines3-zoo (there v2).
+
+Not run here to the end.
+"""
 
 MUJOCO_TD3 = TD3Config(learning_starts=10_000)
-"""HalfCheetah and Hopper in a million steps, ``hidden=(400, 300)``; rl-baselines3-zoo, ``hyperparams/td3.yml`` (v4)."""
+"""HalfCheetah and Hopper in a million steps, ``hidden=(400, 300)``; rl-baselines3-zoo, ``hyperparams/td3.yml`` (v4).
+
+Not run here to the end.
+"""
 
 WORDS = PPOConfig(
     num_steps=64, num_epochs=4, minibatch_size=256, learning_rate=1e-3, final_learning_rate=1e-4, gamma=0.98,

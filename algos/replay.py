@@ -1,7 +1,7 @@
 """What the algorithms that learn from a replay buffer share: the buffer (torchrl's), its state, and target networks."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +15,8 @@ from algos.config import ReplayConfig
 
 STORED = ("observation", "action", "reward", "next_observation", "terminated")
 """Rollout columns stored in the replay buffer. A truncated step is like any other: its target is bootstrapped."""
+BATCHES_AT_ONCE = 64
+"""Maximum number of batches that are copied from the buffer at a time."""
 
 
 def replay_buffer(config: ReplayConfig, generator: torch.Generator) -> "TensorDictReplayBuffer":
@@ -38,16 +40,21 @@ def store(rollout: TensorDict, buffer: "TensorDictReplayBuffer") -> int:
     if "action_mask" in rollout.keys():
         columns.append("next_action_mask")
     steps = rollout.select(*columns)[rollout["mask"]]
-    for name in ("observation", "next_observation"):
-        if steps[name].dtype == torch.float64:
-            steps[name] = steps[name].float()  # as policies read them; half the memory
-    buffer.extend(steps)
+    buffer.extend(_with_short_observations(steps))
     return len(steps)
 
 
+def _with_short_observations(steps: TensorDict) -> TensorDict:
+    """Convert float64 observations to float32, as policies read them: half the memory."""
+    for name in ("observation", "next_observation"):
+        if steps[name].dtype == torch.float64:
+            steps[name] = steps[name].float()
+    return steps
+
+
 def may_learn(buffer: "TensorDictReplayBuffer", config: ReplayConfig) -> bool:
-    """Whether the buffer holds enough steps to learn from."""
-    return len(buffer) >= max(config.learning_starts, config.batch_size)
+    """Whether the buffer holds enough steps to learn from; a batch may have a step twice."""
+    return len(buffer) >= max(config.learning_starts, 1)
 
 
 def count_updates(updates_due: float, num_steps: int, updates_per_step: float) -> tuple[int, float]:
@@ -57,11 +64,12 @@ def count_updates(updates_due: float, num_steps: int, updates_per_step: float) -
     return num_updates, updates_due - num_updates
 
 
-def sample_batches(buffer: "TensorDictReplayBuffer", config: ReplayConfig, count: int) -> Sequence[TensorDict]:
-    """Draw ``count`` batches of steps uniformly, at once, which is much faster than one by one."""
-    if count == 0:
-        return []
-    return buffer.sample(count * config.batch_size).split(config.batch_size)
+def sample_batches(buffer: "TensorDictReplayBuffer", config: ReplayConfig, count: int) -> Iterator[TensorDict]:
+    """Draw ``count`` batches of steps uniformly, many at once, which is much faster than one by one."""
+    while count > 0:
+        count_now = min(count, BATCHES_AT_ONCE)
+        yield from buffer.sample(count_now * config.batch_size).split(config.batch_size)
+        count -= count_now
 
 
 def buffer_state(buffer: "TensorDictReplayBuffer") -> dict[str, object]:
@@ -74,7 +82,8 @@ def restore_buffer(buffer: "TensorDictReplayBuffer", state: Mapping[str, Any]) -
     """Restore what `buffer_state` returned, in an empty buffer of the same size."""
     if state["remembered"] is not None:
         columns = state["remembered"]
-        buffer.extend(TensorDict(columns, batch_size=[len(columns["reward"])]))
+        steps = TensorDict(columns, batch_size=[len(columns["reward"])])
+        buffer.extend(_with_short_observations(steps))  # DQN stored float64 up to version 0.11
     buffer.writer.load_state_dict(state["writer"])
 
 

@@ -72,7 +72,8 @@ class SAC(Agent[SACConfig]):
         """Mean entropy that a learned temperature aims at, nats."""
         self.critic_optimizer = Optimizer(policy.critic.parameters(), config, policy=policy)
         self.actor_optimizer = Optimizer(policy.actor.parameters(), config, policy=policy)
-        self.temperature_optimizer = Optimizer([self.log_temperature], config, policy=policy)
+        without_decay = dataclasses.replace(config, weight_decay=0.0)  # which would pull α towards 1
+        self.temperature_optimizer = Optimizer([self.log_temperature], without_decay, policy=policy)
         self.updates_due = 0.0
         """Updates that the steps so far have earned, but that have not been made: a fraction of one."""
 
@@ -119,8 +120,10 @@ class SAC(Agent[SACConfig]):
         """
         # The critics, then the policy by the new critics
         critic_metrics = self.critic_optimizer.step(self.critic_loss, batch)
+        if not critic_metrics:
+            return {}
         actor_metrics = self.actor_optimizer.step(self.policy_loss, batch)
-        if not critic_metrics or not actor_metrics:
+        if not actor_metrics:
             return {}
         critic_metrics["value/grad_norm"] = critic_metrics.pop("update/grad_norm")
         metrics = critic_metrics | actor_metrics

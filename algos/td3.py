@@ -100,16 +100,16 @@ class TD3(Agent[TD3Config]):
         return batch
 
     def improve(self, batch: TensorDict) -> StepMetrics:
-        """Take a step of the critics on a batch ``[b]``, and in every ``policy_delay``-th call of the policy.
+        """Take a step of the critics on a batch ``[b]``, and after every ``policy_delay``-th one a step of the policy.
 
         Returns:
             Metrics; empty if a step was skipped (`algos.config.Config.skip_nonfinite`).
         """
         config = self.config
-        self.gradient_steps += 1
         metrics = self.critic_optimizer.step(self.critic_loss, batch)
         if not metrics:
             return {}
+        self.gradient_steps += 1
         metrics["value/grad_norm"] = metrics.pop("update/grad_norm")
         if self.gradient_steps % config.policy_delay:
             return metrics

@@ -292,6 +292,7 @@ FLAGS: Mapping[str, str] = _by_name({
 """What to write instead on the command line, where it differs from `ADVICE`."""
 
 METHODS: Mapping[str, str] = _by_name({
+    "export": "the policy is exported: agent.policy.export(\"policy.onnx\"), or algos export RUN policy.onnx",
     "predict": "the policy acts: agent.policy.predict(observation)",
     "load": "algos.load(folder) reads the policy of a saved agent, and agent.learn(..., resume=folder) continues a run",
     "from_pretrained": "LMPolicy.load(name) loads a model, algos.load(folder) the policy of a saved agent",

@@ -1,5 +1,6 @@
 """Action distributions: sampling, log-probability, entropy and KL from a network's output, for each action space."""
 
+import functools
 import math
 
 import numpy as np
@@ -368,9 +369,9 @@ class SquashedGaussian(nn.Module):
         log_prob = -(0.5 * standard.square() + log_std + 0.5 * LOG_2PI + _log_tanh_slope(gaussian)).sum(-1)
 
         # Entropy of the Gaussian, plus the mean change of volume
-        nodes, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE_NODES)
+        nodes, weights = _quadrature()
         node = torch.tensor(nodes, dtype=mean.dtype, device=mean.device)
-        weight = torch.tensor(weights / weights.sum(), dtype=mean.dtype, device=mean.device)
+        weight = torch.tensor(weights, dtype=mean.dtype, device=mean.device)
         gaussian_at_nodes = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * node
         mean_slope = (_log_tanh_slope(gaussian_at_nodes) * weight).sum(-1)
         entropy = (log_std + 0.5 * (LOG_2PI + 1) + mean_slope).sum(-1)
@@ -387,6 +388,13 @@ class SquashedGaussian(nn.Module):
         """Mean and log standard deviation of the Gaussian, ``[*, numbers]`` each."""
         mean, log_std = output.chunk(2, dim=-1)
         return mean, log_std.clamp(*LOG_STD_RANGE)
+
+
+@functools.cache
+def _quadrature() -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of a mean over a standard normal number (Gauss-Hermite), `QUADRATURE_NODES` each."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE_NODES)
+    return nodes, weights / weights.sum()
 
 
 class NoisyAction(nn.Module):
@@ -429,7 +437,7 @@ class NoisyAction(nn.Module):
         return action, log_prob
 
     def mode(self, output: Tensor) -> Tensor:
-        """Action without noise, scaled to [-1, 1]: ``[*, size]`` each."""
+        """Action without noise, scaled to [-1, 1]: ``[*, size]`` to ``[*, size]``."""
         return output.tanh()
 
     def most_probable(self, output: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from algos.envs.images import warn_of_flat_pixels
 from algos.policies.distributions import NoisyAction, SquashedGaussian
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 from algos.policies.towers import tower, widths
@@ -112,6 +113,7 @@ class TwinCriticPolicy(ControlPolicy):
         seed: int = 0,
     ) -> None:
         super().__init__(observation_space, action_space, normalize_observations=False, seed=seed)
+        warn_of_flat_pixels(observation_space, type(self).__name__)
         self.hidden = widths(hidden)
         self.distribution = self.distribution_type(action_space)
         self.actor = tower(

@@ -1,15 +1,18 @@
-"""Returns after training beside published figures: every preset, several seeds, 100 deterministic episodes each.
+"""Returns after training beside published figures: presets, several seeds, 100 deterministic episodes each.
 
-A run that is there already, in ``runs/published``, is not repeated.
+A run of the same code that is there already, in ``runs/published``, is not repeated.
 """
 
+import json
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from page import depends
 
 from algos import presets
 from algos.lab.comparison.compare import train_all
@@ -70,13 +73,14 @@ MUJOCO = {
 
 def beside_published(cases, suite, *, seeds, chosen):
     """Rows of the table: one a case, in the order of the cases."""
+    # Runs of other code are not taken for runs of this one
+    code = json.dumps(depends("algorithms"), sort_keys=True)
+    run_dir = RUNS / f"{suite}-{sha256(code.encode()).hexdigest()[:8]}"
     rows = []
     for case, published in cases.items():
         if not chosen(str(case)):
             continue
-        runs = train_all(
-            [case], seeds=seeds, run_dir=RUNS / suite, num_episodes=EPISODES, deterministic=True, quiet=True
-        )
+        runs = train_all([case], seeds=seeds, run_dir=run_dir, num_episodes=EPISODES, deterministic=True, quiet=True)
         returns = np.array([run.after["mean_return"] for run in runs])
         train_returns = np.array([last_episodes(run.history) for run in runs])
         low, high = bootstrap_interval(returns) if seeds >= MIN_SEEDS else (None, None)

@@ -1,5 +1,6 @@
 """SAC: one update is Stable-Baselines3's, a bandit's policy is exp(Q/α)/Z, targets by hand, warm-up, wrong input."""
 
+import copy
 import math
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from tensordict import TensorDict
 
 import algos
 from algos import SAC, SACConfig, SACPolicy, TD3Policy, evaluate
+from algos.replay import buffer_state, restore_buffer, sample_batches, store
 from algos.sac import soft_target
 from tests.helpers.off_policy import Reach, copy_critics, peer_batch, random_batch, reach
 from tests.helpers.small_agents import cartpole
@@ -330,7 +332,7 @@ def test_other_policies_and_spaces_are_refused():
     peer = TD3Policy(env.single_observation_space, env.single_action_space, hidden=(4,))
     with pytest.raises(TypeError, match="TD3Policy, but SAC trains only a SACPolicy"):
         SAC(env, peer)
-    with pytest.raises(TypeError, match="SACPolicy chooses actions by their values"):
+    with pytest.raises(TypeError, match="SACPolicy is trained by values of actions"):
         algos.PPO(env, small_policy())
     with pytest.raises(ValueError, match="expected a Box of floats with bounds: use PPO, or DQN for Discrete"):
         SAC(cartpole())
@@ -354,3 +356,58 @@ def test_other_policies_and_spaces_are_refused():
 def test_wrong_configs_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         SACConfig(**options)
+
+
+@pytest.mark.parametrize("kind", [algos.SAC, algos.TD3])
+def test_a_skipped_step_changes_no_weight(kind):
+    """The loss of a reward that is not a number; the policy and the temperature wait, too."""
+    env = gym.make_vec("Pendulum-v1", num_envs=1, vectorization_mode="sync")
+    agent = kind(env, learning_starts=0, num_steps=4, batch_size=4, skip_nonfinite=True)
+    rollout = agent.collect()
+    rollout["reward"].fill_(float("nan"))
+    weights = copy.deepcopy(agent.policy.state_dict())
+    metrics = agent.update(rollout)
+    assert metrics["update/skipped"] == 4
+    assert all(torch.equal(weights[name], weight) for name, weight in agent.policy.state_dict().items())
+    if kind is algos.TD3:
+        assert agent.gradient_steps == 0
+    else:
+        assert agent.temperature == 1
+
+
+def test_learning_starts_as_soon_as_it_says():
+    """Before, with uniform actions; also if a batch is larger than what is stored."""
+    env = gym.make_vec("Pendulum-v1", num_envs=1, vectorization_mode="sync")
+    agent = algos.SAC(env, learning_starts=8, num_steps=4, batch_size=64)
+    is_uniform = []
+    has_learnt = []
+    for _ in range(3):
+        rollout = agent.collect()
+        is_uniform.append(agent.policy.distribution.uniform)
+        has_learnt.append("value/loss" in agent.update(rollout))
+    assert is_uniform == [True, True, False] and has_learnt == [False, True, True]
+
+
+def test_many_batches_are_those_of_one_draw(monkeypatch):
+    """The stream of random numbers does not depend on how many are drawn at a time."""
+    env = gym.make_vec("Pendulum-v1", num_envs=1, vectorization_mode="sync")
+    agent = algos.SAC(env, learning_starts=0, num_steps=32, batch_size=3)
+    store(agent.collect(), agent.buffer)
+    state = agent.generator.get_state()
+    expected = agent.buffer.sample(3 * 150)["observation"]
+    agent.generator.set_state(state)
+    batches = [batch["observation"] for batch in sample_batches(agent.buffer, agent.config, 150)]
+    assert len(batches) == 150 and torch.equal(torch.cat(batches), expected)
+
+
+def test_a_buffer_of_float64_goes_on():
+    """DQN stored the observations of its environment as they were."""
+    env = gym.make_vec("Pendulum-v1", num_envs=1, vectorization_mode="sync")
+    agent = algos.SAC(env, num_steps=8, learning_starts=0)
+    store(agent.collect(), agent.buffer)
+    state = buffer_state(agent.buffer)
+    state["remembered"] |= {name: state["remembered"][name].double() for name in ("observation", "next_observation")}
+    other = algos.SAC(env, num_steps=8, learning_starts=0)
+    restore_buffer(other.buffer, state)
+    store(other.collect(), other.buffer)
+    assert len(other.buffer) == 16 and other.buffer[:]["observation"].dtype == torch.float32

@@ -85,8 +85,8 @@ def test_updates_equal_those_of_stable_baselines3():
 
 
 def test_noise_explores_and_ends_with_the_update():
-    """Noise of .1 of half the range, 1.5 and .25; actions out of bounds are stored clipped, and act's are not."""
-    agent = make(learning_starts=0, num_steps=200, exploration_noise=0.1, batch_size=2_000)
+    """Noise of .1 of half the range, 1.5 and .25; actions out of bounds are stored as drawn."""
+    agent = make(learning_starts=0, num_steps=200, exploration_noise=0.1, updates_per_step=1e-6)
     policy = agent.policy
     with torch.no_grad():
         policy.actor[-1].weight.zero_()

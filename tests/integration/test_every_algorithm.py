@@ -458,7 +458,7 @@ def test_anothers_config_or_policy_is_refused():
     with pytest.raises(TypeError, match="config is a PPOConfig, but REINFORCE needs a REINFORCEConfig"):
         REINFORCE(env, mlp_for(env), PPOConfig())
     q_policy = QPolicy(env.single_observation_space, env.single_action_space)
-    with pytest.raises(TypeError, match="QPolicy chooses actions by their values.* DQN"):
+    with pytest.raises(TypeError, match="QPolicy is trained by values of actions.* DQN"):
         PPO(env, q_policy, PPOConfig())
 
 
