@@ -14,7 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from tensordict import TensorDict, pad
 
-from algos.envs.flatten import flatten, flatten_one
+from algos.envs.flatten import flatten, flatten_one, pack
 from algos.envs.spaces import fit_actions
 from algos.envs.subprocess_env import FAILED
 from algos.policies.generator import Generator, collect_turns
@@ -174,7 +174,7 @@ class Collector:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.seed = state["seed"]
-        self.observation = state["observation"]
+        self.observation = pack(self.env.single_observation_space, state["observation"])
         self.only_resets = state["ended"]
         self.action_mask = state["action_mask"]
         self.lives = state.get("lives")  # states of version 0.11 and earlier have none

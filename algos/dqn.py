@@ -95,7 +95,7 @@ class DQN(Agent[DQNConfig]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Agent.load_state_dict`."""
         super().load_state_dict(state)
-        restore_buffer(self.buffer, state)
+        restore_buffer(self.buffer, state, self.policy.observation_space)
         self.target.load_state_dict(state["target"])
         self.gradient_steps = state["gradient_steps"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -197,19 +198,28 @@ def has_text_spaces(env_id: str, env_kwargs: Mapping[str, Any] | None = None) ->
     entry_point: Any = spec.entry_point
     if str(entry_point).startswith("gymnasium.envs."):  # none of these does
         return False
+
+    # Make it, unless one of the same arguments was made before
     arguments = _arguments_of_strings(env_kwargs) if env_kwargs else {}
-    key = (spec.id, entry_point, repr(sorted(arguments.items())))
+    try:
+        all_arguments = json.dumps({**spec.kwargs, **arguments}, sort_keys=True)
+    except TypeError:  # objects, which may be other ones next time
+        return bool(_makes_text(spec.id, arguments))
+    key = (spec.id, entry_point, all_arguments)
     if key not in _HAS_TEXT_SPACES:
-        _HAS_TEXT_SPACES[key] = _makes_text(spec.id, arguments)
+        makes_text = _makes_text(spec.id, arguments)
+        if makes_text is None:
+            return False
+        _HAS_TEXT_SPACES[key] = makes_text
     return _HAS_TEXT_SPACES[key]
 
 
-def _makes_text(env_id: str, arguments: Mapping[str, Any]) -> bool:
-    """Make an environment, to see whether it has Text spaces."""
+def _makes_text(env_id: str, arguments: Mapping[str, Any]) -> bool | None:
+    """Make an environment, to see whether it has Text spaces; return None if that fails."""
     try:
         env = gymnasium.make(env_id, **arguments)
     except Exception:  # of anybody's environment; making it in earnest says what is wrong
-        return False
+        return None
     is_string_env = isinstance(env.observation_space, spaces.Text) and isinstance(env.action_space, spaces.Text)
     env.close()
     return is_string_env

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from gymnasium import spaces
 from tensordict import TensorDict
 from torch import nn
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from torchrl.data import TensorDictReplayBuffer
 
 from algos.config import ReplayConfig
+from algos.envs.flatten import pack
 
 STORED = ("observation", "action", "reward", "next_observation", "terminated")
 """Rollout columns stored in the replay buffer. A truncated step is like any other: its target is bootstrapped."""
@@ -78,12 +80,22 @@ def buffer_state(buffer: "TensorDictReplayBuffer") -> dict[str, object]:
     return {"remembered": remembered, "writer": buffer.writer.state_dict()}
 
 
-def restore_buffer(buffer: "TensorDictReplayBuffer", state: Mapping[str, Any]) -> None:
-    """Restore what `buffer_state` returned, in an empty buffer of the same size."""
+def restore_buffer(buffer: "TensorDictReplayBuffer", state: Mapping[str, Any], space: spaces.Space) -> None:
+    """Restore what `buffer_state` returned, in an empty buffer of the same size.
+
+    Args:
+        buffer: the buffer.
+        state: the state.
+        space: space of one observation.
+    """
     if state["remembered"] is not None:
         columns = state["remembered"]
         steps = TensorDict(columns, batch_size=[len(columns["reward"])])
-        buffer.extend(_with_short_observations(steps))  # DQN stored float64 up to version 0.11
+        # Up to version 0.11 there was float64, and images among other parts were not packed
+        steps = _with_short_observations(steps)
+        for name in ("observation", "next_observation"):
+            steps[name] = torch.from_numpy(pack(space, steps[name].cpu().numpy()))
+        buffer.extend(steps)
     buffer.writer.load_state_dict(state["writer"])
 
 

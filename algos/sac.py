@@ -181,7 +181,7 @@ class SAC(Agent[SACConfig]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Agent.load_state_dict`."""
         super().load_state_dict(state)
-        restore_buffer(self.buffer, state)
+        restore_buffer(self.buffer, state, self.policy.observation_space)
         self.target_critic.load_state_dict(state["target_critic"])
         self.log_temperature.data.copy_(state["log_temperature"])
         self.critic_optimizer.load_state_dict(state["critic_optimizer"])

@@ -160,7 +160,7 @@ class TD3(Agent[TD3Config]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Agent.load_state_dict`."""
         super().load_state_dict(state)
-        restore_buffer(self.buffer, state)
+        restore_buffer(self.buffer, state, self.policy.observation_space)
         self.target.load_state_dict(state["target"])
         self.critic_optimizer.load_state_dict(state["critic_optimizer"])
         self.actor_optimizer.load_state_dict(state["actor_optimizer"])

@@ -25,6 +25,7 @@ TRAINING = {
     "README", "from-stable-baselines3", "conversation", "same-world", "what-changed", "your-model-and-lora",
 }  # fmt: skip
 """Pages that train for more than ten seconds; `make learning` runs them in full length."""
+assert {page.stem for page in PAGES} >= TRAINING
 NAMING = [
     page
     for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("**/*.md")))

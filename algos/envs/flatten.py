@@ -149,6 +149,28 @@ def unpack(space: spaces.Space, flat: Tensor) -> Tensor:
     return torch.cat(columns, dim=-1)
 
 
+def pack(space: spaces.Space, flat: np.ndarray) -> np.ndarray:
+    """Convert float32 observations ``[N, size]`` of a Dict or Tuple with images to uint8 ``[N, bytes]``, see `unpack`.
+
+    All other observations are returned as they are; up to version 0.11, none was packed.
+    """
+    if packed_size(space) == 0 or is_packed(space, flat):
+        return flat
+    numbers = []
+    pixels = []
+    start = 0
+    for leaf in leaf_spaces(space):
+        end = start + spaces.flatdim(leaf)
+        if is_image(leaf):
+            pixels.append(flat[:, start:end].astype(np.uint8))
+        else:
+            numbers.append(flat[:, start:end])
+        start = end
+    if numbers:
+        pixels.insert(0, np.concatenate(numbers, axis=1, dtype=np.float32).view(np.uint8))
+    return np.concatenate(pixels, axis=1)
+
+
 def flatten_one(space: spaces.Space, observation: object) -> np.ndarray:
     """Flatten a single observation; see `flatten`."""
     if isinstance(space, spaces.Box):

@@ -348,9 +348,10 @@ class SquashedGaussian(nn.Module):
         return self.bounds.unscale(self.mode(output))
 
     def parameters_of(self, output: Tensor) -> dict[str, Tensor]:
-        """``mean`` and ``log_std`` of the Gaussian before tanh and scaling, ``[N, numbers]`` each."""
+        """``mean`` and ``log_std`` of the Gaussian before tanh and scaling, ``[N, *]`` each."""
         mean, log_std = self.parametrize(output)
-        return {"mean": mean, "log_std": log_std}
+        shape = (-1, *self.bounds.shape)
+        return {"mean": mean.reshape(shape), "log_std": log_std.reshape(shape)}
 
     def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-density and differential entropy, nats; any batch shape.

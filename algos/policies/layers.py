@@ -8,6 +8,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from algos.envs.images import image_layout, is_image, leaf_spaces
+from algos.policies.normalizers import ObservationNormalizer
 
 SQRT_2 = math.sqrt(2)
 NATURE: tuple[tuple[int, int, int], ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
@@ -92,12 +93,15 @@ class CombinedEncoder(nn.Module):
             else:
                 self.size += size
 
-    def number_columns(self) -> Tensor:
-        """Columns of a flat observation that are no pixels, int64 ``[k]``."""
+    def normalizer(self) -> ObservationNormalizer | None:
+        """Make a normalizer of flat observations that leaves the pixels as they are; None if there is nothing else."""
         is_number = []
         for leaf, size in zip(self.leaves, self.sizes, strict=True):
             is_number += [not is_image(leaf)] * size
-        return torch.tensor(is_number, device="cpu").nonzero()[:, 0]
+        columns = torch.tensor(is_number, device="cpu").nonzero()[:, 0]
+        if not len(columns):
+            return None
+        return ObservationNormalizer(sum(self.sizes), columns)
 
     def forward(self, flat: Tensor) -> Tensor:
         """Features ``[n, size]`` of flat observations, float32 ``[n, *]``, whose pixels are from 0 to 255."""

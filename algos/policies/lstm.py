@@ -1,5 +1,6 @@
 """`LSTMPolicy`: a recurrent policy for partially observed environments."""
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -16,7 +17,6 @@ from algos.envs.spaces import restore_space
 from algos.policies.cnn import MAX_IMAGES_AT_ONCE
 from algos.policies.distributions import action_distribution
 from algos.policies.layers import SQRT_2, CombinedEncoder, linear, lstm
-from algos.policies.normalizers import ObservationNormalizer
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step, check_same_kind
 from algos.storage.onnx_export import NetworkStep
 
@@ -83,7 +83,7 @@ class LSTMPolicy(ControlPolicy):
             self.images = CombinedEncoder(observation_space, image_features=image_features, generator=self.generator)
             encoder_inputs = self.images.size
             if normalize_observations:
-                self.normalizer = ObservationNormalizer(self.input_size, self.images.number_columns())
+                self.normalizer = self.images.normalizer()
         elif image_features is None:
             warn_of_flat_pixels(observation_space, "LSTMPolicy with image_features=None")
         self.image_features = image_features
@@ -188,14 +188,15 @@ class LSTMPolicy(ControlPolicy):
 
     def arguments(self) -> dict[str, Any]:
         """See `ControlPolicy.arguments`."""
-        if self.images is None:
+        if not has_images(self.observation_space):
             return super().arguments()
         return super().arguments() | {"image_features": self.image_features}
 
     @classmethod
     def load(cls, folder: Path, saved: dict[str, Any]) -> Self:
-        """See `ControlPolicy.load`."""
-        if has_images(restore_space(saved["observation"])):
+        """See `ControlPolicy.load`; agents of version 0.11 and earlier flatten images."""
+        takes_features = "image_features" in inspect.signature(cls).parameters
+        if takes_features and has_images(restore_space(saved["observation"])):
             saved = {"image_features": None} | saved
         return super().load(folder, saved)
 

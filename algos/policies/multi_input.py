@@ -12,7 +12,6 @@ from algos.envs.images import has_images
 from algos.policies.cnn import MAX_IMAGES_AT_ONCE
 from algos.policies.distributions import action_distribution
 from algos.policies.layers import CombinedEncoder
-from algos.policies.normalizers import ObservationNormalizer
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 from algos.policies.towers import tower, widths
 from algos.storage.onnx_export import NetworkStep
@@ -66,7 +65,7 @@ class MultiInputPolicy(ControlPolicy):
         # The encoder's weights are drawn first, then the actor's
         self.encoder = CombinedEncoder(observation_space, image_features=image_features, generator=self.generator)
         if normalize_observations:
-            self.normalizer = ObservationNormalizer(self.input_size, self.encoder.number_columns())
+            self.normalizer = self.encoder.normalizer()
         num_outputs = self.distribution.size
         self.actor = tower(self.encoder.size, self.hidden, num_outputs, gain=0.01, generator=self.generator)
         self.critic = tower(self.encoder.size, self.hidden, 1, gain=1.0, generator=self.generator)

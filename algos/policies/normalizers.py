@@ -67,11 +67,9 @@ class ObservationNormalizer(RunningMoments):
         # Not saved: they come from the observation space
         self.register_buffer("columns", columns, persistent=False)
 
-    def add(self, samples: Tensor) -> None:
-        """See `RunningMoments.add`; flat observations ``[n, size]``."""
-        if self.columns is not None:
-            samples = samples[:, self.columns]
-        super().add(samples)
+    def selected(self, samples: Tensor) -> Tensor:
+        """Columns that have statistics, ``[n, k]``, of flat observations ``[n, size]``."""
+        return samples if self.columns is None else samples[:, self.columns]
 
     def forward(self, observation: Tensor) -> Tensor:
         """Normalize ``[*, size]``; differentiable."""

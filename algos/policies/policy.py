@@ -25,6 +25,8 @@ from algos.storage.onnx_export import NetworkStep, write_onnx
 from textenv.names import check_names
 from textenv.rollout import Evaluation, Reference, is_episode_env
 
+OBSERVATIONS_AT_ONCE = 1024
+"""Number of observations that are unpacked at a time for the statistics of a normalizer."""
 Observation = np.ndarray | dict[str, np.ndarray]
 """Observations of all slots, the input of `Policy.act`.
 
@@ -587,7 +589,11 @@ class ControlPolicy(nn.Module, Policy):
     def update_normalizer(self, rollout: TensorDict) -> None:
         """See `Policy.update_normalizer`."""
         if self.normalizer is not None:
-            self.normalizer.add(self._flat(rollout["observation"][rollout["mask"]]))
+            # In chunks, because pixels among the observations take four times their memory here
+            samples = []
+            for observation in rollout["observation"][rollout["mask"]].split(OBSERVATIONS_AT_ONCE):
+                samples.append(self.normalizer.selected(self._flat(observation)))
+            self.normalizer.add(torch.cat(samples))
 
     def arguments(self) -> dict[str, Any]:
         """Constructor arguments other than the spaces, for JSON, without those that only set the initial weights."""

@@ -272,9 +272,7 @@ class WordsPolicy(ControlPolicy):
         rows = torch.from_numpy(self._flatten(observation))
         return [self._asked(text)[0] for text in self._descriptions(rows)]
 
-    def export(self, path: str | Path, *, all_outputs: bool = False) -> Path:
-        """Raise a TypeError, because the descriptions and the language model are no network for control."""
-        return Policy.export(self, path, all_outputs=all_outputs)
+    export = Policy.export  # which refuses: descriptions and a language model are no network for control
 
     def words(self, action: Tensor | np.ndarray) -> list[str]:
         """Words of each action of a batch ``[N, *]``; those of several choices are joined by spaces."""
@@ -411,7 +409,7 @@ class WordsPolicy(ControlPolicy):
     def _read(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities of words ``[*batch, size]`` and values ``[*batch]`` of observations ``[*batch, *]``."""
         batch_shape = observation.shape[: observation.ndim - len(self._shape)]
-        texts = self._descriptions(observation.reshape(-1, *self._shape))
+        texts = self._descriptions(observation.reshape(-1, *observation.shape[len(batch_shape) :]))
         if not texts:
             empty = torch.zeros(*batch_shape, self.distribution.size, device=self.device)
             return empty, empty.sum(-1)
@@ -574,15 +572,19 @@ class _Outputs:
 
 
 def _fingerprints(module: nn.Module) -> list[object]:
-    """Return what changes with the weights: of trained ones two numbers, of frozen ones torch's counter of changes.
+    """Return what changes with the weights.
 
-    One of the numbers changes with any single weight, the other if weights only change places.
+    Of trained weights two numbers: one changes with any single weight, the other if weights only change places. Of
+    frozen ones, which may be many, torch's counter of changes, and two numbers of their first rows, because the counter
+    does not see what is written to `Tensor.data`.
     """
     fingerprints: list[object] = []
     for parameter in module.parameters():
         fingerprints += [parameter.device, parameter.dtype]
         if not parameter.requires_grad and not parameter.is_inference():  # of which torch counts no changes
+            first_row = parameter.detach()[:1].float() if parameter.ndim else parameter.detach().float()
             fingerprints += [parameter.data_ptr(), parameter._version]
+            fingerprints += [torch.hash_tensor(first_row).item(), first_row.sum().item()]
             continue
         weight = parameter.detach()
         rows = weight.reshape(len(weight), -1).float() if weight.ndim else weight.reshape(1, 1).float()

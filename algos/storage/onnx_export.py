@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -84,28 +84,27 @@ def write_onnx(policy: ExportedPolicy, path: str | Path, *, all_outputs: bool) -
     network.requires_grad_(False).to("cpu").eval()
     graph = _PolicyGraph(network, all_outputs=all_outputs)
 
-    # Two examples, because the exporter takes a dimension of 1 for a constant
+    # The inputs; two examples, because the exporter takes a dimension of 1 for a constant
     names = _input_names(policy.observation_space)
     parts = tuple(_zeros(leaf) for leaf in names.values())
-    state = None
     batch = torch.export.Dim(BATCH)
-    state_shapes = None
-    if network.initial_state is not None:
-        state = torch.stack([network.initial_state, network.initial_state])
-        state_shapes = {0: batch}
+    inputs: tuple[Any, ...] = (parts,)
+    shapes: tuple[Any, ...] = (tuple({0: batch} for _ in parts),)
     input_names = list(names)
-    if state is not None:
+    if network.initial_state is not None:
+        inputs += (torch.stack([network.initial_state, network.initial_state]),)
+        shapes += ({0: batch},)
         input_names.append(STATE)
     with torch.no_grad():
-        output_names = list(graph.named_outputs(parts, state))
+        output_names = list(graph.named_outputs(*inputs))
 
     with _silence():
         program = torch.onnx.export(
             graph,
-            (parts, state),
+            inputs,
             input_names=input_names,
             output_names=output_names,
-            dynamic_shapes=(tuple({0: batch} for _ in parts), state_shapes),
+            dynamic_shapes=shapes,
             dynamo=True,
             external_data=False,
             verbose=False,
@@ -124,11 +123,11 @@ class _PolicyGraph(nn.Module):
         self.all_outputs = all_outputs
         self.leaves = list(_input_names(policy.observation_space).values())
 
-    def forward(self, parts: tuple[Tensor, ...], state: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(self, parts: tuple[Tensor, ...], state: Tensor | None = None) -> tuple[Tensor, ...]:
         """Outputs in the order of `named_outputs`."""
         return tuple(self.named_outputs(parts, state).values())
 
-    def named_outputs(self, parts: tuple[Tensor, ...], state: Tensor | None) -> dict[str, Tensor]:
+    def named_outputs(self, parts: tuple[Tensor, ...], state: Tensor | None = None) -> dict[str, Tensor]:
         """Outputs by name, from the parts of the observations ``[N, *]`` and the recurrent state ``[N, *]``."""
         policy = self.policy
         step = policy.forward(self._network_input(parts), state)
@@ -158,7 +157,10 @@ def _input_names(space: spaces.Space, name: str = OBSERVATION) -> dict[str, spac
         return {name: space}
     names: dict[str, spaces.Space] = {}
     for part_name, part in parts.items():
-        names |= _input_names(part, part_name)
+        names_of_part = _input_names(part, part_name)
+        for clash in names.keys() & names_of_part.keys():
+            raise ValueError(f"two parts of observation_space have the name {clash} in the file: rename one")
+        names |= names_of_part
     return names
 
 

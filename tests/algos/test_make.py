@@ -203,3 +203,28 @@ def test_a_recipe_in_words_builds_an_agent():
     agent = Recipe.from_dict(recipe.to_dict()).build(seed=1)
     history = agent.learn(30)
     assert history[-1]["episode/length"] > 0
+
+
+def test_whether_it_reads_strings_is_asked_again_where_it_may_differ(tmp_path):
+    """After a failure, with objects among the arguments, and when an id is registered anew."""
+    running = tmp_path / "running"
+    made = []
+
+    class Game(gymnasium.Env):
+        def __init__(self, text=True, check=None):
+            made.append(text)
+            if not running.exists():
+                raise ConnectionError("no server")
+            space = spaces.Text(5) if text and (check is None or check()) else spaces.Discrete(2)
+            self.observation_space = self.action_space = space
+
+    gymnasium.register("Asked-v0", Game, disable_env_checker=True)
+    assert not has_text_spaces("Asked-v0")
+    running.touch()
+    assert has_text_spaces("Asked-v0") and has_text_spaces("Asked-v0") and len(made) == 2
+    assert not has_text_spaces("Asked-v0", {"check": lambda: False})
+    assert has_text_spaces("Asked-v0", {"check": lambda: True})
+    gymnasium.registry.pop("Asked-v0")
+    gymnasium.register("Asked-v0", Game, kwargs={"text": False}, disable_env_checker=True)
+    assert not has_text_spaces("Asked-v0")
+    gymnasium.registry.pop("Asked-v0")

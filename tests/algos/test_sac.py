@@ -408,6 +408,6 @@ def test_a_buffer_of_float64_goes_on():
     state = buffer_state(agent.buffer)
     state["remembered"] |= {name: state["remembered"][name].double() for name in ("observation", "next_observation")}
     other = algos.SAC(env, num_steps=8, learning_starts=0)
-    restore_buffer(other.buffer, state)
+    restore_buffer(other.buffer, state, env.single_observation_space)
     store(other.collect(), other.buffer)
     assert len(other.buffer) == 16 and other.buffer[:]["observation"].dtype == torch.float32

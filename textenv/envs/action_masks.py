@@ -310,7 +310,7 @@ class WordRule:
         tokenizer: PreTrainedTokenizerBase,
         *,
         ends: Sequence[int],
-        available: Callable[[Turn], tuple[str, ...] | None] | None = None,
+        available: Callable[[Turn], Collection[str] | None] | None = None,
     ) -> None:
         # The tokens of each word
         word_of_ids: dict[tuple[int, ...], str] = {}
@@ -345,29 +345,35 @@ class WordRule:
         self._ids_of_word = {word: ids for ids, word in word_of_ids.items()}
         self._ends = tuple(ends)
         self._available = available
-        self._all_words = tuple(words)
+        self._next_of_all = self._next_of(words)
         self._next_of_words: dict[tuple[str, ...], dict[tuple[int, ...], set[int]]] = {}
         """By the words that may be written, what `_next_of` returns for them."""
 
     def __call__(self, turn: Turn) -> Collection[int]:
         """Return the ids that continue the turn; see `Rule`."""
-        words = None
+        so_far = tuple(turn.completion_ids)
+        available = None
         if self._available is not None:
-            words = self._available(turn)
-        if words is None:
-            words = self._all_words
+            available = self._available(turn)
+        if available is None:
+            return self._next_of_all[so_far]
 
         # Environments have few sets of available words, and come back to them
-        if words not in self._next_of_words:
+        words = tuple(available)
+        next_of = self._next_of_words.get(words)
+        if next_of is None:
             if len(self._next_of_words) >= MAX_WORD_SETS:
                 self._next_of_words.clear()
-            self._next_of_words[words] = self._next_of(words)
-        return self._next_of_words[words][tuple(turn.completion_ids)]
+            next_of = self._next_of(words)
+            self._next_of_words[words] = next_of
+        return next_of.get(so_far, set())  # empty, if no word is available: an error of the masks
 
     def _next_of(self, words: Sequence[str]) -> dict[tuple[int, ...], set[int]]:
         """Return, by the token ids so far, the ids that lead to one of these words, or end the turn after it."""
         next_of: dict[tuple[int, ...], set[int]] = {}
         for word in words:
+            if word not in self._ids_of_word:
+                raise ValueError(f"available returned the word {word!r:.200}, which is none of the rule's words")
             word_ids = self._ids_of_word[word]
             for position, token in enumerate(word_ids):
                 next_of.setdefault(word_ids[:position], set()).add(token)

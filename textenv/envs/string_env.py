@@ -324,19 +324,13 @@ def words_as_rule(task: StringGames, **arguments: Any) -> dict[str, Any]:
         arguments: ``allowed`` stays if it is among them; ``max_new_tokens`` follows from the words if it is not.
 
     Raises:
-        ValueError: as `WordRule`, or if ``max_new_tokens`` would cut a word.
+        ValueError: as `WordRule`.
     """
     wrapper = language_wrapper_of(task.look_at_env())
     if arguments.get("allowed") is not None or wrapper is None or wrapper.words is None:
         return arguments
     rule = WordRule(wrapper.words, task.tokenizer, ends=turn_ends(task.tokenizer).ids, available=_available_words)
-    max_new_tokens = arguments.get("max_new_tokens", rule.num_tokens)
-    if max_new_tokens < rule.num_tokens:
-        raise ValueError(
-            f"max_new_tokens is {max_new_tokens}, which would cut a word, expected at least {rule.num_tokens} for the "
-            f"words {list(wrapper.words)!r:.200}: leave it out"
-        )
-    return arguments | {"allowed": rule, "max_new_tokens": max_new_tokens}
+    return {"max_new_tokens": rule.num_tokens} | arguments | {"allowed": rule}
 
 
 def _available_words(turn: Turn) -> tuple[str, ...] | None:

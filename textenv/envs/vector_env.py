@@ -209,6 +209,11 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             min_new_tokens=min_new_tokens,
             rule=rule,
         )
+        if max_new_tokens < self._masks.room:
+            raise ValueError(
+                f"max_new_tokens is {max_new_tokens}, which would cut a word, expected at least {self._masks.room}, "
+                "the tokens of the longest word: raise it"
+            )
         if max_length is not None and max_length < max_prompt_tokens + self._masks.room:
             raise ValueError(
                 f"max_length is {max_length}, expected at least max_prompt_tokens, {max_prompt_tokens}, and the tokens "

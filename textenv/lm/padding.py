@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 PASS_COST = 24
 """Fixed cost of a forward pass, as a number of positions that cost as much: on a CPU 20 to 26 for small GPT-2s."""
+PADDED_POSITIONS_AT_ONCE = 8 * POSITIONS_AT_ONCE
+"""Number of positions of the padded rows in one pack without gradients, where most tokens are shared."""
 PACKED = "textenv_packed"
 """Name of the attention of packs, for `transformers`."""
 Trunk = Callable[..., Tensor]
@@ -71,7 +73,7 @@ def without_padding(
 def _in_packs(model: PreTrainedModel, run: Trunk, tokens: Tensor, length: Tensor) -> Tensor:
     """Read the rows in packs: with gradients in one, else in packs of about `POSITIONS_AT_ONCE` tokens."""
     hidden = []
-    for rows in _pack_slices(len(tokens), int(length.sum())):
+    for rows in _pack_slices(len(tokens), int(length.sum()), tokens.shape[1]):
         hidden.append(_packed(model, run, tokens[rows], _rows(length[rows], tokens.shape[1])))
     return torch.cat(hidden)
 
@@ -86,16 +88,19 @@ def _in_packs_with_shared_beginnings(model: PreTrainedModel, run: Trunk, tokens:
 
     num_tokens = int(_is_own(ordered).sum())
     hidden = []
-    for rows in _pack_slices(len(tokens), num_tokens):
+    for rows in _pack_slices(len(tokens), num_tokens, width):
         hidden.append(_packed(model, run, tokens[rows], _rows_with_shared_beginnings(ordered[rows])))
     return torch.cat(hidden)[row_of]
 
 
-def _pack_slices(num_rows: int, num_tokens: int) -> list[slice]:
-    """Divide rows, which have this many tokens together, into packs; see `_in_packs`."""
+def _pack_slices(num_rows: int, num_tokens: int, width: int) -> list[slice]:
+    """Divide rows, which have this many tokens together and are padded to this width, into packs; see `_in_packs`."""
     rows_at_once = num_rows
     if not torch.is_grad_enabled():
-        rows_at_once = max(1, num_rows * POSITIONS_AT_ONCE // num_tokens)
+        rows_of_limit = num_rows * POSITIONS_AT_ONCE // num_tokens
+        # Attention has queries and keys for each position of the padded rows, shared or not
+        rows_for_attention = PADDED_POSITIONS_AT_ONCE // width
+        rows_at_once = max(1, min(rows_of_limit, rows_for_attention))
     return [slice(start, start + rows_at_once) for start in range(0, num_rows, rows_at_once)]
 
 
@@ -281,8 +286,12 @@ def _packs_well(model: PreTrainedModel, run: Trunk) -> bool:
     tokens = torch.arange(3 * 7, device=model.device).view(3, 7) % config.vocab_size
     changed_tokens = tokens.clone()
     changed_tokens[:2] = (tokens[:2] + 1) % config.vocab_size
+    # And three rows of which two begin alike
+    ordered = torch.tensor([[1, 2, 3], [1, 2, 4], [2, 2, 3]], device=model.device) % config.vocab_size
     try:
         plain = _plain(run, tokens)
+        shared = _packed(model, run, ordered, _rows_with_shared_beginnings(ordered))
+        shared_plain = _plain(run, ordered)
         packed = _packed(model, run, tokens, _rows(length, 7))
         changed = _packed(model, run, changed_tokens, _rows(length, 7))
     except Exception:  # a model may raise anything for inputs that it does not know
@@ -293,4 +302,5 @@ def _packs_well(model: PreTrainedModel, run: Trunk) -> bool:
     mask = torch.arange(7, device=model.device) < length[:, None]
     difference = (packed - plain)[mask].abs()
     tolerance = rounding_tolerance(plain.dtype) * max(1.0, plain.abs().max().item())
-    return bool((difference <= tolerance).all())
+    shared_difference = (shared - shared_plain).abs()
+    return bool((difference <= tolerance).all() and (shared_difference <= tolerance).all())

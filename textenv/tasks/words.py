@@ -173,7 +173,7 @@ def _limits(
 
     # Lengths of prompts and replies, with room for longer ones
     games = StringGames(make_env, tokenizer=tokenizer, chat=chat)
-    prompt_length, reply_length = _observed_lengths(games, tokenizer, wrapper)
+    prompt_length, reply_length = _observed_lengths(games, tokenizer)
     max_prompt_tokens = arguments.get("max_prompt_tokens", _with_room(prompt_length))
 
     # All that the model sees at once: the whole episode, or its last turns
@@ -217,9 +217,7 @@ def _with_room(length: int) -> int:
     return length + length // 2 + 8
 
 
-def _observed_lengths(
-    games: StringGames, tokenizer: PreTrainedTokenizerBase, wrapper: LanguageWrapper | None
-) -> tuple[int, int]:
+def _observed_lengths(games: StringGames, tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
     """Play some episodes with random words; return the tokens of the longest prompt and of the longest reply.
 
     Without a `LanguageWrapper` there are no words, so nothing is played, and the longest reply is 0.
@@ -231,8 +229,8 @@ def _observed_lengths(
     for prompt in prompts:
         ids = prompt_ids(prompt, tokenizer)
         prompt_length = max(prompt_length, len(ids))
+        env_in_words = language_wrapper_of(prompt.state.env)
         for index in range(MEASURED_TURNS):
-            env_in_words = language_wrapper_of(prompt.state.env)
             if env_in_words is None:
                 break
             word_ids = text_ids(_random_text(env_in_words, rng), tokenizer)

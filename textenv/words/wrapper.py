@@ -121,14 +121,18 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
         self.instructions = _checked_text(instructions, "instructions")
         """What a player must know before the first observation; may be empty."""
 
-        self.available_words: tuple[str, ...] | None = None
-        """Texts of the actions that ``info["action_mask"]`` allows now; None if it allows all, or there is none."""
+        self._available_words: tuple[str, ...] | None = None
         self._last_description = ""
+
+    @property
+    def available_words(self) -> tuple[str, ...] | None:
+        """Texts of the actions that ``info["action_mask"]`` allows now; None if it allows all, or there is none."""
+        return self._available_words
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Begin an episode; return the description of its first observation."""
         observation, info = self.env.reset(seed=seed, options=options)
-        self.available_words = self._words_of_mask(info.get("action_mask"))
+        self._available_words = self._words_of_mask(info.get("action_mask"))
         self._last_description = self._text_of(observation)
         return self._last_description, info
 
@@ -147,7 +151,7 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
             return reply, 0.0, False, False, {"unreadable": True}
 
         observation, reward, terminated, truncated, info = self.env.step(self.action_words.action(indices))
-        self.available_words = self._words_of_mask(info.get("action_mask"))
+        self._available_words = self._words_of_mask(info.get("action_mask"))
         if self._reader is not None:
             info = {**info, "unreadable": False}
         self._last_description = self._text_of(observation)

@@ -26,7 +26,7 @@ from algos import (
     collect,
     evaluate,
 )
-from algos.envs.flatten import flatten, flatten_one, packed_size, unflatten, unpack
+from algos.envs.flatten import flatten, flatten_one, pack, packed_size, unflatten, unpack
 from algos.envs.images import has_images, is_image, leaf_spaces
 from algos.make import make_policy
 from tests.helpers.errors import refused
@@ -315,7 +315,7 @@ def test_an_lstm_of_version_0_11_flattens_images_still(tmp_path):
     """Its description has no image_features, its encoder a column for each pixel."""
     policy = LSTMPolicy(CAMERA, TWO, hidden=4, image_features=None)
     saved = policy.save(tmp_path)
-    assert "image_features" not in saved and policy.encoder[0].weight.shape == (4, 40 * 36 * 3)
+    assert saved.pop("image_features") is None and policy.encoder[0].weight.shape == (4, 40 * 36 * 3)
     loaded = LSTMPolicy.load(tmp_path, saved)
     _, batch = batch_of(CAMERA, 2)
     one, two = (player.act(batch, deterministic=True).log_prob for player in (policy, loaded))
@@ -337,3 +337,79 @@ def test_an_lstm_sees_images_alone(tmp_path):
 def test_spaces_without_images_are_refused():
     with refused(ValueError, "finds no image", "MLPPolicy"):
         MultiInputPolicy(spaces.Dict({"scaled": spaces.Box(0, 1, (9, 9, 3))}), TWO)
+
+
+CAMERA_AND_NUMBERS = spaces.Dict(
+    {"door": spaces.Discrete(3), "camera": spaces.Box(0, 255, (8, 8, 3), np.uint8), "speed": spaces.Box(-1, 1, (2,))}
+)
+
+
+def observations_of(space, count):
+    samples = [space.sample() for _ in range(count)]
+    return gym.vector.utils.concatenate(space, samples, gym.vector.utils.create_empty_array(space, count))
+
+
+def test_observations_that_were_not_packed_are_packed():
+    CAMERA_AND_NUMBERS.seed(0)
+    packed = flatten(CAMERA_AND_NUMBERS, observations_of(CAMERA_AND_NUMBERS, 5))
+    flat = unpack(CAMERA_AND_NUMBERS, torch.from_numpy(packed)).numpy()
+    np.testing.assert_array_equal(pack(CAMERA_AND_NUMBERS, flat), packed)
+    assert pack(CAMERA_AND_NUMBERS, packed) is packed
+    assert pack(spaces.Discrete(3), flat) is flat
+
+
+@pytest.mark.parametrize("algorithm", [PPO, algos.DQN])
+def test_runs_of_version_0_11_go_on_with_images_and_numbers(algorithm):
+    """Their rollouts and buffers had float32 observations, as `unpack` gives them."""
+
+    def make():
+        env = SyncVectorEnv([lambda: Random(CAMERA_AND_NUMBERS, spaces.Discrete(2))] * 2)
+        policy_class = QPolicy if algorithm is algos.DQN else MLPPolicy
+        options = {"learning_starts": 4, "batch_size": 4} if algorithm is algos.DQN else {}
+        policy = policy_class(CAMERA_AND_NUMBERS, spaces.Discrete(2), hidden=(8,))
+        return algorithm(env, policy, num_steps=4, **options)
+
+    agent = make()
+    agent.update(agent.collect())
+    state = agent.state_dict()
+    collector = state["collector"] = dict(state["collector"])
+    collector["observation"] = unpack(CAMERA_AND_NUMBERS, torch.from_numpy(collector["observation"])).numpy()
+    if algorithm is algos.DQN:
+        remembered = state["remembered"]
+        for name in ("observation", "next_observation"):
+            remembered[name] = unpack(CAMERA_AND_NUMBERS, remembered[name])
+    other = make()
+    other.env.reset(seed=0)
+    other.load_state_dict(state)
+    other.collector.resume()
+    rollout = other.collect()
+    assert rollout["observation"].dtype == torch.uint8
+    other.update(rollout)
+
+
+def test_a_subclass_without_image_features_is_loaded(tmp_path):
+    class Own(LSTMPolicy):
+        def __init__(self, observation_space, action_space, *, hidden=8, normalize_observations=False, seed=0):
+            super().__init__(
+                observation_space, action_space, hidden=hidden, normalize_observations=normalize_observations, seed=seed
+            )
+
+        def arguments(self):
+            arguments = super().arguments()
+            del arguments["image_features"]
+            return arguments
+
+    policy = Own(CAMERA_AND_NUMBERS, spaces.Discrete(2))
+    saved = policy.save(tmp_path)
+    loaded = Own.load(tmp_path, saved)
+    batch = observations_of(CAMERA_AND_NUMBERS, 3)
+    np.testing.assert_array_equal(
+        loaded.predict(batch, deterministic=True)[0], policy.predict(batch, deterministic=True)[0]
+    )
+
+
+@pytest.mark.parametrize("kind", [MultiInputPolicy, LSTMPolicy])
+def test_without_numbers_nothing_is_normalized(kind):
+    space = spaces.Tuple([spaces.Box(0, 255, (8, 8, 3), np.uint8)])
+    policy = kind(space, spaces.Discrete(2), normalize_observations=True)
+    assert policy.normalizer is None and policy.predict(observations_of(space, 2))[0].shape == (2,)

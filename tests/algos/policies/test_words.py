@@ -165,6 +165,38 @@ def test_what_was_computed_is_forgotten_with_the_weights():
     assert torch.equal(other.act(everything, deterministic=True).log_prob, third)
 
 
+@pytest.mark.parametrize("change", ["in place", "data", "replaced"])
+def test_changes_of_frozen_weights_are_seen(change):
+    policy = policy_of(model(), ["good", "bad"])
+    policy.requires_grad_(False)
+    embedding = policy.language_model.model.transformer.wte
+    everything = np.arange(4)
+    before = policy.act(everything, deterministic=True).log_prob
+    with torch.no_grad():
+        if change == "in place":
+            embedding.weight[1:].mul_(-1)  # not the first row
+        elif change == "data":
+            embedding.weight.data.neg_()
+        else:
+            embedding.weight = torch.nn.Parameter(-embedding.weight, requires_grad=False)
+    assert not torch.allclose(policy.act(everything, deterministic=True).log_prob, before)
+
+
+def test_a_description_may_read_images_among_other_parts():
+    space = spaces.Dict({"camera": spaces.Box(0, 255, (8, 8, 3), np.uint8), "door": spaces.Discrete(4)})
+    policy = WordsPolicy(
+        space, spaces.Discrete(2), lookup(), describe=lambda parts: LETTERS[parts["door"]], actions=["good", "bad"],
+        instructions="",
+    )  # fmt: skip
+    doors = np.array([0, 1, 3])
+    observation = {"camera": np.full((3, 8, 8, 3), 7, np.uint8), "door": doors}
+    assert policy.texts(observation) == ["a", "b", "d"]
+    step = policy.act(observation, deterministic=True)
+    words = [WORDS.index(word) for word in ("good", "bad")]
+    expected = random_table()[[WORDS.index(letter) for letter in "abd"]][:, words].log_softmax(-1).amax(-1)
+    torch.testing.assert_close(step.log_prob, expected)
+
+
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("algorithm", [PPO, A2C, GRPO, TRPO])
 def test_it_trains_in_every_autoreset_mode(algorithm, mode):

@@ -107,6 +107,7 @@ def test_onnxruntime_acts_as_the_policy(case, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["policy.onnx"]
     session = onnxruntime.InferenceSession(path)
     names = [output.name for output in session.get_outputs()]
+    assert {entry.shape[0] for entry in (*session.get_inputs(), *session.get_outputs())} == {"N"}
 
     # Several steps of an episode, in one slot and in five; a recurrent policy is given its state
     for slots in (1, 5):
@@ -145,8 +146,8 @@ def test_onnxruntime_acts_as_the_policy(case, tmp_path):
         np.testing.assert_allclose(outputs["mean"], outputs["action"], **CLOSE)
     elif kind is SACPolicy:
         mean, log_std = policy.distribution.parametrize(output)
-        np.testing.assert_allclose(outputs["mean"], mean, **CLOSE)
-        np.testing.assert_allclose(outputs["log_std"], log_std, **CLOSE)
+        np.testing.assert_allclose(outputs["mean"], mean.reshape(2, *action_space.shape), **CLOSE)
+        np.testing.assert_allclose(outputs["log_std"], log_std.reshape(2, *action_space.shape), **CLOSE)
     elif isinstance(action_space, spaces.Box):
         mean, log_std = policy.distribution.parametrize(output)
         np.testing.assert_allclose(outputs["mean"], mean.reshape(2, *action_space.shape), **CLOSE)

@@ -1,5 +1,7 @@
 """Action masks: lists of texts or tokens, rules, least lengths, and the sets that a rollout holds."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.text_envs import EOS, prompt_env, zero
 from textenv import TextVectorEnv
-from textenv.envs.action_masks import ActionMasks, WordRule, next_ids
+from textenv.envs.action_masks import MAX_WORD_SETS, ActionMasks, WordRule, next_ids
 from textenv.envs.turn import Turn
 from textenv.prompts.prompts import Prompt
 
@@ -153,24 +155,49 @@ def test_no_word_is_cut_after_the_longest_prompt():
     assert TextVectorEnv(**arguments, max_length=35).max_length == 35
 
 
-class Counted(tuple):
-    """Words that count how often they are read."""
-
-    times_read = 0
-
-    def __iter__(self):
-        self.times_read += 1
-        return super().__iter__()
+def word_rule(words, available):
+    return WordRule(words, make_tokenizer(WORDS), ends=[EOS], available=lambda turn: available(turn.index))
 
 
-def test_available_words_are_read_once_a_turn():
-    """By hand: what may follow each beginning of the two words that may be written, of four."""
+def after(rule, *words, index=0):
+    """Tokens that may follow these words of one token in a turn."""
+    ids = [WORDS.index(word) for word in words]
+    return rule(Turn(Prompt("d"), [3], [3], ids, terminated=False, tokenizer=make_tokenizer(WORDS), index=index))
+
+
+A, B, C, D = (WORDS.index(word) for word in "abcd")
+
+
+def test_only_available_words_may_follow():
+    """By hand, of four words: the two of a turn by its index, in turn, as lists and as tuples."""
+    sets = [("a b", "a b c"), ["a d", "c"], ("a d", "a b")]
+    rule = word_rule(["a b", "a b c", "a d", "c"], lambda index: sets[index % 3])
+    for _ in range(2):
+        assert [after(rule, index=0), after(rule, "a", index=0), after(rule, "a", "b", index=0)] == [{A}, {B}, {C, EOS}]
+        assert [after(rule, index=1), after(rule, "a", index=1)] == [{A, C}, {D}]
+        assert [after(rule, "a", index=2), after(rule, "a", "b", index=2)] == [{B, D}, {EOS}]
+
+
+def test_more_sets_of_words_than_are_remembered():
+    words = ["a", "b", "c", "d", "good", "bad"]
+    sets = [chosen for size in range(1, 7) for chosen in itertools.permutations(words, size)]
+    assert len(sets) > MAX_WORD_SETS
+    rule = word_rule(words, lambda index: sets[index])
+    for _ in range(2):
+        for index, chosen in enumerate(sets):
+            assert after(rule, index=index) == {WORDS.index(word) for word in chosen}
+
+
+def test_available_words_must_be_words_of_the_rule():
+    with refused(ValueError, "available returned the word 'd', which is none of the rule's words"):
+        after(word_rule(["a", "b"], lambda index: ["d"]))
+    assert after(word_rule(["a", "b"], lambda index: ())) == set(), "the masks explain it"
+
+
+def test_no_word_is_cut_by_max_new_tokens():
     tokenizer = make_tokenizer(WORDS)
-    available = Counted(["a b", "a b c"])
-    rule = WordRule(["a b", "a b c", "a d", "c"], tokenizer, ends=[EOS], available=lambda turn: available)
-    a, b, c = (WORDS.index(word) for word in "abc")
-    followers = {(): {a}, (a,): {b}, (a, b): {c, EOS}}
-    for ids, expected in followers.items():
-        turn = Turn(Prompt("d"), [3], [3], [*ids], terminated=False, tokenizer=tokenizer)
-        assert rule(turn) == expected
-    assert available.times_read == 1
+    rule = WordRule(["a b c", "d"], tokenizer, ends=[EOS])
+    arguments = dict(prompts=["a"], reward=zero, tokenizer=tokenizer, allowed=rule)
+    with refused(ValueError, "max_new_tokens is 2", "cut a word", "at least 3"):
+        TextVectorEnv(**arguments, max_new_tokens=2)
+    assert TextVectorEnv(**arguments, max_new_tokens=3).max_length == 35

@@ -180,7 +180,7 @@ def test_the_turn_limit_follows_from_the_longest_word():
         for token in text_ids("go left", tokenizer):
             env.step(token)
         assert inner.actions == [CONTINUED.index("go left")]
-    with refused(ValueError, "max_new_tokens is 6", "at least 7", "go left"):
+    with refused(ValueError, "max_new_tokens is 6", "at least 7, the tokens of the longest word"):
         make_env(tokenizer, max_new_tokens=6)
     with refused(ValueError, "max_length is 10", "max_prompt_tokens, 8", "word, 7"):
         make_env(tokenizer, max_prompt_tokens=8, max_length=10)
