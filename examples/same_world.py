@@ -10,7 +10,7 @@ Minds, all trained by the same PPO on the environment's own steps (way (b): one 
 - scratch: the embedded model's architecture with random weights.
 - embedded: the embedded model, a small GPT-2 that was trained on film reviews.
 - embedded, scrambled: the same, but each word of the texts is replaced by another one, always the same.
-- smollm2; smollm2, scrambled: SmolLM2-135M with an adapter (LoRA r=16).
+- smollm2; smollm2, scrambled: SmolLM2-135M with an adapter (LoRA r=16) on the last ten of its 30 layers.
 - smollm2, random: the same architecture with random weights, and the same adapter. Only this shows what pretraining
   gives.
 
@@ -191,7 +191,7 @@ def make_policy(game, env, mind, seed):
     if name == "scratch" or change == "random":
         model = random_weights(model)
     if name == "smollm2":
-        model = add_lora(model, "r=16,targets=q_proj+v_proj", seed=seed)
+        model = add_lora(model, "r=16,targets=q_proj+v_proj,layers=10", seed=seed)
     plain = WordsPolicy.of(
         env, LanguageModel(model, lm.tokenizer), describe=game.describe, instructions=game.instructions, seed=seed
     )
@@ -217,7 +217,7 @@ def make_config(game, mind, seed):
         return dataclasses.replace(config, seed=seed)
     config = presets.WORDS
     if mind.startswith("smollm2"):
-        config = dataclasses.replace(config, learning_rate=5e-4, minibatch_size=512)
+        config = dataclasses.replace(config, minibatch_size=1024)
     return dataclasses.replace(config, seed=seed)
 
 

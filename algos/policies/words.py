@@ -26,6 +26,7 @@ from algos.policies.policy import ControlPolicy, Evaluation, Observation, Policy
 from algos.storage.saved_environment import UnnamedCodeError
 from textenv.embedded.folder import EMBEDDED
 from textenv.importing import load_function, name_of
+from textenv.lm.frozen_layers import FrozenLayers, fingerprints
 from textenv.lm.loading import save_model
 from textenv.lm.model import LanguageModel
 from textenv.names import check_names
@@ -405,6 +406,7 @@ class WordsPolicy(ControlPolicy):
         self._text_of_observation: dict[bytes, str] = {}
         self._ids_of_text: dict[tuple[bool, str], list[int]] = {}
         self._outputs = _Outputs()
+        self._frozen_layers = FrozenLayers()
 
     def _read(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities of words ``[*batch, size]`` and values ``[*batch]`` of observations ``[*batch, *]``."""
@@ -449,7 +451,7 @@ class WordsPolicy(ControlPolicy):
         tokens = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
         prompt_length = torch.tensor(prompt_lengths, device=device)
         length = torch.tensor([len(row) for row in rows], device=device)
-        hidden = lm.hidden(tokens, prompt_length, length, share_beginnings=True)
+        hidden = lm.hidden(tokens, prompt_length, length, share_beginnings=True, frozen_layers=self._frozen_layers)
 
         # Log-probability of each word: the sum over its branches, at each among the tokens that may follow there
         log_probs = lm.log_probs(hidden[row_of_branch, position_of_branch]).view(len(descriptions), -1, lm.num_tokens)
@@ -558,7 +560,7 @@ class _Outputs:
     def of(self, texts: Sequence[str], policy: WordsPolicy) -> tuple[Tensor, Tensor]:
         """Return what `WordsPolicy._read_texts` returns for these texts; read those that are not known."""
         lm = policy.language_model
-        made_with = [*_fingerprints(policy), lm.temperature, lm.autocast, policy.instructions, policy.chat]
+        made_with = [*fingerprints(policy.parameters()), lm.temperature, lm.autocast, policy.instructions, policy.chat]
         if made_with != self._made_with or len(self._of_text) > MAX_REMEMBERED:
             self._made_with = made_with
             self._of_text = {}
@@ -569,30 +571,6 @@ class _Outputs:
             self._of_text |= zip(part, zip(scores, values, strict=True), strict=True)
         all_scores, all_values = zip(*[self._of_text[text] for text in texts], strict=True)
         return torch.stack(all_scores), torch.stack(all_values)
-
-
-def _fingerprints(module: nn.Module) -> list[object]:
-    """Return what changes with the weights.
-
-    Of trained weights two numbers: one changes with any single weight, the other if weights only change places. Of
-    frozen ones, which may be many, torch's counter of changes, and two numbers of their first rows, because the counter
-    does not see what is written to `Tensor.data`.
-    """
-    fingerprints: list[object] = []
-    for parameter in module.parameters():
-        fingerprints += [parameter.device, parameter.dtype]
-        if not parameter.requires_grad and not parameter.is_inference():  # of which torch counts no changes
-            first_row = parameter.detach()[:1].float() if parameter.ndim else parameter.detach().float()
-            fingerprints += [parameter.data_ptr(), parameter._version]
-            fingerprints += [torch.hash_tensor(first_row).item(), first_row.sum().item()]
-            continue
-        weight = parameter.detach()
-        rows = weight.reshape(len(weight), -1).float() if weight.ndim else weight.reshape(1, 1).float()
-        row_factors = torch.arange(1.0, len(rows) + 1, device=rows.device).sin()
-        column_factors = torch.arange(1.0, rows.shape[1] + 1, device=rows.device).cos()
-        weighted_sum = (row_factors @ rows) @ column_factors
-        fingerprints += [torch.hash_tensor(rows).item(), weighted_sum.item()]
-    return fingerprints
 
 
 class _Branch(NamedTuple):

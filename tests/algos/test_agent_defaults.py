@@ -291,6 +291,22 @@ def test_an_adapter_has_ten_times_the_learning_rate(tmp_path):
         LMPolicy.load(tmp_path, lora="r=x")
 
 
+@pytest.mark.parametrize("targets", ["", ",targets=c_fc"])
+def test_an_adapter_may_be_on_the_last_layers_only(targets, tmp_path):
+    """With the same linear modules of those layers as the adapter of all layers has, which `peft` chooses."""
+    pytest.importorskip("peft")
+    make_gpt2(n_layer=4).save_pretrained(tmp_path)
+    make_tokenizer(WORDS).save_pretrained(tmp_path)
+
+    def adapter_names(lora):
+        policy = LMPolicy.load(tmp_path, lora=lora)
+        return {name for name, p in policy.lm.named_parameters() if p.requires_grad}
+
+    last_layers = adapter_names(f"r=2,layers=2{targets}")
+    assert last_layers == {name for name in adapter_names(f"r=2{targets}") if ".h.2." in name or ".h.3." in name}
+    assert last_layers
+
+
 def test_a_recipes_rate_is_the_embedded_models_alone():
     assert presets.recipe("textenv/Reviews-v0").config.learning_rate == 3e-4
     assert presets.recipe("textenv/Reviews-v0", model="gpt2").config.learning_rate is None

@@ -111,9 +111,12 @@ def ppo_images():
 
 
 def ppo_words():
-    """A language model plays control; it remembers what it has computed with the present weights."""
+    """A language model plays control; it remembers what it, and its frozen first layer, have computed."""
     env = control("FrozenLake-v1", vectorization_mode="sync", is_slippery=False)
-    policy = WordsPolicy.of(env, LanguageModel(make_gpt2(), make_tokenizer(WORDS)), describe=letters, actions=WORDS[:4])
+    model = make_gpt2()
+    for part in (model.transformer.wte, model.transformer.wpe, model.transformer.h[0]):
+        part.requires_grad_(False)
+    policy = WordsPolicy.of(env, LanguageModel(model, make_tokenizer(WORDS)), describe=letters, actions=WORDS[:4])
     return PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=32))
 
 

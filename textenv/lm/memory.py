@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Trunk = Callable[..., Tensor]
+"""From ``input_ids`` ``[B, L]``, ``attention_mask`` and so on to the last hidden state ``[B, L, size]``."""
 POSITIONS_AT_ONCE = 512
 """Number of positions per forward pass on a CPU without gradients: more take memory and are no faster."""
 
@@ -71,10 +73,20 @@ def recomputed_layers(trunk: nn.Module) -> Iterator[None]:
     `transformers` checkpoints only layers in training mode, in which some of them (OPT) enable dropout. Here layers
     keep their mode; in training mode, recomputation draws the same dropout mask again.
     """
-    layers = _layers(trunk)
+    layers = layers_of(trunk)
+    forwards = [
+        partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=layer.training) for layer in layers
+    ]
+    with replaced_forwards(layers, forwards):
+        yield
+
+
+@contextmanager
+def replaced_forwards(layers: Sequence[nn.Module], forwards: Sequence[Callable[..., Tensor]]) -> Iterator[None]:
+    """Context in which each of these layers computes another function."""
     former_forwards = [vars(layer).get("forward") for layer in layers]  # set by hooks of other libraries, if any
-    for layer in layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=layer.training)
+    for layer, forward in zip(layers, forwards, strict=True):
+        layer.forward = forward
     try:
         yield
     finally:
@@ -86,7 +98,7 @@ def recomputed_layers(trunk: nn.Module) -> Iterator[None]:
 
 def check_memory_options(trunk: PreTrainedModel, *, gradient_checkpointing: bool, autocast: torch.dtype | None) -> None:
     """Raise a ValueError if the model has no layers marked for gradient checkpointing, or autocast is not bfloat16."""
-    if gradient_checkpointing and not _layers(trunk):
+    if gradient_checkpointing and not layers_of(trunk):
         raise ValueError(
             f"gradient_checkpointing is True, but {type(trunk).__name__} has no GradientCheckpointingLayer: leave it "
             "out, and lower micro_batch_size if memory is short"
@@ -98,8 +110,8 @@ def check_memory_options(trunk: PreTrainedModel, *, gradient_checkpointing: bool
         )
 
 
-def _layers(trunk: nn.Module) -> list[nn.Module]:
-    """Return the layers that `transformers` marks for gradient checkpointing."""
+def layers_of(trunk: nn.Module) -> list[nn.Module]:
+    """Return the layers, in their order: what `transformers` marks for gradient checkpointing."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in trunk.modules() if isinstance(module, GradientCheckpointingLayer)]

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from textenv.embedded.folder import EMBEDDED
 from textenv.lm.choices import hard_choices
 from textenv.lm.ends import TurnEnds, remember_model, turn_ends
+from textenv.lm.frozen_layers import FrozenLayers
 from textenv.lm.loading import (
     check_adapter,
     load_causal_lm,
@@ -184,13 +185,15 @@ class LanguageModel(nn.Module):
         length: Tensor | None = None,
         *,
         share_beginnings: bool = False,
+        frozen_layers: FrozenLayers | None = None,
         **inputs: object,
     ) -> Tensor:
         """Trunk output at every position: int64 ``[B, L]`` to ``[B, L, hidden_size]``.
 
         An encoder-decoder model needs ``prompt_length``, int64 ``[B]``; its output is valid from the last token of the
         prompt on. With ``length``, int64 ``[B]``, other models need only read so many tokens of each row, and with
-        ``share_beginnings`` on a CPU the tokens with which several rows begin only once.
+        ``share_beginnings`` on a CPU the tokens with which several rows begin only once. With ``frozen_layers`` as well
+        the layers below the first one that trains read each row once (not with autocast).
 
         Raises:
             ValueError: if the rows are longer than the model's context, or the prompt_length is missing.
@@ -200,7 +203,16 @@ class LanguageModel(nn.Module):
             return self.seq2seq.hidden(self.trunk, tokens, prompt_length)
         if length is not None:
             packable_model = None if self.gradient_checkpointing else trunk_of(self.model)
-            return without_padding(self.trunk, tokens, length, packable_model, share_beginnings=share_beginnings)
+            if self.autocast is not None:
+                frozen_layers = None
+            return without_padding(
+                self.trunk,
+                tokens,
+                length,
+                packable_model,
+                share_beginnings=share_beginnings,
+                frozen_layers=frozen_layers,
+            )
         if "attention_mask" not in inputs:  # padding is on the right, so causal attention does not read it
             inputs["attention_mask"] = torch.ones_like(tokens)
         return self.trunk(input_ids=tokens, use_cache=False, **inputs)

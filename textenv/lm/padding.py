@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -20,7 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from textenv.lm.memory import POSITIONS_AT_ONCE
+from textenv.lm.frozen_layers import FrozenLayers
+from textenv.lm.memory import POSITIONS_AT_ONCE, Trunk
 from textenv.rollout import rounding_tolerance
 
 if TYPE_CHECKING:
@@ -32,8 +34,6 @@ PADDED_POSITIONS_AT_ONCE = 8 * POSITIONS_AT_ONCE
 """Number of positions of the padded rows in one pack without gradients, where most tokens are shared."""
 PACKED = "textenv_packed"
 """Name of the attention of packs, for `transformers`."""
-Trunk = Callable[..., Tensor]
-"""From ``input_ids`` ``[B, L]``, ``attention_mask`` and so on to the last hidden state ``[B, L, size]``."""
 _packable: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 """By model: True if its rows may be packed (`_packs_well`)."""
 
@@ -45,6 +45,7 @@ def without_padding(
     model: PreTrainedModel | None = None,
     *,
     share_beginnings: bool = False,
+    frozen_layers: FrozenLayers | None = None,
 ) -> Tensor:
     """Return a trunk's output ``[B, L, size]`` for rows of these lengths (int64 ``[B]``); on padding it is not valid.
 
@@ -57,6 +58,8 @@ def without_padding(
         model: the trunk's model, if its rows may be packed: not with gradient checkpointing, which reads them again
             later.
         share_beginnings: read tokens with which several rows begin once, if the rows may be packed.
+        frozen_layers: with ``share_beginnings``: the memory of what the model's frozen layers give for a row, so that
+            they read each row once.
     """
     # Ranks that share weights (FSDP) take part in each other's passes, and need equal numbers of them.
     is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -65,7 +68,9 @@ def without_padding(
         return _plain(run, tokens)
     if model is not None and _can_pack(model, run):
         if share_beginnings:
-            return _in_packs_with_shared_beginnings(model, run, tokens, length)
+            if frozen_layers is not None and not frozen_layers.look_at(model, run):
+                frozen_layers = None
+            return _in_packs_with_shared_beginnings(model, run, tokens, length, frozen_layers)
         return _in_packs(model, run, tokens, length)
     return _in_groups(run, tokens, length)
 
@@ -78,7 +83,9 @@ def _in_packs(model: PreTrainedModel, run: Trunk, tokens: Tensor, length: Tensor
     return torch.cat(hidden)
 
 
-def _in_packs_with_shared_beginnings(model: PreTrainedModel, run: Trunk, tokens: Tensor, length: Tensor) -> Tensor:
+def _in_packs_with_shared_beginnings(
+    model: PreTrainedModel, run: Trunk, tokens: Tensor, length: Tensor, frozen_layers: FrozenLayers | None
+) -> Tensor:
     """Like `_in_packs`, but what rows of a pack have in common up to a position is read once."""
     # In the order of their tokens, rows with the same beginning stand one after another
     width = tokens.shape[1]
@@ -88,8 +95,14 @@ def _in_packs_with_shared_beginnings(model: PreTrainedModel, run: Trunk, tokens:
 
     num_tokens = int(_is_own(ordered).sum())
     hidden = []
-    for rows in _pack_slices(len(tokens), num_tokens, width):
-        hidden.append(_packed(model, run, tokens[rows], _rows_with_shared_beginnings(ordered[rows])))
+    for part in _pack_slices(len(tokens), num_tokens, width):
+        rows = _rows_with_shared_beginnings(ordered[part])
+        skip_frozen_layers: AbstractContextManager[None] = nullcontext()
+        if frozen_layers is not None:
+            outputs = frozen_layers.outputs(run, tokens[part], (ordered[part] >= 0).sum(1))
+            skip_frozen_layers = frozen_layers.skipped(rows.collect(outputs)[None])
+        with skip_frozen_layers:
+            hidden.append(_packed(model, run, tokens[part], rows))
     return torch.cat(hidden)[row_of]
 
 
