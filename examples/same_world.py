@@ -45,7 +45,7 @@ RUNS = Path("runs/same_world.jsonl")
 EPISODES = 100
 """Sampled episodes of each evaluation."""
 LEARNT = 0.9
-"""Score of an iteration at which a game counts as learnt."""
+"""Mean score of three iterations in a row at which a game counts as learnt: in one, few episodes may have ended."""
 ENOUGH = 0.95
 """A training ends early when this score was reached in several iterations in a row (`Game.enough`)."""
 
@@ -242,13 +242,21 @@ def train(name, mind, seed):
     agent.learn(game.steps, on_iteration=note)
     seconds = time.process_time() - start
     after = evaluate(env, policy, num_episodes=EPISODES, seed=seed).mean_return
-    reached = next(((steps, at) for steps, score, at in curve if score >= LEARNT), (None, None))
     parameters = [p for p in policy.parameters() if p.requires_grad]
     return {
         "game": name, "mind": mind, "seed": seed, "before": round(before, 3), "after": round(after, 3),
-        "steps to .9": reached[0], "seconds to .9": reached[1], "steps": agent.steps, "seconds": round(seconds, 1),
+        **when_learnt(curve), "steps": agent.steps, "seconds": round(seconds, 1),
         "trained parameters": sum(p.numel() for p in parameters), "curve": curve,
     }  # fmt: skip
+
+
+def when_learnt(curve):
+    """Steps and CPU seconds until a game was learnt; None if it was not."""
+    for end in range(3, len(curve) + 1):
+        if statistics.mean(score for _, score, _ in curve[end - 3 : end]) >= LEARNT:
+            steps, _, seconds = curve[end - 1]
+            return {"steps to .9": steps, "seconds to .9": seconds}
+    return {"steps to .9": None, "seconds to .9": None}
 
 
 COLUMNS = (
@@ -342,7 +350,7 @@ def read_runs(*files):
         text = file.read_text()
         rows = json.loads(text)["runs"] if file.suffix == ".json" else map(json.loads, text.splitlines())
         for run in rows:
-            runs[run["game"], run["mind"], run["seed"]] = run
+            runs[run["game"], run["mind"], run["seed"]] = run | when_learnt(run["curve"])
     return [*runs.values()]
 
 
