@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 PROMPTS = "textenv/Prompts-v0"
 """Environment of one's own prompts and rewards."""
+logger = logging.getLogger(__name__)
 STRING_ARGUMENTS = ("model", "split", "kl_coef", "env_wrappers", "pay_at", "history", "chat")
 """Arguments of an environment with Text spaces that are not its own, besides those of `TextVectorEnv`."""
 READY_MODELS = (EMBEDDED, SMOLLM2)
@@ -101,6 +103,13 @@ def make_vector_environment(
 
     try:
         spec = gymnasium.spec(env_id)
+        if env_id.startswith(ATARI) and (wrappers or process_timeout is not None):
+            logger.warning(
+                "%s is made as single games, because of its wrappers or process_timeout: they have no stacked, "
+                "grey and smaller images, which ale_py's vector environment makes. Wrap them yourself, or leave these "
+                "options out",
+                env_id,
+            )
         make_single = partial(make_wrapped, spec, wrappers, **arguments)
         env: VectorEnv
         if is_string_env or env_id == WORDS:

@@ -282,13 +282,15 @@ def json_object(text: str, option: str) -> dict[str, object]:
     return value
 
 
-def load_newest(folder: str, **options: Any) -> tuple[Any, Path | None]:
+def load_newest(folder: str, *, policy_class: str | None = None, **options: Any) -> tuple[Any, Path | None]:
     """Load the policy of a saved agent as `algos.load` does; of a run under way, that of its newest checkpoint.
 
     A line on stderr names this checkpoint.
 
     Args:
         folder: folder of a run or of a saved agent, or a name on the hub.
+        policy_class: name of the class of the agent's policy, if it is one of your own: file.py:Mine or
+            package.module:Mine.
         options: further arguments of `algos.load`.
 
     Returns:
@@ -299,11 +301,15 @@ def load_newest(folder: str, **options: Any) -> tuple[Any, Path | None]:
     """
     from algos.storage.hub import agent_folder
     from algos.training.save import load
+    from textenv.importing import load_function
 
+    own_class: Any = None
+    if policy_class is not None:
+        own_class = load_function(policy_class)
     while True:
         agent = agent_folder(folder)
         try:
-            policy = load(agent, **options)
+            policy = load(agent, policy_class=own_class, **options)
             break
         except (OSError, ValueError):
             if agent.exists() or not is_in_checkpoint(agent):

@@ -88,12 +88,8 @@ class Evaluate(ModelCommand):
         self._check_files()
         from algos.storage.hub import agent_folder
         from algos.training.save import read_description
-        from textenv.importing import load_function
 
         # Environment and rewards; what these know from the training goes on
-        policy_class: Any = None
-        if self.policy_class is not None:
-            policy_class = load_function(self.policy_class)
         description = read_description(self.folder)
         env = self._environment(description)
         from algos.storage.env_state import load_objects  # imports torch, which errors until here do not wait for
@@ -109,7 +105,7 @@ class Evaluate(ModelCommand):
 
         # Policy
         policy, checkpoint = load_newest(
-            self.folder, device=self.device, policy_class=policy_class, describe=self.describe
+            self.folder, device=self.device, policy_class=self.policy_class, describe=self.describe
         )
         if self.device is not None and is_episode_env(env):
             env.to(policy.device)

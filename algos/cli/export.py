@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tyro
 
@@ -26,12 +25,7 @@ class Export(Command):
 
     def run(self) -> dict[str, object]:
         """Load and write."""
-        from textenv.importing import load_function
-
-        policy_class: Any = None
-        if self.policy_class is not None:
-            policy_class = load_function(self.policy_class)
-        policy, checkpoint = load_newest(self.folder, policy_class=policy_class)
+        policy, checkpoint = load_newest(self.folder, policy_class=self.policy_class)
         result: dict[str, object] = {"exported": str(policy.export(self.to, all_outputs=self.all_outputs))}
         if checkpoint is not None:
             result["checkpoint"] = str(checkpoint)

@@ -73,7 +73,7 @@ class MultiInputPolicy(ControlPolicy):
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observations of an environment, or flat ones ``[N, *]``."""
-        features = self._features(torch.from_numpy(self._flatten(observation)))
+        features = self.features(torch.from_numpy(self._flatten(observation)))
         return self.choose(self.actor(features), action_mask, deterministic)
 
     def forward(self, observation: Tensor, state: Tensor | None = None) -> NetworkStep:
@@ -83,22 +83,22 @@ class MultiInputPolicy(ControlPolicy):
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""
-        features = self._features(rollout["observation"])
+        features = self.features(rollout["observation"])
         return self.evaluation(rollout, self.actor(features), self.critic(features))
 
     def output(self, rollout: TensorDict) -> Tensor:
         """Network output that parameterizes a rollout's action distributions, ``[*, size]``."""
-        return self.actor(self._features(rollout["observation"]))
+        return self.actor(self.features(rollout["observation"]))
 
     def value(self, observation: Tensor) -> Tensor:
         """State values ``[*batch]`` of observations ``[*batch, *]``."""
-        return self.critic(self._features(observation)).squeeze(-1)
+        return self.critic(self.features(observation)).squeeze(-1)
 
     def arguments(self) -> dict[str, Any]:
         """See `ControlPolicy.arguments`."""
         return super().arguments() | {"image_features": self.image_features}
 
-    def _features(self, observation: Tensor) -> Tensor:
+    def features(self, observation: Tensor) -> Tensor:
         """Features ``[*batch, size]`` of observations ``[*batch, *]``, computed in chunks."""
         batch_shape = observation.shape[: observation.ndim - len(self._shape)]
         rows = observation.reshape(-1, *observation.shape[len(batch_shape) :])

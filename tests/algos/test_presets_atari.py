@@ -47,6 +47,18 @@ def test_minibatches_are_a_quarter_of_a_rollout():
     assert (recipe.num_envs, recipe.config.num_steps, recipe.config.minibatch_size) == (8, 128, 8 * 128 // 4)
 
 
+def test_games_with_wrappers_are_single_ones_and_said_to_be(caplog):
+    pytest.importorskip("ale_py", reason="install the extra: pip install '.[atari]'")
+    wrappers = ["gymnasium.wrappers:RecordEpisodeStatistics"]
+    env = make_vector_environment("ALE/Pong-v5", 1, wrappers=wrappers, obs_type="ram")
+    env.close()
+    assert "ALE/Pong-v5 is made as single games" in caplog.text
+    caplog.clear()
+    env = make_vector_environment("ALE/Pong-v5", 1, num_threads=1)
+    assert env.single_observation_space.shape == (4, 84, 84) and not caplog.text
+    env.close()
+
+
 def test_rewards_are_the_games_own_points():
     """The same actions in one game of ale_py itself, without its vector environment, earn the same points."""
     ale_py = pytest.importorskip("ale_py", reason="install the extra: pip install '.[atari]'")

@@ -285,10 +285,9 @@ def normalise(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> 
     """Return a function from a case's returns to scores: 0 is the untrained policy, 1 is solved.
 
     All cases of one game (`RunResult.game_name`) in the whole study share the scale; a wrapper that may change rewards
-    makes another game. Untrained means the lowest of
-    their returns before training, each a mean over the seeds. Solved means Gymnasium's ``reward_threshold`` or, without
-    one, the best evaluation of the game. None if that return is not above the untrained one, or if a run of the case
-    was not evaluated.
+    makes another game. The untrained return is the lowest of their returns before training, each a mean over the seeds;
+    the solved one is Gymnasium's ``reward_threshold`` or, without one, the best evaluation of the game. None if the
+    solved return is not above the untrained one, or if a run of the case was not evaluated.
     """
     if not all(run.before and run.after for run in runs):
         return None

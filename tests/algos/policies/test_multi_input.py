@@ -98,7 +98,7 @@ def test_the_network_is_that_of_stable_baselines3(action_space):
         latent = theirs.mlp_extractor.forward_actor(features)
         output = theirs.action_net(latent)
         value = theirs.predict_values(their_input).squeeze(-1)
-        torch.testing.assert_close(ours._features(rollout["observation"]), features, atol=1e-5, rtol=0)
+        torch.testing.assert_close(ours.features(rollout["observation"]), features, atol=1e-5, rtol=0)
         torch.testing.assert_close(ours.output(rollout), output, atol=1e-5, rtol=0)
         torch.testing.assert_close(ours.value(rollout["observation"]), value, atol=1e-5, rtol=0)
     assert output.std() > 0.1 and value.std() > 0.1
@@ -181,7 +181,7 @@ def test_rollouts_keep_bytes_and_networks_read_every_part(space):
     features = plain_features(policy, space, samples).detach()
     scale = max(1.0, float(features.abs().max()))
     for observation in (torch.from_numpy(flat), torch.from_numpy(expected)):
-        torch.testing.assert_close(policy._features(observation).detach() / scale, features / scale, atol=1e-5, rtol=0)
+        torch.testing.assert_close(policy.features(observation).detach() / scale, features / scale, atol=1e-5, rtol=0)
     acted = [policy.predict(x, deterministic=True)[0].tolist() for x in (batch, flat, expected)]
     assert acted[0] == acted[1] == acted[2]
     assert policy.predict(samples[0], deterministic=True)[0] == acted[0][0]
