@@ -192,8 +192,9 @@ def make_policy(game, env, mind, seed):
         model = random_weights(model)
     if name == "smollm2":
         model = add_lora(model, "r=16,targets=q_proj+v_proj,layers=10", seed=seed)
+    options = {"remember_texts": name == "smollm2", "seed": seed}
     plain = WordsPolicy.of(
-        env, LanguageModel(model, lm.tokenizer), describe=game.describe, instructions=game.instructions, seed=seed
+        env, LanguageModel(model, lm.tokenizer), describe=game.describe, instructions=game.instructions, **options
     )
     if change != "scrambled":
         return plain
@@ -204,7 +205,7 @@ def make_policy(game, env, mind, seed):
         describe=scrambled,
         actions=scrambled.action_words,
         instructions=scrambled.instructions,
-        seed=seed,
+        **options,
     )
 
 

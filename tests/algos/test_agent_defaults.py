@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -26,11 +27,13 @@ from algos.losses import clipped_policy_loss
 from algos.optimizer import Optimizer
 from algos.training.invariants import InvariantError
 from algos.training.save import read_description
+from tests.helpers.architectures import make_family
 from tests.helpers.errors import refused
-from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
+from tests.helpers.models import WORDS, make_gpt2, make_t5, make_tokenizer
 from tests.helpers.small_agents import agent_of, cartpole, control_rollout, lm_policy, mlp_for, scored
 from tests.helpers.text_envs import EOS, GOOD, PAD, play, text_env
 from textenv import TextVectorEnv
+from textenv.lm.loading import add_lora
 from textenv.prompts.prompts import PromptList
 
 CONFIGS = {"ppo": PPOConfig, "a2c": A2CConfig, "trpo": TRPOConfig}
@@ -287,8 +290,27 @@ def test_an_adapter_has_ten_times_the_learning_rate(tmp_path):
     assert resolve(presets.TEXT, text_env(), policy).learning_rate == 1.4e-4
     trained = [name for name, p in policy.lm.named_parameters() if p.requires_grad]
     assert trained and all("lora_" in name for name in trained)
-    with refused(ValueError, "lora is 'r=x', expected r=16"):
+    with refused(ValueError, "lora is 'r=x', expected such as r=16"):
         LMPolicy.load(tmp_path, lora="r=x")
+
+
+def test_last_layers_are_counted_from_the_outside():
+    """Zamba's layers are inside others, T5's stack has two parts; experts that peft adapts everywhere are refused."""
+    pytest.importorskip("peft")
+
+    def adapted_layers(model, lora):
+        names = [name for name, p in add_lora(model, lora, seed=0).named_parameters() if p.requires_grad]
+        return {re.search(r"((?:encoder|decoder)\.)?(?:layers|block)\.\d+", name)[0] for name in names}
+
+    assert adapted_layers(make_family("zamba"), "r=2,layers=2") == {"layers.2", "layers.3"}
+    assert adapted_layers(make_t5(num_decoder_layers=3), "r=2,layers=2") == {"decoder.block.1", "decoder.block.2"}
+    with refused(ValueError, "layers is 4, expected 1 to 3"):
+        add_lora(make_t5(num_decoder_layers=3), "r=2,layers=4", seed=0)
+    with refused(ValueError, "layers is not supported for CTRL"):
+        add_lora(make_family("ctrl"), "r=2,layers=1", seed=0)
+    with refused(ValueError, "peft adapts"):
+        add_lora(make_family("qwen3_next"), "r=2,layers=1", seed=0)
+    assert adapted_layers(make_family("qwen3_next"), "r=2,layers=1,targets=q_proj+v_proj") == {"layers.1"}
 
 
 @pytest.mark.parametrize("targets", ["", ",targets=c_fc"])

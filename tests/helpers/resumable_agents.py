@@ -116,7 +116,8 @@ def ppo_words():
     model = make_gpt2()
     for part in (model.transformer.wte, model.transformer.wpe, model.transformer.h[0]):
         part.requires_grad_(False)
-    policy = WordsPolicy.of(env, LanguageModel(model, make_tokenizer(WORDS)), describe=letters, actions=WORDS[:4])
+    policy = WordsPolicy.of(env, LanguageModel(model, make_tokenizer(WORDS)), describe=letters, actions=WORDS[:4],
+                            remember_texts=True)  # fmt: skip
     return PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=32))
 
 

@@ -2,7 +2,7 @@
 
 With an adapter on the last layers only (``lora="r=16,layers=10"``), the layers below have the same outputs for a text
 as long as the model lives. They are the greater part of the work if the same texts come back, as descriptions of
-observations do.
+few observations do. If most texts are new, this is slower than reading them together.
 """
 
 from __future__ import annotations
@@ -22,29 +22,36 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MAX_BYTES = 2**30
-"""Limit of the outputs that are remembered: 7,000 texts of 60 tokens for a model with 576 numbers a token."""
+"""Limit of the outputs that are remembered: 7,000 rows of 60 tokens, if a token has 576 numbers of float32."""
 
 
 class FrozenLayers:
     """Outputs of the layers below the first one that trains, by the tokens of a row.
 
-    Each row is read alone. So its numbers do not depend on the rows beside it, and a resumed training has the same.
+    Each row is read alone, whatever rows stand beside it. So a training that is resumed, which has to read all rows
+    again, gets the same numbers to the bit. Copies begin without outputs.
 
     Args:
-        max_bytes: limit of what is remembered, bytes; beyond it, all is forgotten.
+        max_bytes: limit of what is remembered, bytes; further rows are read each time.
     """
 
-    def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
-        self._layers: list[nn.Module] = []
-        self._layers_above: list[nn.Module] = []
+        self._below: list[nn.Module] = []
+        self._above: list[nn.Module] = []
         self._made_with: list[object] = []
         self._can_skip = False
         self._output_of_row: dict[bytes, Tensor] = {}
         self._num_bytes = 0
 
-    def look_at(self, model: PreTrainedModel, run: Trunk) -> bool:
-        """Return True if the model has frozen layers that can be skipped; forget what other weights gave.
+    def __reduce__(self) -> tuple[type[FrozenLayers], tuple[int]]:
+        return FrozenLayers, (self.max_bytes,)
+
+    def can_skip(self, model: PreTrainedModel, run: Trunk) -> bool:
+        """Return True if the model has frozen layers whose outputs can take their place.
+
+        They are forgotten if a weight or buffer has changed (of a frozen matrix: by torch's own counter, or in its
+        first row). A model with hooks is run as it is.
 
         Args:
             model: the model.
@@ -57,20 +64,25 @@ class FrozenLayers:
             if trains(layer):
                 break
             count += 1
-        below = layers[:count]
-        above = layers[count:]
-        parameters_above = {parameter for layer in above for parameter in layer.parameters()}
-        other_parameters = [parameter for parameter in model.parameters() if parameter not in parameters_above]
-        if count == 0 or any(parameter.requires_grad for parameter in other_parameters):
+        self._below = layers[:count]
+        self._above = layers[count:]
+        if count == 0 or _has_hooks(model):
             return False
 
-        # Whether their weights are those of the last time
-        made_with = [count, *fingerprints(other_parameters)]
+        # All that their outputs depend on: what they use, and what is around the layers, such as embeddings
+        in_above = {parameter for layer in self._above for parameter in layer.parameters()}
+        around = [parameter for parameter in model.parameters() if parameter not in in_above]
+        in_below = [parameter for layer in self._below for parameter in layer.parameters()]
+        used = dict.fromkeys([*around, *in_below])
+        if any(parameter.requires_grad for parameter in used):
+            return False
+
+        autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
+        made_with = [*map(id, layers), autocast, *fingerprints([*used, *model.buffers()])]
         if made_with != self._made_with:
             self._made_with = made_with
-            self._layers = below
-            self._layers_above = above
-            self._forget()
+            self._output_of_row.clear()
+            self._num_bytes = 0
             self._can_skip = self._skips_well(model, run)
         return self._can_skip
 
@@ -83,7 +95,10 @@ class FrozenLayers:
             output = self._output_of_row.get(key)
             if output is None:
                 output = self._read(run, row_tokens)
-                self._remember(key, output)
+                size = output.numel() * output.element_size()
+                if self._num_bytes + size <= self.max_bytes:
+                    self._output_of_row[key] = output
+                    self._num_bytes += size
             outputs.append(pad(output, (0, 0, 0, tokens.shape[1] - row_length)))
         return torch.stack(outputs)
 
@@ -94,7 +109,7 @@ class FrozenLayers:
         def given(*inputs: object, **options: object) -> Tensor:
             return output
 
-        with replaced_forwards(self._layers, [given] * len(self._layers)):
+        with replaced_forwards(self._below, [given] * len(self._below)):
             yield
 
     def _read(self, run: Trunk, tokens: Tensor) -> Tensor:
@@ -105,24 +120,11 @@ class FrozenLayers:
             received.append(hidden)
             return hidden
 
-        # Outputs of inference mode could not be used in a training
-        skip_layers_above = replaced_forwards(self._layers_above, [pass_on] * len(self._layers_above))
-        with skip_layers_above, torch.inference_mode(False), torch.no_grad():
+        # The layers above only pass on what they get. Outputs of inference mode could not be used in a training
+        without_above = replaced_forwards(self._above, [pass_on] * len(self._above))
+        with without_above, torch.inference_mode(False), torch.no_grad():
             run(input_ids=tokens[None], attention_mask=torch.ones_like(tokens[None]), use_cache=False)
         return received[0][0]
-
-    def _remember(self, key: bytes, output: Tensor) -> None:
-        """Keep the output of a row; forget all others first if they are too many."""
-        size = output.numel() * output.element_size()
-        if self._num_bytes + size > self.max_bytes:
-            self._forget()
-        self._output_of_row[key] = output
-        self._num_bytes += size
-
-    def _forget(self) -> None:
-        """Forget all outputs."""
-        self._output_of_row.clear()
-        self._num_bytes = 0
 
     @torch.no_grad()
     def _skips_well(self, model: PreTrainedModel, run: Trunk) -> bool:
@@ -144,22 +146,33 @@ def trains(module: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in module.parameters())
 
 
-def fingerprints(parameters: Iterable[nn.Parameter]) -> list[object]:
+def _has_hooks(model: nn.Module) -> bool:
+    """Return True if someone listens to a module of the model, or has replaced its forward pass."""
+    for module in model.modules():
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+            return True
+    return False
+
+
+def fingerprints(tensors: Iterable[Tensor]) -> list[object]:
     """Return numbers that change with the weights.
 
-    Of trained weights two numbers: one changes with any single weight, the other if weights only change places. Of
-    frozen ones, which may be many, torch's counter of changes, and two numbers of their first rows, because the counter
-    does not see what is written to `Tensor.data`.
+    Of a weight that trains two numbers: one changes with any single number in it, the other if numbers only change
+    places. Frozen ones may be many, so of a frozen matrix there are torch's counter of changes and two numbers of its
+    first row, because the counter does not see what is written to `Tensor.data`.
     """
     numbers: list[object] = []
-    for parameter in parameters:
-        numbers += [parameter.device, parameter.dtype]
-        if not parameter.requires_grad and not parameter.is_inference():  # of which torch counts no changes
-            first_row = parameter.detach()[:1].float() if parameter.ndim else parameter.detach().float()
-            numbers += [parameter.data_ptr(), parameter._version]
+    for tensor in tensors:
+        weight = tensor.detach()
+        if weight.numel() == 0:
+            continue
+        numbers += [weight.device, weight.dtype]
+        is_frozen_matrix = weight.ndim > 1 and not tensor.requires_grad
+        if is_frozen_matrix and not tensor.is_inference():  # of an inference tensor torch counts no changes
+            first_row = weight[:1].float()
+            numbers += [tensor.data_ptr(), tensor._version]
             numbers += [torch.hash_tensor(first_row).item(), first_row.sum().item()]
             continue
-        weight = parameter.detach()
         rows = weight.reshape(len(weight), -1).float() if weight.ndim else weight.reshape(1, 1).float()
         row_factors = torch.arange(1.0, len(rows) + 1, device=rows.device).sin()
         column_factors = torch.arange(1.0, rows.shape[1] + 1, device=rows.device).cos()

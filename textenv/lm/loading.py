@@ -11,7 +11,7 @@ import logging
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
@@ -583,8 +583,8 @@ def add_lora(model: PreTrainedModel, lora: str | PeftConfig, *, seed: int) -> Pr
         model: a `transformers` model without an adapter.
         lora: a `peft.LoraConfig`, or settings such as ``"r=16,alpha=32,targets=q_proj+v_proj,layers=10"``. By default r
             is 16, alpha is 32, and the targets are all linear layers but the output ("LoRA Without Regret", Schulman et
-            al. 2025). With ``layers`` only the last so many layers of the model have adapters: training is faster, and
-            `WordsPolicy` on a CPU reads each text once with the layers below.
+            al. 2025). With ``layers`` only the last so many layers have adapters (of an encoder-decoder: of the
+            decoder), and training computes no gradient below.
         seed: seed of the initial weights.
 
     Raises:
@@ -597,15 +597,35 @@ def add_lora(model: PreTrainedModel, lora: str | PeftConfig, *, seed: int) -> Pr
     if is_adapted(model):
         raise ValueError(f"lora is {lora!r}, but the model has an adapter already, which is trained further: omit lora")
     try:
-        config = lora
+        config: Any = lora
+        names: list[str] = []
         if isinstance(lora, str):
             config = _lora_config(lora, model)
+            if "layers=" in lora:
+                names = list(config.target_modules)
         # peft still uses an old name in transformers, which warns of it
         with torch.random.fork_rng(), warnings.catch_warnings(action="ignore", category=FutureWarning):
             torch.manual_seed(seed)
-            return peft.get_peft_model(model, config)
+            adapted = peft.get_peft_model(model, config)
+        if names:
+            _check_last_layers(adapted, names)
+        return adapted
     except ValueError as error:  # of peft too
-        raise ValueError(f"lora is {lora!r:.100}, expected r=16,alpha=32,targets=q_proj+v_proj: {error}") from error
+        expected = "r=16,alpha=32,targets=q_proj+v_proj,layers=10"
+        raise ValueError(f"lora is {lora!r:.100}, expected such as {expected}: {error}") from error
+
+
+def _check_last_layers(adapted: PreTrainedModel, names: Collection[str]) -> None:
+    """Raise a ValueError if weights of other modules than those with these names have got an adapter.
+
+    `peft` adapts a mixture of experts in all layers if its weights have the names of these modules.
+    """
+    for name, parameter in adapted.named_parameters():
+        if parameter.requires_grad and not any(f".{module_name}." in name for module_name in names):
+            raise ValueError(
+                f"layers does not suit this model, because peft adapts {name}, too: leave layers out, or give targets "
+                "such as q_proj+v_proj"
+            )
 
 
 def _lora_config(text: str, model: PreTrainedModel) -> PeftConfig:
@@ -645,16 +665,23 @@ def _linear_names(count: int, targets: str | list[str], model: PreTrainedModel) 
     `peft` itself has `layers_to_transform`, but not for ``all-linear``.
 
     Raises:
-        ValueError: if the model has fewer layers, or no such modules.
+        ValueError: if the model has fewer layers, they are not known, or they have no such modules.
     """
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
     from textenv.lm.memory import layers_of
 
-    layers = layers_of(model)
+    # The last layers
+    part = "decoder" if model.config.is_encoder_decoder else ""
+    layers = layers_of(trunk_of(model, part))
+    if not layers:
+        raise ValueError(
+            f"layers is not supported for {type(model).__name__}, whose layers are not known: leave it out"
+        )
     if not 1 <= count <= len(layers):
         raise ValueError(f"layers is {count}, expected 1 to {len(layers)}, the number of the model's layers")
+    # Their linear modules
     in_last_layers = {module for layer in layers[-count:] for module in layer.modules()}
     names = []
     for name, module in model.named_modules():
@@ -662,7 +689,7 @@ def _linear_names(count: int, targets: str | list[str], model: PreTrainedModel) 
         if module in in_last_layers and is_target and isinstance(module, (nn.Linear, Conv1D)):
             names.append(name)
     if not names:
-        raise ValueError(f"targets is {'+'.join(targets)}, but the model's layers have no linear modules of that name")
+        raise ValueError(f"targets is {targets}, but the last layers have no linear modules with such names")
     return names
 
 

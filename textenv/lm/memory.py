@@ -73,7 +73,7 @@ def recomputed_layers(trunk: nn.Module) -> Iterator[None]:
     `transformers` checkpoints only layers in training mode, in which some of them (OPT) enable dropout. Here layers
     keep their mode; in training mode, recomputation draws the same dropout mask again.
     """
-    layers = layers_of(trunk)
+    layers = marked_layers(trunk)
     forwards = [
         partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=layer.training) for layer in layers
     ]
@@ -83,22 +83,22 @@ def recomputed_layers(trunk: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def replaced_forwards(layers: Sequence[nn.Module], forwards: Sequence[Callable[..., Tensor]]) -> Iterator[None]:
-    """Context in which each of these layers computes another function."""
+    """Context in which each of these layers calls another function instead of its own forward pass."""
     former_forwards = [vars(layer).get("forward") for layer in layers]  # set by hooks of other libraries, if any
-    for layer, forward in zip(layers, forwards, strict=True):
-        layer.forward = forward
     try:
+        for layer, forward in zip(layers, forwards, strict=True):
+            layer.forward = forward
         yield
     finally:
         for layer, former_forward in zip(layers, former_forwards, strict=True):
-            del layer.forward
+            vars(layer).pop("forward", None)
             if former_forward is not None:
                 layer.forward = former_forward
 
 
 def check_memory_options(trunk: PreTrainedModel, *, gradient_checkpointing: bool, autocast: torch.dtype | None) -> None:
     """Raise a ValueError if the model has no layers marked for gradient checkpointing, or autocast is not bfloat16."""
-    if gradient_checkpointing and not layers_of(trunk):
+    if gradient_checkpointing and not marked_layers(trunk):
         raise ValueError(
             f"gradient_checkpointing is True, but {type(trunk).__name__} has no GradientCheckpointingLayer: leave it "
             "out, and lower micro_batch_size if memory is short"
@@ -110,8 +110,15 @@ def check_memory_options(trunk: PreTrainedModel, *, gradient_checkpointing: bool
         )
 
 
-def layers_of(trunk: nn.Module) -> list[nn.Module]:
-    """Return the layers, in their order: what `transformers` marks for gradient checkpointing."""
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """Return the layers in their order, without those inside another; empty for models in which none are marked."""
+    layers = marked_layers(model)
+    inner_modules = {module for layer in layers for module in layer.modules() if module is not layer}
+    return [layer for layer in layers if layer not in inner_modules]
+
+
+def marked_layers(trunk: nn.Module) -> list[nn.Module]:
+    """Return the layers that `transformers` marks for gradient checkpointing, in their order."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in trunk.modules() if isinstance(module, GradientCheckpointingLayer)]

@@ -193,7 +193,7 @@ class LanguageModel(nn.Module):
         An encoder-decoder model needs ``prompt_length``, int64 ``[B]``; its output is valid from the last token of the
         prompt on. With ``length``, int64 ``[B]``, other models need only read so many tokens of each row, and with
         ``share_beginnings`` on a CPU the tokens with which several rows begin only once. With ``frozen_layers`` as well
-        the layers below the first one that trains read each row once (not with autocast).
+        the layers below the first one that trains read each row once (`FrozenLayers`; not with autocast).
 
         Raises:
             ValueError: if the rows are longer than the model's context, or the prompt_length is missing.

@@ -68,7 +68,7 @@ def without_padding(
         return _plain(run, tokens)
     if model is not None and _can_pack(model, run):
         if share_beginnings:
-            if frozen_layers is not None and not frozen_layers.look_at(model, run):
+            if frozen_layers is not None and not frozen_layers.can_skip(model, run):
                 frozen_layers = None
             return _in_packs_with_shared_beginnings(model, run, tokens, length, frozen_layers)
         return _in_packs(model, run, tokens, length)
