@@ -294,6 +294,7 @@ def test_an_adapter_has_ten_times_the_learning_rate(tmp_path):
         LMPolicy.load(tmp_path, lora="r=x")
 
 
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning")  # of peft, for experts
 def test_last_layers_are_counted_from_the_outside():
     """Zamba's layers are inside others, T5's stack has two parts; experts that peft adapts everywhere are refused."""
     pytest.importorskip("peft")
