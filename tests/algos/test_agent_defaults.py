@@ -290,7 +290,7 @@ def test_an_adapter_has_ten_times_the_learning_rate(tmp_path):
     assert resolve(presets.TEXT, text_env(), policy).learning_rate == 1.4e-4
     trained = [name for name, p in policy.lm.named_parameters() if p.requires_grad]
     assert trained and all("lora_" in name for name in trained)
-    with refused(ValueError, "lora is 'r=x', expected such as r=16"):
+    with refused(ValueError, "lora is 'r=x', expected settings such as r=16"):
         LMPolicy.load(tmp_path, lora="r=x")
 
 

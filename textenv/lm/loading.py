@@ -612,7 +612,7 @@ def add_lora(model: PreTrainedModel, lora: str | PeftConfig, *, seed: int) -> Pr
         return adapted
     except ValueError as error:  # of peft too
         expected = "r=16,alpha=32,targets=q_proj+v_proj,layers=10"
-        raise ValueError(f"lora is {lora!r:.100}, expected such as {expected}: {error}") from error
+        raise ValueError(f"lora is {lora!r:.100}, expected settings such as {expected}: {error}") from error
 
 
 def _check_last_layers(adapted: PreTrainedModel, names: Collection[str]) -> None:

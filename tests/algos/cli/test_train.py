@@ -162,7 +162,7 @@ def test_help_names_losses_and_no_function(algo, capsys):
     ("OWN --max-new-tokens 100", "has 64 positions"),
     ("OWN --max-new-tokens 0", "max_new_tokens is 0"),
     ("OWN --temperature 0", "temperature is 0.0"),
-    ("OWN --lora r=many", "lora is 'r=many', expected such as r=16,alpha=32"),
+    ("OWN --lora r=many", "lora is 'r=many', expected settings such as r=16,alpha=32"),
     ("OWN --lora dropout=.1", "no setting is named dropout"),
     ("OWN --lora targets=nothing", "{'nothing'} not found"),
     ("OWN --lora layers=0", "layers is 0, expected 1 to 2, the number of the model's layers"),
