@@ -13,6 +13,8 @@ Minds, all trained by the same PPO on the environment's own steps (way (b): one 
 - smollm2; smollm2, scrambled: SmolLM2-135M with an adapter (LoRA r=16) on the last ten of its 30 layers.
 - smollm2, random: the same architecture with random weights, and the same adapter. Only this shows what pretraining
   gives.
+- smollm2, all layers; smollm2, random, all layers: adapters on all 30 layers, which takes three times as long. They are
+  trained only if they are named.
 
 Each run is a line of runs/same_world.jsonl; a run that is there is not repeated.
 """
@@ -140,7 +142,7 @@ LOOKS = {
     "smollm2, random": ("#e69f00", "D"),
 }
 """Colour and mark of each mind in the figure; the colours are told apart by colour-blind people."""
-MINDS = (*LOOKS,)
+MINDS = (*LOOKS, "smollm2, all layers", "smollm2, random, all layers")
 
 
 def random_weights(model):
@@ -184,19 +186,22 @@ def make_policy(game, env, mind, seed):
     """The policy of a mind."""
     if mind == "mlp":
         return MLPPolicy(env.single_observation_space, env.single_action_space, seed=seed)
-    name, _, change = mind.partition(", ")
+    name, *changes = mind.split(", ")
     torch.manual_seed(seed)
     lm = LanguageModel.load("smollm2" if name == "smollm2" else "embedded")
     model = lm.model
-    if name == "scratch" or change == "random":
+    if name == "scratch" or "random" in changes:
         model = random_weights(model)
     if name == "smollm2":
-        model = add_lora(model, "r=16,targets=q_proj+v_proj,layers=10", seed=seed)
+        lora = "r=16,targets=q_proj+v_proj"
+        if "all layers" not in changes:
+            lora += ",layers=10"
+        model = add_lora(model, lora, seed=seed)
     options = {"remember_texts": name == "smollm2", "seed": seed}
     plain = WordsPolicy.of(
         env, LanguageModel(model, lm.tokenizer), describe=game.describe, instructions=game.instructions, **options
     )
-    if change != "scrambled":
+    if "scrambled" not in changes:
         return plain
     scrambled = Scrambled(game, plain)
     return WordsPolicy.of(
@@ -303,13 +308,13 @@ def _number(value):
 def draw(runs, path):
     """Draw the steps to .9 of each seed and their median, by game and mind; seeds that never learnt stand at the right.
 
-    Minds that no game has are left out.
+    Minds that no game has are left out, and so are those with adapters on all layers.
     """
     matplotlib.use("svg")
     matplotlib.rcParams |= {"svg.hashsalt": "same world", "font.size": 11}
     from matplotlib import pyplot
 
-    minds = [mind for mind in MINDS if any(run["mind"] == mind for run in runs)]
+    minds = [mind for mind in LOOKS if any(run["mind"] == mind for run in runs)]
     games = [game for game in GAMES if any(run["game"] == game for run in runs)]
     never = 2 * max(game.steps for game in GAMES.values())
     figure, axes = pyplot.subplots(figsize=(12, 1 + 0.75 * len(games)), layout="constrained")
@@ -369,7 +374,7 @@ def main():
     """Train what is asked for and not yet there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--games", default=",".join(GAMES), help="separated by commas")
-    parser.add_argument("--minds", default=";".join(MINDS), help="separated by semicolons")
+    parser.add_argument("--minds", default=";".join(LOOKS), help="separated by semicolons")
     parser.add_argument("--seeds", default="1,2,3,4,5", help="separated by commas")
     parser.add_argument("--table", action="store_true", help="train nothing, print the table of the runs so far")
     parser.add_argument("--json", type=Path, help="file of docs/results: its runs count too, and all are written to it")
