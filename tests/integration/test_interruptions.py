@@ -72,6 +72,14 @@ def sending_agent(step, *names):
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def _hang_up_is_not_ignored():
+    """Under nohup SIGHUP is ignored, in the tests too."""
+    former = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, former)
+
+
 @pytest.mark.parametrize("names", [["SIGINT"], ["SIGTERM"], ["SIGHUP"], ["SIGHUP", "SIGHUP"]], ids="+".join)
 def test_a_signal_writes_an_unasked_checkpoint(names, whole, tmp_path):
     """`learn` in Python, with a folder and nothing else; a closed terminal sends two SIGHUP."""
