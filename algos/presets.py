@@ -465,9 +465,11 @@ def _with_policy(settings: Recipe, policy: str, model: str) -> Recipe:
             num_envs=max(16, settings.num_envs),
         )
 
-    # Arguments of the recipe's own policy are not those of another class; every policy can normalize observations
+    # Arguments of the recipe's own policy are not those of another class; all but CNNPolicy can normalize observations
     policy_kwargs = dict(settings.policy_kwargs)
-    if policy != settings.policy:
+    if policy == "cnn":
+        policy_kwargs = {}
+    elif policy != settings.policy:
         policy_kwargs = {name: value for name, value in policy_kwargs.items() if name in _NORMALIZED}
     return replace(settings, policy=policy, policy_kwargs=policy_kwargs, env_kwargs=env_kwargs)
 

@@ -1,5 +1,6 @@
 """The recipes fit their environments and algorithms; that they learn is measured outside the tests."""
 
+import inspect
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from algos import presets
 from algos.config import compares_groups
 from algos.make import find_algorithm, is_text, make_policy, make_vector_environment
+from algos.policies.registry import CONTROL_POLICIES, find_policy
 
 CONTROL = sorted(case for case in presets.RECIPES if not is_text(case[0]))
 PACKAGES = {"LunarLander": "Box2D", "MiniGrid": "minigrid", **dict.fromkeys(presets.MUJOCO_GAMES, "mujoco")}
@@ -64,6 +66,14 @@ def test_wrappers_of_a_recipe_are_for_policies_that_read_vectors():
     assert presets.recipe("minigrid:MiniGrid-Unlock-v0", policy="mlp").env_kwargs == wrapped
     assert presets.recipe("minigrid:MiniGrid-Unlock-v0", policy="cnn").env_kwargs == {}
     assert presets.recipe("minigrid:MiniGrid-Unlock-v0", policy="words").env_kwargs == {}
+
+
+@pytest.mark.parametrize("policy", sorted(set(CONTROL_POLICIES) - set(presets.VALUE_POLICIES.values())))
+def test_a_recipe_gives_other_policies_only_what_they_take(policy):
+    known = inspect.signature(find_policy(policy)).parameters
+    for env_id, algorithm in CONTROL:
+        given = presets.recipe(env_id, algorithm, policy=policy).policy_kwargs
+        assert set(given) <= set(known), (env_id, algorithm)
 
 
 def test_a_policy_has_its_own_settings():
