@@ -13,7 +13,7 @@ Minds, all trained by the same PPO on the environment's own steps (way (b): one 
 - smollm2; smollm2, scrambled: SmolLM2-135M with an adapter (LoRA r=16) on the last ten of its 30 layers.
 - smollm2, random: the same architecture with random weights, and the same adapter. Only this shows what pretraining
   gives.
-- smollm2, all layers; smollm2, random, all layers: adapters on all 30 layers, which takes three times as long. They are
+- smollm2, all layers; smollm2, random, all layers: adapters on all 30 layers, which takes twice as long. They are
   trained only if they are named.
 
 Each run is a line of runs/same_world.jsonl; a run that is there is not repeated.

@@ -303,13 +303,13 @@ def load_newest(folder: str, *, policy_class: str | None = None, **options: Any)
     from algos.training.save import load
     from textenv.importing import load_function
 
-    own_class: Any = None
+    loaded_class: Any = None
     if policy_class is not None:
-        own_class = load_function(policy_class)
+        loaded_class = load_function(policy_class)
     while True:
         agent = agent_folder(folder)
         try:
-            policy = load(agent, policy_class=own_class, **options)
+            policy = load(agent, policy_class=loaded_class, **options)
             break
         except (OSError, ValueError):
             if agent.exists() or not is_in_checkpoint(agent):

@@ -26,8 +26,9 @@ from algos.policies.policy import ControlPolicy, Evaluation, Observation, Policy
 from algos.storage.saved_environment import UnnamedCodeError
 from textenv.embedded.folder import EMBEDDED
 from textenv.importing import load_function, name_of
-from textenv.lm.frozen_layers import FrozenLayers, fingerprints
+from textenv.lm.frozen_layers import FrozenLayers, fingerprints, trains
 from textenv.lm.loading import save_model
+from textenv.lm.memory import layers_of
 from textenv.lm.model import LanguageModel
 from textenv.names import check_names
 from textenv.prompts.messages import Message
@@ -92,7 +93,8 @@ class WordsPolicy(ControlPolicy):
 
     Raises:
         TypeError: if a description is no text.
-        ValueError: if the actions have no words, or two words have the same tokens; when reading, if a text is longer
+        ValueError: if the actions have no words, two words have the same tokens, or ``remember_texts`` is for a model
+            whose first layer trains; when reading, if a text is longer
             than the model's context.
 
     Example:
@@ -118,6 +120,12 @@ class WordsPolicy(ControlPolicy):
         super().__init__(observation_space, action_space, normalize_observations=False, seed=seed)
         self.language_model = language_model
         self.remember_texts = remember_texts
+        layers = layers_of(language_model.model)
+        if remember_texts and (not layers or trains(layers[0])):
+            raise ValueError(
+                "remember_texts is True, but the first layer of the model trains, so what it gives for a text changes: "
+                "leave it out, or put an adapter on the last layers only, such as lora='r=16,layers=10'"
+            )
         self.chat = chat
         if chat and not language_model.tokenizer.chat_template:
             raise ValueError("chat is True, but the model's tokenizer has no chat template: leave chat out")

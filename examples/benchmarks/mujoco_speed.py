@@ -23,7 +23,8 @@ from algos import presets
 STEPS = 2_048
 EPOCHS = 10
 MINIBATCH = 64
-GAMMA, LAMBDA = 0.99, 0.95
+GAMMA = 0.99
+LAMBDA = 0.95
 CLIP = 0.2
 ITERATIONS = 488
 """Of a million steps, over which the learning rate falls."""
@@ -67,7 +68,10 @@ class CleanRLStyle:
 
         self.observations = torch.zeros(STEPS, 1, num_inputs)
         self.actions = torch.zeros(STEPS, 1, num_actions)
-        self.log_probs, self.rewards, self.dones, self.values = (torch.zeros(STEPS, 1) for _ in range(4))
+        self.log_probs = torch.zeros(STEPS, 1)
+        self.rewards = torch.zeros(STEPS, 1)
+        self.dones = torch.zeros(STEPS, 1)
+        self.values = torch.zeros(STEPS, 1)
         first, _ = self.envs.reset(seed=1)
         self.next_observation = torch.tensor(first, dtype=torch.float32)
         self.next_done = torch.zeros(1)

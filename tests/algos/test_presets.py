@@ -70,10 +70,10 @@ def test_wrappers_of_a_recipe_are_for_policies_that_read_vectors():
 
 @pytest.mark.parametrize("policy", sorted(set(CONTROL_POLICIES) - set(presets.VALUE_POLICIES.values())))
 def test_a_recipe_gives_other_policies_only_what_they_take(policy):
-    known = inspect.signature(find_policy(policy)).parameters
+    parameters = inspect.signature(find_policy(policy)).parameters
     for env_id, algorithm in CONTROL:
-        given = presets.recipe(env_id, algorithm, policy=policy).policy_kwargs
-        assert set(given) <= set(known), (env_id, algorithm)
+        arguments = presets.recipe(env_id, algorithm, policy=policy).policy_kwargs
+        assert set(arguments) <= set(parameters), (env_id, algorithm)
 
 
 def test_a_policy_has_its_own_settings():

@@ -388,7 +388,7 @@ def test_learning_starts_as_soon_as_it_says():
     assert is_uniform == [True, True, False] and has_learnt == [False, True, True]
 
 
-def test_many_batches_are_those_of_one_draw(monkeypatch):
+def test_many_batches_are_those_of_one_draw():
     """The stream of random numbers does not depend on how many are drawn at a time."""
     env = gym.make_vec("Pendulum-v1", num_envs=1, vectorization_mode="sync")
     agent = algos.SAC(env, learning_starts=0, num_steps=32, batch_size=3)

@@ -106,10 +106,10 @@ class FrozenLayers:
     def skipped(self, output: Tensor) -> Iterator[None]:
         """Context in which the frozen layers compute nothing, and the layer above them gets this output."""
 
-        def given(*inputs: object, **options: object) -> Tensor:
+        def return_output(*inputs: object, **options: object) -> Tensor:
             return output
 
-        with replaced_forwards(self._below, [given] * len(self._below)):
+        with replaced_forwards(self._below, [return_output] * len(self._below)):
             yield
 
     def _read(self, run: Trunk, tokens: Tensor) -> Tensor:

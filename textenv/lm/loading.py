@@ -597,12 +597,10 @@ def add_lora(model: PreTrainedModel, lora: str | PeftConfig, *, seed: int) -> Pr
     if is_adapted(model):
         raise ValueError(f"lora is {lora!r}, but the model has an adapter already, which is trained further: omit lora")
     try:
-        config: Any = lora
+        config = lora
         names: list[str] = []
         if isinstance(lora, str):
-            config = _lora_config(lora, model)
-            if "layers=" in lora:
-                names = list(config.target_modules)
+            config, names = _lora_config(lora, model)
         # peft still uses an old name in transformers, which warns of it
         with torch.random.fork_rng(), warnings.catch_warnings(action="ignore", category=FutureWarning):
             torch.manual_seed(seed)
@@ -628,8 +626,11 @@ def _check_last_layers(adapted: PreTrainedModel, names: Collection[str]) -> None
             )
 
 
-def _lora_config(text: str, model: PreTrainedModel) -> PeftConfig:
-    """Return the `peft.LoraConfig` for settings as `add_lora` takes them; raise a ValueError for unknown ones."""
+def _lora_config(text: str, model: PreTrainedModel) -> tuple[PeftConfig, list[str]]:
+    """Return the `peft.LoraConfig` for settings as `add_lora` takes them; raise a ValueError for unknown ones.
+
+    With ``layers`` also the names of the only modules that may have an adapter, else no names.
+    """
     from transformers.pytorch_utils import Conv1D
 
     # Settings, such as {"r": "16", "targets": "q_proj+v_proj"}
@@ -644,8 +645,10 @@ def _lora_config(text: str, model: PreTrainedModel) -> PeftConfig:
 
     rank = int(settings.pop("r", "16"))
     alpha = int(settings.pop("alpha", "32"))
+    names: list[str] = []
     if "layers" in settings:
-        target_modules = _linear_names(int(settings.pop("layers")), target_modules, model)
+        names = _linear_names(int(settings.pop("layers")), target_modules, model)
+        target_modules = names
     task_type = "SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM"
     config = package("peft", "lora").LoraConfig(
         task_type=task_type,
@@ -656,7 +659,7 @@ def _lora_config(text: str, model: PreTrainedModel) -> PeftConfig:
     )
     if settings:
         raise ValueError(f"no setting is named {', '.join(settings)} (dropout is always off in training here)")
-    return config
+    return config, names
 
 
 def _linear_names(count: int, targets: str | list[str], model: PreTrainedModel) -> list[str]:
@@ -681,6 +684,7 @@ def _linear_names(count: int, targets: str | list[str], model: PreTrainedModel) 
         )
     if not 1 <= count <= len(layers):
         raise ValueError(f"layers is {count}, expected 1 to {len(layers)}, the number of the model's layers")
+
     # Their linear modules
     in_last_layers = {module for layer in layers[-count:] for module in layer.modules()}
     names = []

@@ -361,6 +361,14 @@ def test_wrong_words_are_refused_before_training():
         policy_of(lm, ["good", "bad"], critic=Critic.from_language_model(lm), detach_value=True)
 
 
+def test_nothing_can_be_remembered_of_layers_that_train():
+    with refused(ValueError, "remember_texts is True, but the first layer of the model trains"):
+        policy_of(model(), ["good", "bad"], remember_texts=True)
+    frozen_first = model()
+    frozen_first.model.transformer.h[0].requires_grad_(False)
+    assert policy_of(frozen_first, ["good", "bad"], remember_texts=True).remember_texts
+
+
 def test_a_text_that_is_too_long_is_refused_when_made():
     with refused(ValueError, "positions"):
         WordsPolicy.of(frozen_lake(), "embedded", describe=lambda s: "word " * 200)
