@@ -317,12 +317,14 @@ def linear_layers(tower: nn.Module, activation: type[nn.Module]) -> tuple[nn.Lin
 
     A module is no tower, either, if a hook or another `forward` changes what it or one of its modules does.
     """
-    if _has_any_global_hook():
+    if any(map(is_changed, tower.modules())):
         return ()
-    for module in tower.modules():
-        if any(_hooks_of(module)) or "forward" in module.__dict__:
-            return ()
     return _linear_layers(tower, activation)
+
+
+def is_changed(module: nn.Module) -> bool:
+    """Whether a hook, or a `forward` of its own, changes what a module does."""
+    return any(_hooks_of(module)) or "forward" in module.__dict__ or _has_any_global_hook()
 
 
 def _linear_layers(tower: nn.Module, activation: type[nn.Module]) -> tuple[nn.Linear, ...]:

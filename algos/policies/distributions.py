@@ -193,10 +193,7 @@ class Gaussian(nn.Module):
         """Log-density and differential entropy, nats; any batch shape."""
         _refuse_mask(action_mask)
         mean, log_std = self.parametrize(output)
-        standard = (action.reshape(mean.shape) - mean) * (-log_std).exp()
-        log_prob = -(0.5 * standard.square() + log_std + 0.5 * LOG_2PI).sum(-1)
-        entropy = (log_std + 0.5 * (LOG_2PI + 1)).sum(-1)
-        return log_prob, entropy.expand(log_prob.shape)
+        return gaussian_score(mean, log_std, action.reshape(mean.shape))
 
     def most_probable(self, output: Tensor) -> Tensor:
         """Most probable actions, the means, float32 ``[N, *]``."""
@@ -610,6 +607,21 @@ def _categorical_kl(logits: Tensor, other_logits: Tensor) -> Tensor:
     log_probs = logits.log_softmax(-1)
     other_log_probs = other_logits.log_softmax(-1)
     return (log_probs.exp() * (log_probs - other_log_probs)).sum(-1)
+
+
+@accelerated("algos.fast.sampling:gaussian_score", "eb4618efeb05")
+def gaussian_score(mean: Tensor, log_std: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-density of an action ``[*, n]`` and differential entropy of a diagonal Gaussian, nats, ``[*]`` each.
+
+    Args:
+        mean: ``[*, n]``.
+        log_std: log standard deviation ``[*, n]`` or ``[n]``.
+        action: ``[*, n]``.
+    """
+    standard = (action - mean) * (-log_std).exp()
+    log_prob = -(0.5 * standard.square() + log_std + 0.5 * LOG_2PI).sum(-1)
+    entropy = (log_std + 0.5 * (LOG_2PI + 1)).sum(-1)
+    return log_prob, entropy.expand(log_prob.shape)
 
 
 def _gaussian_kl(parameters: tuple[Tensor, Tensor], other_parameters: tuple[Tensor, Tensor]) -> Tensor:

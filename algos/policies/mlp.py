@@ -11,6 +11,7 @@ from torch import Tensor
 from algos.envs.images import warn_of_flat_pixels
 from algos.policies import towers
 from algos.policies.distributions import action_distribution
+from algos.policies.normalizers import normalized_array
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 from algos.storage.onnx_export import NetworkStep
 
@@ -61,10 +62,15 @@ class MLPPolicy(ControlPolicy):
 
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
-        # `read` by torch is slower, and most observations need no conversion
+        # As `read`, which is slower for the few numbers of most observations; a subclass may have its own
         network_input = self._flatten(observation)
-        if network_input.dtype != np.float32 or len(self._shape) != 1 or self.normalizer is not None:
+        is_vector = network_input.dtype.kind == "f" and len(self._shape) == 1
+        if not is_vector or type(self).read is not ControlPolicy.read:
             network_input = self.read(torch.from_numpy(network_input)).cpu().numpy()
+        elif self.normalizer is not None:
+            network_input = normalized_array(network_input, self.normalizer)
+        else:
+            network_input = network_input.astype(np.float32, copy=False)
         output = towers.act(network_input, self.actor)
         return self.choose(output, action_mask, deterministic)
 

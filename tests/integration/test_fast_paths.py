@@ -14,7 +14,7 @@ from pkgutil import resolve_name
 import pytest
 import torch
 
-from algos.policies import distributions, towers, twin_critics
+from algos.policies import distributions, normalizers, towers, twin_critics
 from textenv.acceleration import FAST, syntax_digest
 
 ROOT = Path(__file__).parents[2]
@@ -82,6 +82,19 @@ def values_and_gradient(twin_values):
     return torch.cat([part.flatten() for part in (values.detach(), *gradients)])
 
 
+@torch.no_grad()
+def scored_gaussian(score):
+    return torch.stack(score(OBSERVATION, OBSERVATION[0], OBSERVATION.flip(0)))
+
+
+def normalizer():
+    """A normalizer of which one observation is clipped."""
+    result = normalizers.ObservationNormalizer(5)
+    result.add(OBSERVATION)
+    result.variance[2] = 1e-6
+    return result
+
+
 OBSERVATION = torch.linspace(-2, 2, 15).reshape(3, 5)
 CASES = {
     "towers:act": (towers.act, lambda function: function(OBSERVATION.numpy(), tower(2))),
@@ -91,6 +104,12 @@ CASES = {
     ),
     "sampling:draw": (
         distributions.draw, lambda function: function(OBSERVATION, torch.Generator().manual_seed(1), False)
+    ),
+    "sampling:gaussian_score": (
+        distributions.gaussian_score, scored_gaussian
+    ),
+    "normalizer:normalized_array": (
+        normalizers.normalized_array, lambda function: torch.from_numpy(function(OBSERVATION.numpy(), normalizer()))
     ),
     "adam:Adam": (PlainAdam, clipped_steps),
     "critics:twin_values": (twin_critics.twin_values, values_and_gradient),
