@@ -17,7 +17,7 @@ from .lab.comparison.tune import tune as tune
 from .lab.model_card import push_to_hub as push_to_hub
 from .policies.cnn import CNNPolicy as CNNPolicy
 from .policies.critic import Critic as Critic
-from .policies.gsde import GSDEPolicy as GSDEPolicy
+from .policies.gsde import GSDEPolicy as GSDEPolicy, SACGSDEPolicy as SACGSDEPolicy
 from .policies.lm import LMPolicy as LMPolicy
 from .policies.lstm import LSTMPolicy as LSTMPolicy
 from .policies.mlp import MLPPolicy as MLPPolicy

@@ -196,10 +196,9 @@ MOUNTAIN_CAR_CONTINUOUS_SAC = SACConfig(
     num_steps=32, learning_rate=3e-4, buffer_size=50_000, batch_size=512, gamma=0.9999, target_rate=0.01,
     learning_starts=0, temperature=0.1,
 )  # fmt: skip
-"""MountainCarContinuous-v0 in 50,000 steps, for ``hidden=(64, 64)``; rl-baselines3-zoo, ``hyperparams/sac.yml``.
+"""MountainCarContinuous-v0 in 50,000 steps, for `SACGSDEPolicy`; rl-baselines3-zoo, ``hyperparams/sac.yml``.
 
-The zoo explores with gSDE, which `SACPolicy` does not have. Without it seed 1 never found the goal and learnt to stand
-still (return 0). PPO's recipe finds it.
+Without state-dependent noise seed 1 never found the goal and learnt to stand still (return 0).
 """
 
 LUNAR_LANDER_SAC = SACConfig(learning_rate=7.3e-4, final_learning_rate=0.0, target_rate=0.01, learning_starts=10_000)
@@ -296,7 +295,7 @@ _ROWS: tuple[tuple[str, str, Config, int, int, dict[str, Any]], ...] = (
     ("Pendulum-v1", "sac", PENDULUM_SAC, 1, 20_000, {"policy": "sac"}),
     ("Pendulum-v1", "td3", PENDULUM_TD3, 1, 20_000, {"policy": "td3", "policy_kwargs": _WIDE}),
     ("MountainCarContinuous-v0", "sac", MOUNTAIN_CAR_CONTINUOUS_SAC, 1, 50_000,
-     {"policy": "sac", "policy_kwargs": {"hidden": [64, 64]}}),
+     {"policy": "sac_gsde", "policy_kwargs": {"hidden": [64, 64], "log_std_init": -3.67}}),
     ("MountainCarContinuous-v0", "td3", MOUNTAIN_CAR_CONTINUOUS_TD3, 1, 300_000,
      {"policy": "td3", "policy_kwargs": _WIDE}),
     ("LunarLander-v3", "sac", LUNAR_LANDER_SAC, 1, 500_000,

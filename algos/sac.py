@@ -71,7 +71,8 @@ class SAC(Agent[SACConfig]):
         self.target_entropy = -float(policy.distribution.bounds.size)
         """Mean entropy that a learned temperature aims at, nats."""
         self.critic_optimizer = Optimizer(policy.critic.parameters(), config, policy=policy)
-        self.actor_optimizer = Optimizer(policy.actor.parameters(), config, policy=policy)
+        actor_parameters = [*policy.actor.parameters(), *policy.distribution.parameters()]
+        self.actor_optimizer = Optimizer(actor_parameters, config, policy=policy)
         without_decay = dataclasses.replace(config, weight_decay=0.0)  # which would pull α towards 1
         self.temperature_optimizer = Optimizer([self.log_temperature], without_decay, policy=policy)
         self.updates_due = 0.0

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from algos.fast.towers import is_changed
+
 LARGEST_BATCH = 2048
 """Maximum number of numbers that NumPy normalizes."""
 

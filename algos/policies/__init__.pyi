@@ -1,7 +1,7 @@
 from .cnn import CNNPolicy as CNNPolicy
 from .critic import Critic as Critic
 from .distributions import action_distribution as action_distribution
-from .gsde import GSDEPolicy as GSDEPolicy
+from .gsde import GSDEPolicy as GSDEPolicy, SACGSDEPolicy as SACGSDEPolicy
 from .lm import LMPolicy as LMPolicy
 from .lstm import LSTMPolicy as LSTMPolicy
 from .mlp import MLPPolicy as MLPPolicy

@@ -1,22 +1,25 @@
-"""`GSDEPolicy`: an MLP whose exploration noise is one function of the state for several steps."""
+"""`GSDEPolicy` and `SACGSDEPolicy`: networks whose exploration noise is one function of the state for several steps."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from algos.envs.images import warn_of_flat_pixels
-from algos.policies.distributions import Gaussian
+from algos.policies.distributions import Gaussian, SquashedGaussian
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 from algos.policies.towers import tower, value, widths
+from algos.policies.twin_critics import SACPolicy
 from algos.storage.onnx_export import NetworkStep
 
 SDE_EPSILON = 1e-6
 """Added to the variance of state-dependent noise, as in Stable-Baselines3."""
+MEAN_RANGE = (-2.0, 2.0)
+"""Smallest and largest mean before tanh, as in Stable-Baselines3: beyond them noise hardly changes an action."""
 
 
 class StateDependentGaussian(Gaussian):
@@ -57,17 +60,14 @@ class StateDependentGaussian(Gaussian):
         """Choose actions float32 ``[N, *]`` with these noise matrices (None: the means); return log-densities too."""
         action, features = self._split(output)
         if matrices is not None:
-            scaled = self.log_std.exp() * matrices.to(output.device)  # E: [N, features, size]
-            noise = (features.unsqueeze(-1) * scaled).sum(-2)  # φ(s) E: [N, size]
-            action = action + noise
+            action = action + _noise(features, self.log_std, matrices)
         log_prob, _ = self.score(output, action, action_mask)
         return action.reshape(len(output), *self.shape), log_prob
 
     def parametrize(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation of the action with E integrated out, ``[*, size]`` each."""
         mean, features = self._split(output)
-        variance = features.square() @ (2 * self.log_std).exp() + SDE_EPSILON
-        return mean, 0.5 * variance.log()
+        return mean, _integrated_log_std(features, self.log_std)
 
     def _split(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """Split the network output into mean ``[*, size]`` and features ``[*, features]``, detached."""
@@ -113,10 +113,8 @@ class GSDEPolicy(ControlPolicy):
     ) -> None:
         super().__init__(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
         warn_of_flat_pixels(observation_space, "GSDEPolicy")
-        if not isinstance(sde_sample_freq, int) or sde_sample_freq < 1:
-            raise ValueError(f"sde_sample_freq is {sde_sample_freq!r}, expected an integer of at least 1")
         self.hidden = widths(hidden)
-        self.sde_sample_freq = sde_sample_freq
+        self.sde_sample_freq = _checked_frequency(sde_sample_freq)
         layer_sizes = [self.input_size, *self.hidden]
         self.distribution = StateDependentGaussian(action_space, features=layer_sizes[-1])
         self.actor = tower(self.input_size, self.hidden, self.distribution.size, gain=0.01, generator=self.generator)
@@ -129,7 +127,7 @@ class GSDEPolicy(ControlPolicy):
         output = self._output(torch.from_numpy(self._flatten(observation)))
         matrices = None
         if not deterministic:
-            matrices = self._next_matrices(len(output))
+            matrices = held_matrices(self.memory, len(output), self.sde_sample_freq, self._draw)
         action, log_prob = self.distribution.explore(output, matrices, action_mask)
         return Step(action, log_prob)
 
@@ -137,32 +135,10 @@ class GSDEPolicy(ControlPolicy):
         """See `ControlPolicy.forward`."""
         return NetworkStep(self._output(observation), self.critic(self.read(observation)).squeeze(-1))
 
-    def _next_matrices(self, slots: int) -> Tensor:
-        """Noise matrices ``[N, features, size]`` of this step.
-
-        They are new where the former ones have expired, and in all slots if the number of slots changed.
-        """
-        steps_left = self.memory.get("steps_left")
-        if steps_left is None or len(steps_left) != slots:
-            steps_left = torch.zeros(slots, dtype=torch.int64, device="cpu")
-        expired = steps_left == 0
-        if expired.any():
-            matrices = self.distribution.draw(int(expired.sum()), self.generator)
-            if not expired.all():  # a new tensor, because a saved state may hold the former one
-                matrices = self.memory["matrices"].masked_scatter(expired[:, None, None], matrices)
-            self.memory["matrices"] = matrices
-            steps_left = torch.where(expired, self.sde_sample_freq, steps_left)
-        self.memory["steps_left"] = steps_left - 1
-        return self.memory["matrices"]
-
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
         """Let the next step resample the noise of these slots (bool ``[N]``), or of all; there is no other state."""
         super().reset(rows, seeds=seeds)
-        if rows is None:
-            self.memory.clear()
-        elif self.memory:
-            steps_left = self.memory["steps_left"]
-            self.memory["steps_left"] = torch.where(torch.from_numpy(rows), 0, steps_left)
+        release_matrices(self.memory, rows)
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
         """See `Policy.evaluate`; any batch shape."""
@@ -182,8 +158,182 @@ class GSDEPolicy(ControlPolicy):
         """See `ControlPolicy.arguments`."""
         return super().arguments() | {"sde_sample_freq": self.sde_sample_freq}
 
+    def _draw(self, count: int) -> Tensor:
+        return self.distribution.draw(count, self.generator)
+
     def _output(self, observation: Tensor) -> Tensor:
         """Mean and features of observations ``[*, *]``: ``[*, size + features]``."""
         features = self.actor[:-1](self.read(observation))
         mean = self.actor[-1](features)
         return torch.cat([mean, features], dim=-1)
+
+
+class SquashedStateDependentGaussian(SquashedGaussian):
+    """``Box`` of floats with bounds: tanh of a `StateDependentGaussian`, scaled to the bounds, for SAC.
+
+    The output is the mean, limited to ±2, and the features φ(s), which are trained by the noise, too. While SAC learns,
+    each action is drawn with the variance φ(s)² σ² + 1e-6; matrices are held only to act.
+
+    Args:
+        space: the action space, a ``Box`` of floats with bounds.
+        features: number of features.
+
+    Example:
+        >>> SquashedStateDependentGaussian(spaces.Box(-1, 1, (2,)), features=3).size
+        5
+    """
+
+    def __init__(self, space: spaces.Space, *, features: int) -> None:
+        super().__init__(space)
+        self.features = features
+        self.size = self.bounds.size + features
+        self.log_std = nn.Parameter(torch.zeros(features, self.bounds.size, device="cpu"))
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Sample standard normal matrices, float32 ``[count, features, numbers]``."""
+        return torch.randn(count, self.features, self.bounds.size, generator=generator, device=generator.device)
+
+    @torch.no_grad()
+    def explore(self, output: Tensor, matrices: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose actions float32 ``[N, *]`` with these noise matrices; return log-densities ``[N]`` too."""
+        mean, log_std = self.parametrize(output)
+        noise = _noise(output[..., self.bounds.size :], self.log_std, matrices)
+        scaled_action, log_prob = self.scaled_sample(output, noise * (-log_std).exp())
+        return self.bounds.unscale(scaled_action), log_prob - self.bounds.log_scale
+
+    def parametrize(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation of the Gaussian with the matrix integrated out, ``[*, numbers]`` each."""
+        mean, features = output.split([self.bounds.size, self.features], dim=-1)
+        return mean.clamp(*MEAN_RANGE), _integrated_log_std(features, self.log_std)
+
+
+class MeanAndFeatures(nn.Module):
+    """A network that returns its last hidden layer too: ``[*, inputs]`` to outputs and features, side by side."""
+
+    def __init__(self, network: nn.Sequential) -> None:
+        super().__init__()
+        self.hidden_layers = network[:-1]
+        self.head = network[-1]
+
+    def forward(self, network_input: Tensor) -> Tensor:
+        """Return ``[*, outputs + features]``."""
+        features = self.hidden_layers(network_input)
+        return torch.cat([self.head(features), features], dim=-1)
+
+
+class SACGSDEPolicy(SACPolicy):
+    """`SACPolicy` that explores with state-dependent noise (`SquashedStateDependentGaussian`).
+
+    Each slot's noise matrix is resampled after ``sde_sample_freq`` steps and at the start of an episode.
+
+    Args:
+        sde_sample_freq: steps after which a slot's matrix is resampled (Stable-Baselines3's name).
+        log_std_init: initial log standard deviation of each element of the noise matrix; the default is that of
+            Stable-Baselines3's SAC.
+        others: see `TwinCriticPolicy`.
+
+    Raises:
+        ValueError: if a space is of an unsupported kind, or an argument out of range.
+
+    Example:
+        >>> policy = SACGSDEPolicy(spaces.Box(-1, 1, (4,)), spaces.Box(0, 2, (3,)), sde_sample_freq=8)
+        >>> policy.act(np.zeros((5, 4), dtype=np.float32)).action.shape
+        torch.Size([5, 3])
+    """
+
+    distribution: SquashedStateDependentGaussian
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        *,
+        hidden: Sequence[int] = (256, 256),
+        sde_sample_freq: int = 32,
+        log_std_init: float = -3.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(observation_space, action_space, hidden=hidden, seed=seed)
+        self.sde_sample_freq = _checked_frequency(sde_sample_freq)
+        self.distribution.log_std.data.fill_(log_std_init)
+
+    def _make_actor(self) -> nn.Module:
+        """See `TwinCriticPolicy`."""
+        layer_sizes = [self.input_size, *self.hidden]
+        features = layer_sizes[-1]
+        self.distribution = SquashedStateDependentGaussian(self.action_space, features=features)
+        return MeanAndFeatures(self._actor_tower(self.distribution.bounds.size))
+
+    @torch.no_grad()
+    def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
+        """See `Policy.act`; the observation is ``[N, *]``."""
+        output = self.actor(self.read(observation))
+        if deterministic or self.distribution.uniform or action_mask is not None:
+            return self.choose(output, action_mask, deterministic)
+        matrices = held_matrices(self.memory, len(output), self.sde_sample_freq, self._draw)
+        return Step(*self.distribution.explore(output, matrices))
+
+    def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
+        """Let the next step resample the noise of these slots (bool ``[N]``), or of all; there is no other state."""
+        super().reset(rows, seeds=seeds)
+        release_matrices(self.memory, rows)
+
+    def arguments(self) -> dict[str, Any]:
+        """See `ControlPolicy.arguments`."""
+        return super().arguments() | {"sde_sample_freq": self.sde_sample_freq}
+
+    def _draw(self, count: int) -> Tensor:
+        return self.distribution.draw(count, self.generator)
+
+
+def held_matrices(memory: dict[str, Any], slots: int, sample_freq: int, draw: Callable[[int], Tensor]) -> Tensor:
+    """Noise matrices of this step, ``[N, features, numbers]``.
+
+    They are new where the former ones have expired, and in all slots if the number of slots changed.
+
+    Args:
+        memory: a policy's memory, which holds ``matrices`` and their ``steps_left``, int64 ``[N]``; is changed.
+        slots: number of slots, N.
+        sample_freq: steps that a new matrix is held.
+        draw: returns so many new matrices.
+    """
+    steps_left = memory.get("steps_left")
+    if steps_left is None or len(steps_left) != slots:
+        steps_left = torch.zeros(slots, dtype=torch.int64, device="cpu")
+    expired = steps_left == 0
+    if expired.any():
+        drawn = draw(int(expired.sum()))
+        if not expired.all():  # a new tensor, because a saved state may hold the former one
+            drawn = memory["matrices"].masked_scatter(expired[:, None, None], drawn)
+        memory["matrices"] = drawn
+        steps_left = torch.where(expired, sample_freq, steps_left)
+    memory["steps_left"] = steps_left - 1
+    matrices: Tensor = memory["matrices"]
+    return matrices
+
+
+def release_matrices(memory: dict[str, Any], rows: np.ndarray | None) -> None:
+    """Let the next step draw the matrices of these slots (bool ``[N]``) anew, or of all."""
+    if rows is None:
+        memory.clear()
+    elif memory:
+        memory["steps_left"] = torch.where(torch.from_numpy(rows), 0, memory["steps_left"])
+
+
+def _noise(features: Tensor, log_std: Tensor, matrices: Tensor) -> Tensor:
+    """Noise φ(s) E, ``[N, numbers]``, with E = σ times a standard normal matrix."""
+    scaled = log_std.exp() * matrices.to(features.device)  # [N, features, numbers]
+    return (features.unsqueeze(-1) * scaled).sum(-2)
+
+
+def _integrated_log_std(features: Tensor, log_std: Tensor) -> Tensor:
+    """Log standard deviation of φ(s) E, ``[*, numbers]``, if E is not known."""
+    variance = features.square() @ (2 * log_std).exp() + SDE_EPSILON
+    return 0.5 * variance.log()
+
+
+def _checked_frequency(sde_sample_freq: int) -> int:
+    """Return it; raise a ValueError unless it is an integer of at least 1."""
+    if not isinstance(sde_sample_freq, int) or sde_sample_freq < 1:
+        raise ValueError(f"sde_sample_freq is {sde_sample_freq!r}, expected an integer of at least 1")
+    return sde_sample_freq

@@ -22,6 +22,7 @@ CONTROL_POLICIES = {
     "multi_input": "algos.policies.multi_input:MultiInputPolicy",
     "lstm": "algos.policies.lstm:LSTMPolicy", "gsde": "algos.policies.gsde:GSDEPolicy",
     "q": "algos.policies.q_network:QPolicy", "sac": "algos.policies.twin_critics:SACPolicy",
+    "sac_gsde": "algos.policies.gsde:SACGSDEPolicy",
     "td3": "algos.policies.twin_critics:TD3Policy", "words": "algos.policies.words:WordsPolicy",
 }  # fmt: skip
 """Module and class of each policy for control, by name."""

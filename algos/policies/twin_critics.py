@@ -103,6 +103,7 @@ class TwinCriticPolicy(ControlPolicy):
     distribution_type: type[SquashedGaussian] | type[NoisyAction]
     """Class of the action distribution."""
     critic: TwinCritics
+    hidden: tuple[int, ...]
 
     def __init__(
         self,
@@ -115,12 +116,16 @@ class TwinCriticPolicy(ControlPolicy):
         super().__init__(observation_space, action_space, normalize_observations=False, seed=seed)
         warn_of_flat_pixels(observation_space, type(self).__name__)
         self.hidden = widths(hidden)
-        self.distribution = self.distribution_type(action_space)
-        self.actor = tower(
-            self.input_size, self.hidden, self.distribution.size, gain=0.01, generator=self.generator,
-            activation=nn.ReLU,
-        )  # fmt: skip
+        self.actor = self._make_actor()
         self.critic = TwinCritics(self.input_size, self.distribution.bounds.size, self.hidden, self.generator)
+
+    def _make_actor(self) -> nn.Module:
+        """Make the actor, and the distribution that its outputs parameterize."""
+        self.distribution = self.distribution_type(self.action_space)
+        return self._actor_tower(self.distribution.size)
+
+    def _actor_tower(self, outputs: int) -> nn.Sequential:
+        return tower(self.input_size, self.hidden, outputs, gain=0.01, generator=self.generator, activation=nn.ReLU)
 
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:

@@ -145,10 +145,11 @@ def resumed_control(folder):
         "gsde": (PPO, STEPS),
         "q": (DQN, dict(learning_starts=8, batch_size=4, gradient_steps=2)),
         "sac": (SAC, dict(learning_starts=8, batch_size=4)),
+        "sac_gsde": (SAC, dict(learning_starts=8, batch_size=4)),
         "td3": (TD3, dict(learning_starts=8, batch_size=4)),
     }
     for policy, (algorithm, options) in cases.items():
-        name = "Pendulum-v1" if policy in ("gsde", "sac", "td3") else "CartPole-v1"
+        name = "Pendulum-v1" if policy in ("gsde", "sac", "sac_gsde", "td3") else "CartPole-v1"
 
         def make(place, policy=policy, algorithm=algorithm, options=options, name=name):
             normalized = {"normalize_observations": True} if policy == "mlp" else {}

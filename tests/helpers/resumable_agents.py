@@ -23,6 +23,7 @@ from algos import (
     MultiInputPolicy,
     PPOConfig,
     QPolicy,
+    SACGSDEPolicy,
     SACPolicy,
     TD3Policy,
     TRPOConfig,
@@ -154,6 +155,12 @@ def sac():
     )  # fmt: skip
 
 
+def sac_gsde():
+    env = control("Pendulum-v1")
+    policy = SACGSDEPolicy(env.single_observation_space, env.single_action_space, hidden=(8, 8), sde_sample_freq=5)
+    return SAC(env, policy, num_steps=16, buffer_size=100, learning_starts=40, batch_size=16, updates_per_step=0.3)
+
+
 def td3():
     env = control("Pendulum-v1", vectorization_mode="sync", vector_kwargs={"autoreset_mode": "SameStep"})
     policy = TD3Policy(env.single_observation_space, env.single_action_space, hidden=(8, 8))
@@ -211,7 +218,7 @@ def grpo_text():
 
 
 MAKERS = (
-    ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, ppo_images, a2c, trpo, dqn, sac, td3, grpo_control,
+    ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, ppo_images, a2c, trpo, dqn, sac, sac_gsde, td3, grpo_control,
     ppo_text,
     ppo_seq2seq, grpo_text, ppo_normalized, ppo_words,
 )  # fmt: skip
