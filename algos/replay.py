@@ -19,6 +19,8 @@ STORED = ("observation", "action", "reward", "next_observation", "terminated")
 """Rollout columns stored in the replay buffer. A truncated step is like any other: its target is bootstrapped."""
 BATCHES_AT_ONCE = 64
 """Maximum number of batches that are copied from the buffer at a time."""
+BYTES_AT_ONCE = 2**26
+"""Bytes above which fewer batches are copied at a time, such as batches of images."""
 
 
 def replay_buffer(config: ReplayConfig, generator: torch.Generator) -> "TensorDictReplayBuffer":
@@ -68,8 +70,10 @@ def count_updates(updates_due: float, num_steps: int, updates_per_step: float) -
 
 def sample_batches(buffer: "TensorDictReplayBuffer", config: ReplayConfig, count: int) -> Iterator[TensorDict]:
     """Draw ``count`` batches of steps uniformly, many at once, which is much faster than one by one."""
+    bytes_of_step = sum(values[0].nbytes for values in buffer[:1].values())
+    batches_at_once = max(1, min(BATCHES_AT_ONCE, BYTES_AT_ONCE // (bytes_of_step * config.batch_size)))
     while count > 0:
-        count_now = min(count, BATCHES_AT_ONCE)
+        count_now = min(count, batches_at_once)
         yield from buffer.sample(count_now * config.batch_size).split(config.batch_size)
         count -= count_now
 

@@ -249,20 +249,20 @@ class SACGSDEPolicy(SACPolicy):
         action_space: spaces.Space,
         *,
         hidden: Sequence[int] = (256, 256),
+        image_features: int = 256,
         sde_sample_freq: int = 32,
         log_std_init: float = -3.0,
         seed: int = 0,
     ) -> None:
-        super().__init__(observation_space, action_space, hidden=hidden, seed=seed)
+        super().__init__(observation_space, action_space, hidden=hidden, image_features=image_features, seed=seed)
         self.sde_sample_freq = _checked_frequency(sde_sample_freq)
         self.distribution.log_std.data.fill_(log_std_init)
 
-    def _make_actor(self) -> nn.Module:
+    def _make_actor(self, num_features: int) -> nn.Module:
         """See `TwinCriticPolicy`."""
-        layer_sizes = [self.input_size, *self.hidden]
-        features = layer_sizes[-1]
-        self.distribution = SquashedStateDependentGaussian(self.action_space, features=features)
-        return MeanAndFeatures(self._actor_tower(self.distribution.bounds.size))
+        layer_sizes = [num_features, *self.hidden]
+        self.distribution = SquashedStateDependentGaussian(self.action_space, features=layer_sizes[-1])
+        return MeanAndFeatures(self._actor_tower(num_features, self.distribution.bounds.size))
 
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:

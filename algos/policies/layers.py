@@ -104,7 +104,7 @@ class CombinedEncoder(nn.Module):
         return ObservationNormalizer(sum(self.sizes), columns)
 
     def forward(self, flat: Tensor) -> Tensor:
-        """Features ``[n, size]`` of flat observations, float32 ``[n, *]``, whose pixels are from 0 to 255."""
+        """Features ``[*batch, size]`` of flat observations, float32 ``[*batch, *]``, with pixels from 0 to 255."""
         features = []
         trunks = iter(self.trunks)
         for leaf, columns in zip(self.leaves, flat.split(self.sizes, dim=-1), strict=True):
@@ -112,7 +112,7 @@ class CombinedEncoder(nn.Module):
                 images = channels_first(columns.reshape(-1, *leaf.shape), leaf)
                 # Convolutions on a CPU are faster with channels last in memory.
                 images = images.to(memory_format=torch.channels_last) / 255
-                columns = next(trunks)(images)
+                columns = next(trunks)(images).reshape(*flat.shape[:-1], -1)
             features.append(columns)
         return torch.cat(features, dim=-1)
 

@@ -1,14 +1,16 @@
 """`SACPolicy` and `TD3Policy`: an actor for Box actions with bounds, and two critics; the lower Q(s, a) counts."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from algos.envs.images import warn_of_flat_pixels
+from algos.envs.images import has_images
 from algos.policies.distributions import NoisyAction, SquashedGaussian
+from algos.policies.layers import CombinedEncoder
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 from algos.policies.towers import tower, widths
 from algos.storage.onnx_export import NetworkStep
@@ -23,6 +25,7 @@ class TwinCritics(nn.Module):
         action_size: length of an action.
         hidden: width of each hidden layer.
         generator: generator of the initial weights.
+        encoder: reads the observations first, for both critics, and returns ``observation_size`` features.
 
     Example:
         >>> critics = TwinCritics(3, 1, (8,), torch.Generator())
@@ -31,9 +34,15 @@ class TwinCritics(nn.Module):
     """
 
     def __init__(
-        self, observation_size: int, action_size: int, hidden: Sequence[int], generator: torch.Generator
+        self,
+        observation_size: int,
+        action_size: int,
+        hidden: Sequence[int],
+        generator: torch.Generator,
+        encoder: nn.Module | None = None,
     ) -> None:
         super().__init__()
+        self.encoder = encoder
         input_size = observation_size + action_size
         towers = [tower(input_size, hidden, 1, gain=1.0, generator=generator, activation=nn.ReLU) for _ in range(2)]
         first, second = ([layer for layer in layers if isinstance(layer, nn.Linear)] for layers in towers)
@@ -52,7 +61,7 @@ class TwinCritics(nn.Module):
 
         With ``frozen``, the gradient is that of the action alone, which saves computing that of the weights.
         """
-        inputs = torch.cat([observation, action], dim=-1)
+        inputs = self._inputs(observation, action, frozen=frozen)
         batch_shape = inputs.shape[:-1]
         weights: list[Tensor] = list(self.weights)
         biases: list[Tensor] = list(self.biases)
@@ -62,11 +71,18 @@ class TwinCritics(nn.Module):
         return twin_values(inputs.reshape(-1, inputs.shape[-1]), weights, biases).reshape(2, *batch_shape)
 
     def first(self, observation: Tensor, action: Tensor) -> Tensor:
-        """Values of the first critic alone: ``[*, s]`` and ``[*, a]`` to ``[*]``."""
-        x = torch.cat([observation, action], dim=-1)
+        """Values of the first critic alone: ``[*, s]`` and ``[*, a]`` to ``[*]``; the encoder gets no gradient."""
+        x = self._inputs(observation, action, frozen=True)
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             x = (x @ weight[0] + bias[0]).relu_()
         return x @ self.weights[-1][0] + self.biases[-1][0]
+
+    def _inputs(self, observation: Tensor, action: Tensor, *, frozen: bool) -> Tensor:
+        """Features and actions side by side; with ``frozen``, the encoder gets no gradient."""
+        if self.encoder is not None:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
+                observation = self.encoder(observation)
+        return torch.cat([observation, action], dim=-1)
 
 
 @accelerated("algos.fast.critics:twin_values", "f09ef4e00eaa")
@@ -87,11 +103,13 @@ def twin_values(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor
 class TwinCriticPolicy(ControlPolicy):
     """ReLU actor for bounded Box actions, and twin critics; `SACPolicy` and `TD3Policy` differ in the distribution.
 
-    The state value is the lower Q-value of the deterministic action.
+    The state value is the lower Q-value of the deterministic action. Images, alone or among other observations, go
+    through convolutions: actor and critics have an encoder each (`algos.policies.layers.CombinedEncoder`).
 
     Args:
         action_space: space of one environment, a ``Box`` of floats with bounds.
         hidden: width of each hidden layer.
+        image_features: length of the features of each image; without images it has no meaning.
         others: see `ControlPolicy`.
 
     Raises:
@@ -111,21 +129,35 @@ class TwinCriticPolicy(ControlPolicy):
         action_space: spaces.Space,
         *,
         hidden: Sequence[int] = (256, 256),
+        image_features: int = 256,
         seed: int = 0,
     ) -> None:
         super().__init__(observation_space, action_space, normalize_observations=False, seed=seed)
-        warn_of_flat_pixels(observation_space, type(self).__name__)
         self.hidden = widths(hidden)
-        self.actor = self._make_actor()
-        self.critic = TwinCritics(self.input_size, self.distribution.bounds.size, self.hidden, self.generator)
+        self.image_features = image_features
 
-    def _make_actor(self) -> nn.Module:
-        """Make the actor, and the distribution that its outputs parameterize."""
+        # Actor, then critics
+        encoder = self._make_encoder()
+        num_features = self.input_size if encoder is None else encoder.size
+        self.actor: nn.Module = self._make_actor(num_features)
+        if encoder is not None:
+            self.actor = nn.Sequential(encoder, self.actor)
+        num_actions = self.distribution.bounds.size
+        self.critic = TwinCritics(num_features, num_actions, self.hidden, self.generator, self._make_encoder())
+
+    def _make_encoder(self) -> CombinedEncoder | None:
+        """Make an encoder of observations; None if there are no images among them."""
+        if not has_images(self.observation_space):
+            return None
+        return CombinedEncoder(self.observation_space, image_features=self.image_features, generator=self.generator)
+
+    def _make_actor(self, num_features: int) -> nn.Module:
+        """Make the actor, which reads so many features, and the distribution that its outputs parameterize."""
         self.distribution = self.distribution_type(self.action_space)
-        return self._actor_tower(self.distribution.size)
+        return self._actor_tower(num_features, self.distribution.size)
 
-    def _actor_tower(self, outputs: int) -> nn.Sequential:
-        return tower(self.input_size, self.hidden, outputs, gain=0.01, generator=self.generator, activation=nn.ReLU)
+    def _actor_tower(self, num_features: int, outputs: int) -> nn.Sequential:
+        return tower(num_features, self.hidden, outputs, gain=0.01, generator=self.generator, activation=nn.ReLU)
 
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
@@ -154,6 +186,13 @@ class TwinCriticPolicy(ControlPolicy):
         """State values ``[*batch]`` of observations ``[*batch, *]``."""
         network_input = self.read(observation)
         return self._value(network_input, self.actor(network_input))
+
+    def arguments(self) -> dict[str, Any]:
+        """See `ControlPolicy.arguments`."""
+        arguments = super().arguments()
+        if has_images(self.observation_space):
+            arguments["image_features"] = self.image_features
+        return arguments
 
     def _value(self, network_input: Tensor, output: Tensor) -> Tensor:
         """Lower Q-value of the deterministic action, ``[*]``, from what `read` and the actor return."""

@@ -218,9 +218,8 @@ def grpo_text():
 
 
 MAKERS = (
-    ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, ppo_images, a2c, trpo, dqn, sac, sac_gsde, td3, grpo_control,
-    ppo_text,
-    ppo_seq2seq, grpo_text, ppo_normalized, ppo_words,
+    ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, ppo_images, a2c, trpo, dqn, sac, sac_gsde, td3,
+    grpo_control, ppo_text, ppo_seq2seq, grpo_text, ppo_normalized, ppo_words,
 )  # fmt: skip
 
 
