@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 from algos.config import ReplayConfig
 from algos.envs.flatten import pack
+from textenv.device import free_memory
+
+logger = logging.getLogger(__name__)
 
 STORED = ("observation", "action", "reward", "next_observation", "terminated")
 """Rollout columns stored in the replay buffer. A truncated step is like any other: its target is bootstrapped."""
@@ -43,9 +46,29 @@ def store(rollout: TensorDict, buffer: "TensorDictReplayBuffer") -> int:
     columns = list(STORED)
     if "action_mask" in rollout.keys():
         columns.append("next_action_mask")
-    steps = rollout.select(*columns)[rollout["mask"]]
-    buffer.extend(_with_short_observations(steps))
+    steps = _with_short_observations(rollout.select(*columns)[rollout["mask"]])
+    if len(steps) and not len(buffer):
+        _warn_of_memory(steps, buffer.storage.max_size)
+    buffer.extend(steps)
     return len(steps)
+
+
+def _warn_of_memory(steps: TensorDict, buffer_size: int) -> None:
+    """Log a warning if a full buffer of such steps takes more memory than is free."""
+    full = _bytes_of_step(steps) * buffer_size
+    free = free_memory(None)
+    if free is not None and full > free:
+        logger.warning(
+            "a full replay buffer of %s steps takes %s GiB, and %s are free: give a smaller buffer_size, unless the "
+            "training has fewer steps than that",
+            f"{buffer_size:,}",
+            f"{full / 2**30:,.1f}",
+            f"{free / 2**30:,.1f}",
+        )
+
+
+def _bytes_of_step(steps: TensorDict) -> int:
+    return sum(values[0].nbytes for values in steps.values())
 
 
 def _with_short_observations(steps: TensorDict) -> TensorDict:
@@ -70,8 +93,8 @@ def count_updates(updates_due: float, num_steps: int, updates_per_step: float) -
 
 def sample_batches(buffer: "TensorDictReplayBuffer", config: ReplayConfig, count: int) -> Iterator[TensorDict]:
     """Draw ``count`` batches of steps uniformly, many at once, which is much faster than one by one."""
-    bytes_of_step = sum(values[0].nbytes for values in buffer[:1].values())
-    batches_at_once = max(1, min(BATCHES_AT_ONCE, BYTES_AT_ONCE // (bytes_of_step * config.batch_size)))
+    bytes_of_batch = _bytes_of_step(buffer[:1]) * config.batch_size
+    batches_at_once = max(1, min(BATCHES_AT_ONCE, BYTES_AT_ONCE // bytes_of_batch))
     while count > 0:
         count_now = min(count, batches_at_once)
         yield from buffer.sample(count_now * config.batch_size).split(config.batch_size)

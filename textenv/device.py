@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -42,6 +43,23 @@ def find_device(name: str | torch.device | None) -> torch.device | None:
     if str(name) not in devices:
         raise ValueError(f"device is {str(name)!r:.50}, expected {', '.join(devices)} (of this machine) or auto")
     return devices[str(name)]
+
+
+def free_memory(device: str | torch.device | None) -> int | None:
+    """Return the free bytes of a device (None: the CPU); None if they are not known."""
+    import torch
+
+    torch_device = find_device(device or "cpu")
+    assert torch_device is not None
+    if torch_device.type == "cuda":
+        return torch.cuda.mem_get_info(torch_device)[0]
+    meminfo = Path("/proc/meminfo")
+    if torch_device.type == "cpu" and meminfo.is_file():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable"):
+                _, kibibytes, *_ = line.split()
+                return int(kibibytes) * 1024
+    return None
 
 
 @runtime_checkable

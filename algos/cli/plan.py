@@ -71,7 +71,7 @@ class Plan(Train[AnyConfig]):
 
     def _free_bytes(self) -> float:
         """Return the memory that the training may use; infinity if it is not known."""
-        from algos.lab.memory_plan import free_memory
+        from textenv.device import free_memory
 
         if self.gpu_memory is not None:
             return self.gpu_memory * GIB

@@ -17,7 +17,7 @@ from algos.config import ActorCriticConfig, ClippedConfig
 from algos.policies.critic import Critic, fresh_head
 from algos.policies.fitted_value import CANDIDATES
 from algos.ranks.sharding import layers_of
-from textenv.device import find_device
+from textenv.device import free_memory
 from textenv.lm.decoding import Decoder
 from textenv.lm.loading import add_lora, from_pretrained, model_folder
 from textenv.lm.memory import POSITIONS_AT_ONCE
@@ -327,22 +327,6 @@ def check_fits(run: Any) -> None:
             f"this run needs {needed.total() / 2**30:.1f} GiB before it computes anything ({uses}), but "
             f"{run.device or 'cpu'} has {free / 2**30:.1f} free: algos plan with the same options says what helps"
         )
-
-
-def free_memory(device: str | None) -> int | None:
-    """Return the free bytes of a device (None: the CPU); None if they are not known."""
-    torch_device = find_device(device or "cpu")
-    if torch_device is None:
-        return None
-    if torch_device.type == "cuda":
-        return torch.cuda.mem_get_info(torch_device)[0]
-    meminfo = Path("/proc/meminfo")
-    if torch_device == torch.device("cpu") and meminfo.is_file():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable"):
-                _, kibibytes, *_ = line.split()
-                return int(kibibytes) * 1024
-    return None
 
 
 def _ceil_div(count: int, parts: int) -> int:

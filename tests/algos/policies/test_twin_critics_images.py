@@ -159,3 +159,14 @@ def test_it_learns_from_pixels(algorithm, kind):
     agent.learn(2_000)
     result = algos.evaluate(agent.env, agent.policy, num_episodes=64, deterministic=True, seed=2)
     assert result.mean_return > -0.1
+
+
+def test_a_buffer_that_exceeds_the_memory_is_named_at_the_first_step(caplog):
+    """A step has two images of 12 kB."""
+    env = SyncVectorEnv([lambda: RandomImage(spaces.Box(0, 255, (64, 64, 3), np.uint8))])
+    agent = SAC(env, num_steps=4, buffer_size=10**12)
+    with pytest.raises(RuntimeError, match="memory"):  # of torch, which cannot reserve so much
+        agent.learn(4)
+    (record,) = [record for record in caplog.records if record.name == "algos.replay"]
+    assert "a full replay buffer of 1,000,000,000,000 steps takes 22,896," in record.getMessage()
+    assert "give a smaller buffer_size" in record.getMessage()
