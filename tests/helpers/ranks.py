@@ -2,18 +2,16 @@
 
 python tests/helpers/ranks.py update FOLDER              # one update of every agent on the rollouts in the folder,
                                                          # of several ranks with whole and with shared weights
-python tests/helpers/ranks.py train AGENT FOLDER N [RESUME [STEP]]  # N iterations, with checkpoints; the last rank is
-                                                                    # killed, once, at this step of its environment
+python tests/helpers/ranks.py train RUN ...              # trainings one after another, each a `Run` as JSON
 python tests/helpers/ranks.py fail FOLDER                # an error on the last rank alone
-
-With SHARD=1 the ranks share the weights.
 """
 
 import itertools
+import json
 import os
 import signal
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -66,7 +64,22 @@ def ppo_history():
 OWN = {make.__name__: make for make in (ppo_lora, ppo_critic, ppo_autocast, ppo_history)}
 UPDATED = ("ppo_cartpole", "ppo_sde", "ppo_lstm", "a2c", "grpo_control", "ppo_text", "ppo_seq2seq", "grpo_text", *OWN)
 AGENTS = AGENTS | OWN
-SHARD = os.environ.get("SHARD", "")
+
+
+@dataclass
+class Run:
+    """A training with checkpoints, from the start or resumed."""
+
+    name: str
+    """Key in `AGENTS`."""
+    folder: str
+    iterations: int
+    shard: bool = False
+    """Whether the ranks share the weights."""
+    resume: bool = False
+    """Whether the folder's run goes on, if there is one."""
+    killed_at: int | None = None
+    """Step of its environment at which the last rank is killed, once."""
 
 
 def weights(agent):
@@ -74,7 +87,7 @@ def weights(agent):
     return torch.cat([x.detach().flatten() for x in agent.policy.parameters()])
 
 
-def made(name, *, shard=SHARD):
+def made(name, *, shard):
     agent = AGENTS[name]()
     agent.shards = Shards(agent.policy) if shard else None
     # A rounding error of the gradient stays one of the weights, as Adam divides by no small number.
@@ -109,19 +122,21 @@ def after(env, steps, act):
     env.step = counted
 
 
-def train(name, folder, iterations, resume=None, killed_at=None):
-    """Weights of each rank after some iterations."""
-    agent, marker = made(name), folder.with_suffix(".killed")
-    if killed_at is not None and collectives.rank() == collectives.world_size() - 1 and not marker.exists():
+def train(run):
+    """Train, and save the weights of each rank."""
+    agent = made(run.name, shard=run.shard)
+    folder = Path(run.folder)
+    marker = folder.with_suffix(".killed")
+    if run.killed_at is not None and collectives.rank() == collectives.world_size() - 1 and not marker.exists():
 
         def kill():
             marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-        after(agent.env, int(killed_at), kill)
+        after(agent.env, run.killed_at, kill)
     agent.learn(
-        TOTAL, run_dir=folder, checkpoint_every=1, resume=resume,
-        on_iteration=lambda metrics: metrics["iteration"] >= int(iterations),
+        TOTAL, run_dir=folder, checkpoint_every=1, resume=folder if run.resume else None,
+        on_iteration=lambda metrics: metrics["iteration"] >= run.iterations,
     )  # fmt: skip
     torch.save(weights(agent), folder / f"weights-{collectives.rank()}.pt")
 
@@ -145,6 +160,7 @@ if __name__ == "__main__":
         collectives.LARGE_GRADIENT_ELEMENTS = 100  # gradients in messages of their own
     command, *arguments = sys.argv[1:]
     if command == "train":
-        train(arguments[0], Path(arguments[1]), *arguments[2:])
+        for run in arguments:
+            train(Run(**json.loads(run)))
     else:
         {"update": update, "fail": fail}[command](Path(arguments[0]))

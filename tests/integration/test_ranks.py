@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from tests.helpers import ranks
 ROOT = Path(__file__).parents[2]
 
 
-def run(count, *command, check=True, restarts=0, shard=""):
+def run(count, *command, check=True, restarts=0):
     """The output of so many processes; 1 starts none of torchrun's."""
     torchrun = [
         "-m",
@@ -28,7 +29,7 @@ def run(count, *command, check=True, restarts=0, shard=""):
         f"--nproc-per-node={count}",
     ]
     start = [sys.executable, *(torchrun if count > 1 else [])]
-    environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SHARD": shard}
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ended = subprocess.run([*start, *map(str, command)], cwd=ROOT, env=environ, capture_output=True, text=True)
     assert not check or ended.returncode == 0, ended.stderr[-3000:]
     return ended
@@ -38,22 +39,44 @@ def script(count, *arguments, **options):
     return run(count, "tests/helpers/ranks.py", *arguments, **options)
 
 
+def train(count, *runs, **options):
+    """Train one after another in the same processes, as starting these takes longer."""
+    return script(count, "train", *(json.dumps(asdict(run)) for run in runs), **options)
+
+
 def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def weights(folder):
+    """The weights of both ranks."""
+    return [torch.load(folder / f"weights-{rank}.pt") for rank in (0, 1)]
+
+
+def trained_as_a_whole_and_in_parts(root, cases):
+    """For each agent and shard, a run of four iterations on two ranks, and the first two of another one."""
+    runs = []
+    for name, shard in cases:
+        for part, iterations in (("whole", 4), ("parts", 2)):
+            runs.append(ranks.Run(name, str(root / f"{name}-{shard}-{part}"), iterations, shard=shard))
+    return runs
+
+
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory):
-    """A function that copies the first two iterations of an agent on two ranks into a folder; trains them once."""
-    runs = {}
+def trained(tmp_path_factory):
+    """A folder with the runs that the tests below read; those that are to go on are copied."""
+    root = tmp_path_factory.mktemp("trained")
+    train(
+        2,
+        *trained_as_a_whole_and_in_parts(root, FAST),
+        ranks.Run("ppo_critic", str(root / "ppo_critic-False-parts"), 2),
+        ranks.Run("ppo_cartpole", str(root / "ppo_cartpole-False-whole"), 4),
+    )
+    return root
 
-    def copy_of(name, shard, folder):
-        if (name, shard) not in runs:
-            runs[name, shard] = tmp_path_factory.mktemp("begun") / "run"
-            script(2, "train", name, runs[name, shard], 2, shard=shard)
-        shutil.copytree(runs[name, shard], folder)
 
-    return copy_of
+FAST = [("ppo_text", False), ("ppo_critic", True)]
+SLOW = [("ppo_cartpole", False), ("ppo_normalized", False)]  # as the others, in another world
 
 
 def test_an_update_on_several_ranks_is_that_of_one(tmp_path):
@@ -75,35 +98,36 @@ def test_an_update_on_several_ranks_is_that_of_one(tmp_path):
                 assert together_logged == pytest.approx(logged, rel=1e-4, abs=3e-6), case
 
 
-@pytest.mark.parametrize(
-    ("name", "shard"),
-    [
-        pytest.param("ppo_cartpole", "", marks=pytest.mark.slow),  # as the others, in another world
-        pytest.param("ppo_normalized", "", marks=pytest.mark.slow),
-        ("ppo_text", ""),
-        ("ppo_critic", "1"),
-    ],
-)
-def test_reruns_and_resumed_runs_are_equal_to_the_bit(name, shard, begun, tmp_path):
-    script(2, "train", name, tmp_path / "whole", 4, shard=shard)
-    begun(name, shard, tmp_path / "parts")
-    script(2, "train", name, tmp_path / "parts", 4, tmp_path / "parts", shard=shard)
-    logs = [metrics(tmp_path / part) for part in ("whole", "parts")]
-    for one, other in zip(*logs, strict=True):
-        assert {x: y for x, y in one.items() if "time/" not in x} == {
-            x: y for x, y in other.items() if "time/" not in x
-        }
-    found = [torch.load(tmp_path / part / f"weights-{rank}.pt") for part in ("whole", "parts") for rank in (0, 1)]
-    assert all(torch.equal(found[0], each) for each in found)
+def resumed_runs_equal_whole_ones(root, cases):
+    """Let the runs in parts go on in new processes, and compare logs and weights to the bit."""
+    train(2, *(ranks.Run(name, str(root / f"{name}-{shard}-parts"), 4, shard, resume=True) for name, shard in cases))
+    for name, shard in cases:
+        whole, parts = (root / f"{name}-{shard}-{part}" for part in ("whole", "parts"))
+        for one, other in zip(metrics(whole), metrics(parts), strict=True):
+            assert {x: y for x, y in one.items() if "time/" not in x} == {
+                x: y for x, y in other.items() if "time/" not in x
+            }, name
+        found = [*weights(whole), *weights(parts)]
+        assert all(torch.equal(found[0], each) for each in found), name
 
 
-def test_a_sharded_run_is_saved_whole(begun, tmp_path):
+def test_reruns_and_resumed_runs_are_equal_to_the_bit(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "copy")
+    resumed_runs_equal_whole_ones(tmp_path / "copy", FAST)
+
+
+@pytest.mark.slow
+def test_reruns_and_resumed_runs_in_other_worlds_are_equal_to_the_bit(tmp_path):
+    train(2, *trained_as_a_whole_and_in_parts(tmp_path, SLOW))
+    resumed_runs_equal_whole_ones(tmp_path, SLOW)
+
+
+def test_a_sharded_run_is_saved_whole(trained):
     """And it goes on in one process."""
     agents = []
-    for shard in ("", "1"):
-        begun("ppo_critic", shard, tmp_path / f"run{shard}")
+    for shard in (False, True):
         agents.append(ranks.AGENTS["ppo_critic"]())
-        agents[-1].load_state_dict(read_checkpoint(tmp_path / f"run{shard}")["agent"])
+        agents[-1].load_state_dict(read_checkpoint(trained / f"ppo_critic-{shard}-parts")["agent"])
     whole, shared = (agent.state_dict() for agent in agents)
     for name, weight in whole["policy"].items():
         assert (weight - shared["policy"][name]).abs().max() < 1e-5, name
@@ -115,19 +139,18 @@ def test_a_sharded_run_is_saved_whole(begun, tmp_path):
             torch.testing.assert_close(one[name], other[name], atol=1e-5, rtol=1e-3)
 
 
-def test_a_killed_rank_loses_only_its_iteration(tmp_path):
-    script(2, "train", "ppo_cartpole", tmp_path / "whole", 4)
-    command = ["train", "ppo_cartpole", tmp_path / "killed", 4, tmp_path / "killed", random.randrange(1, 63)]
-    ended = script(2, *command, restarts=1)  # the same call starts and resumes the run
-    assert (tmp_path / "killed.killed").exists() and "exitcode: -9" in ended.stderr, command
-    found = [torch.load(tmp_path / run / f"weights-{rank}.pt") for run in ("whole", "killed") for rank in (0, 1)]
-    assert all(torch.equal(found[0], each) for each in found), command
-    assert [row["iteration"] for row in metrics(tmp_path / "killed")] == [1, 2, 3, 4], command
+def test_a_killed_rank_loses_only_its_iteration(trained, tmp_path):
+    killed = ranks.Run("ppo_cartpole", str(tmp_path / "killed"), 4, resume=True, killed_at=random.randrange(1, 63))
+    ended = train(2, killed, restarts=1)  # the same call starts and resumes the run
+    assert (tmp_path / "killed.killed").exists() and "exitcode: -9" in ended.stderr, killed
+    found = [*weights(trained / "ppo_cartpole-False-whole"), *weights(tmp_path / "killed")]
+    assert all(torch.equal(found[0], each) for each in found), killed
+    assert [row["iteration"] for row in metrics(tmp_path / "killed")] == [1, 2, 3, 4], killed
 
 
-def test_a_run_of_two_ranks_goes_on_in_one(begun, tmp_path):
-    begun("ppo_text", "", tmp_path / "run")
-    ended = script(1, "train", "ppo_text", tmp_path / "run", 3, tmp_path / "run", check=False)
+def test_a_run_of_two_ranks_goes_on_in_one(trained, tmp_path):
+    shutil.copytree(trained / "ppo_text-False-parts", tmp_path / "run")
+    ended = train(1, ranks.Run("ppo_text", str(tmp_path / "run"), 3, resume=True), check=False)
     assert "8 environment slots, but this agent has 4" in ended.stderr  # the helper makes 4 on each rank
     command = ["-m", "algos", "train", "CartPole-v1", "--run-dir", tmp_path / "control", "--num-envs", "8", "--json"]
     short = [*command, "--config.num-steps", "8", "--config.minibatch-size", "16", "--num-episodes", "2"]

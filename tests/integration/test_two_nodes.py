@@ -5,9 +5,12 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+
+from tests.helpers import ranks
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +23,8 @@ def test_a_process_killed_on_one_node_restarts_on_both(tmp_path):
     torchrun = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=1"]
     meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", "--rdzv-id=test"]
     run = tmp_path / "run"
-    train = ["tests/helpers/ranks.py", "train", "ppo_cartpole", run, "3", run, "20"]
+    killed = ranks.Run("ppo_cartpole", str(run), 3, resume=True, killed_at=20)
+    train = ["tests/helpers/ranks.py", "train", json.dumps(asdict(killed))]
     command = [*map(str, (sys.executable, *torchrun, *meeting, *train))]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # as examples/slurm.sh does
