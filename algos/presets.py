@@ -198,7 +198,7 @@ MOUNTAIN_CAR_CONTINUOUS_SAC = SACConfig(
 )  # fmt: skip
 """MountainCarContinuous-v0 in 50,000 steps, for `SACGSDEPolicy`; rl-baselines3-zoo, ``hyperparams/sac.yml``.
 
-Without state-dependent noise seed 1 never found the goal and learnt to stand still (return 0).
+Without state-dependent noise, the run with seed 1 never found the goal and learnt to stand still (return 0).
 """
 
 LUNAR_LANDER_SAC = SACConfig(learning_rate=7.3e-4, final_learning_rate=0.0, target_rate=0.01, learning_starts=10_000)

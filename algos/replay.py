@@ -23,7 +23,7 @@ STORED = ("observation", "action", "reward", "next_observation", "terminated")
 BATCHES_AT_ONCE = 64
 """Maximum number of batches that are copied from the buffer at a time."""
 BYTES_AT_ONCE = 2**26
-"""Bytes above which fewer batches are copied at a time, such as batches of images."""
+"""Maximum number of bytes that are copied at a time, but at least one batch: few batches of images, many of vectors."""
 
 
 def replay_buffer(config: ReplayConfig, generator: torch.Generator) -> "TensorDictReplayBuffer":
@@ -59,8 +59,8 @@ def _warn_of_memory(steps: TensorDict, buffer_size: int) -> None:
     free = free_memory(None)
     if free is not None and full > free:
         logger.warning(
-            "a full replay buffer of %s steps takes %s GiB, and %s are free: give a smaller buffer_size, unless the "
-            "training has fewer steps than that",
+            "a full replay buffer of %s steps takes %s GiB, but %s GiB are free: give a smaller buffer_size, unless "
+            "the training has fewer steps than buffer_size",
             f"{buffer_size:,}",
             f"{full / 2**30:,.1f}",
             f"{free / 2**30:,.1f}",

@@ -59,7 +59,9 @@ class SAC(Agent[SACConfig]):
         **fields: Any,
     ) -> None:
         if not isinstance(policy, SACPolicy | None):
-            raise TypeError(f"policy is a {type(policy).__name__}, but SAC trains only a SACPolicy: omit it")
+            raise TypeError(
+                f"policy is a {type(policy).__name__}, but SAC trains only a SACPolicy or SACGSDEPolicy: omit it"
+            )
         refuse_unknown(fields, [field.name for field in dataclasses.fields(SACConfig)], owner="SACConfig")
         super().__init__(env, policy, config, device=device, **fields)
         config = self.config
@@ -70,9 +72,11 @@ class SAC(Agent[SACConfig]):
         """log α, if the temperature is learned."""
         self.target_entropy = -float(policy.distribution.bounds.size)
         """Mean entropy that a learned temperature aims at, nats."""
+
+        # Optimizers; the deviation of state-dependent noise is trained with the actor
         self.critic_optimizer = Optimizer(policy.critic.parameters(), config, policy=policy)
-        actor_parameters = [*policy.actor.parameters(), *policy.distribution.parameters()]
-        self.actor_optimizer = Optimizer(actor_parameters, config, policy=policy)
+        actor_and_noise = nn.ModuleList([policy.actor, policy.distribution])
+        self.actor_optimizer = Optimizer(actor_and_noise.parameters(), config, policy=policy)
         without_decay = dataclasses.replace(config, weight_decay=0.0)  # which would pull α towards 1
         self.temperature_optimizer = Optimizer([self.log_temperature], without_decay, policy=policy)
         self.updates_due = 0.0

@@ -238,6 +238,8 @@ def test_the_packages_are_those_of_the_checkout():
 
 PATCHES = {
     "tests/algos/fast/test_closed_form.py": "that an edit or a patch of a function takes effect is what it tests",
+    "tests/algos/fast/test_reading.py": "as test_closed_form.py",
+    "tests/algos/fast/test_sampling.py": "as test_closed_form.py",
     "tests/helpers/chunks.py": "real chunks of logits hold 8 million numbers",
     "tests/helpers/ranks.py": "real chunks of gradients hold millions of numbers too",
 }

@@ -150,8 +150,8 @@ class Train(WatchOptions, TextOptions, LanguageModelOptions, PromptOptions, Mode
     policy: PolicyName = "auto"
     """Control only; auto means cnn for images, else mlp, and for DQN, SAC and TD3 their own (q, sac, td3). words is a
     language model that reads a description of each observation, and is chosen if --model is given without --policy. For
-    lstm, --config.minibatch-size is a number of slots; see presets.CARTPOLE_LSTM. gsde has state-dependent noise, for
-    Box actions."""
+    lstm, --config.minibatch-size is a number of slots; see presets.CARTPOLE_LSTM. gsde, and for SAC sac_gsde, have
+    state-dependent noise, for Box actions."""
     policy_kwargs: str = "{}"
     """Further arguments of the policy as a JSON object, such as '{"normalize_observations": true}'."""
     device: str | None = None

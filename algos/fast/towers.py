@@ -317,13 +317,13 @@ def linear_layers(tower: nn.Module, activation: type[nn.Module]) -> tuple[nn.Lin
 
     A module is no tower, either, if a hook or another `forward` changes what it or one of its modules does.
     """
-    if any(map(is_changed, tower.modules())):
+    if any(map(has_hooks_or_own_forward, tower.modules())):
         return ()
     return _linear_layers(tower, activation)
 
 
-def is_changed(module: nn.Module) -> bool:
-    """Whether a hook, or a `forward` of its own, changes what a module does."""
+def has_hooks_or_own_forward(module: nn.Module) -> bool:
+    """Whether a hook, or a `forward` that was set on the object, changes what a module does."""
     return any(_hooks_of(module)) or "forward" in module.__dict__ or _has_any_global_hook()
 
 

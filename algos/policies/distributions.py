@@ -185,15 +185,17 @@ class Gaussian(nn.Module):
             noise = torch.zeros_like(output)
         else:
             noise = torch.randn(output.shape, generator=generator, device=generator.device).to(output.device)
-        action = output + self.log_std.exp() * noise
-        log_prob, _ = self.score(output, action)
+        action, log_prob = draw_gaussian(self, output, noise)
         return action.view(len(output), *self.shape), log_prob
 
     def score(self, output: Tensor, action: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-density and differential entropy, nats; any batch shape."""
         _refuse_mask(action_mask)
         mean, log_std = self.parametrize(output)
-        return gaussian_score(mean, log_std, action.reshape(mean.shape))
+        standard = (action.reshape(mean.shape) - mean) * (-log_std).exp()
+        log_prob = -(0.5 * standard.square() + log_std + 0.5 * LOG_2PI).sum(-1)
+        entropy = (log_std + 0.5 * (LOG_2PI + 1)).sum(-1)
+        return log_prob, entropy.expand(log_prob.shape)
 
     def most_probable(self, output: Tensor) -> Tensor:
         """Most probable actions, the means, float32 ``[N, *]``."""
@@ -609,19 +611,19 @@ def _categorical_kl(logits: Tensor, other_logits: Tensor) -> Tensor:
     return (log_probs.exp() * (log_probs - other_log_probs)).sum(-1)
 
 
-@accelerated("algos.fast.sampling:gaussian_score", "eb4618efeb05")
-def gaussian_score(mean: Tensor, log_std: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-density of an action ``[*, n]`` and differential entropy of a diagonal Gaussian, nats, ``[*]`` each.
+@accelerated("algos.fast.sampling:draw_gaussian", "78861dac6ce0")
+@torch.no_grad()
+def draw_gaussian(distribution: Gaussian, mean: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Add noise to means, ``[N, size]`` each; return actions ``[N, size]`` and log-densities ``[N]``, no gradient.
 
     Args:
-        mean: ``[*, n]``.
-        log_std: log standard deviation ``[*, n]`` or ``[n]``.
-        action: ``[*, n]``.
+        distribution: has the standard deviations, and scores the actions.
+        mean: means.
+        noise: standard normal.
     """
-    standard = (action - mean) * (-log_std).exp()
-    log_prob = -(0.5 * standard.square() + log_std + 0.5 * LOG_2PI).sum(-1)
-    entropy = (log_std + 0.5 * (LOG_2PI + 1)).sum(-1)
-    return log_prob, entropy.expand(log_prob.shape)
+    action = mean + distribution.log_std.exp() * noise
+    log_prob, _ = distribution.score(mean, action)
+    return action, log_prob
 
 
 def _gaussian_kl(parameters: tuple[Tensor, Tensor], other_parameters: tuple[Tensor, Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""`GSDEPolicy` and `SACGSDEPolicy`: networks whose exploration noise is one function of the state for several steps."""
+"""`GSDEPolicy` and `SACGSDEPolicy`: exploration by a function of the state that is kept for several steps."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -171,8 +171,9 @@ class GSDEPolicy(ControlPolicy):
 class SquashedStateDependentGaussian(SquashedGaussian):
     """``Box`` of floats with bounds: tanh of a `StateDependentGaussian`, scaled to the bounds, for SAC.
 
-    The output is the mean, limited to ±2, and the features φ(s), which are trained by the noise, too. While SAC learns,
-    each action is drawn with the variance φ(s)² σ² + 1e-6; matrices are held only to act.
+    The output is the mean, limited to ±2, and the features φ(s). The noise, too, gives the features a gradient; in
+    `StateDependentGaussian` it gives none. Only while the policy acts is one matrix kept for several steps: for
+    learning, each action has noise of its own, with variance φ(s)² σ² + 1e-6.
 
     Args:
         space: the action space, a ``Box`` of floats with bounds.
@@ -242,6 +243,7 @@ class SACGSDEPolicy(SACPolicy):
     """
 
     distribution: SquashedStateDependentGaussian
+    distribution_type: type[SquashedStateDependentGaussian] = SquashedStateDependentGaussian
 
     def __init__(
         self,
@@ -261,7 +263,7 @@ class SACGSDEPolicy(SACPolicy):
     def _make_actor(self, num_features: int) -> nn.Module:
         """See `TwinCriticPolicy`."""
         layer_sizes = [num_features, *self.hidden]
-        self.distribution = SquashedStateDependentGaussian(self.action_space, features=layer_sizes[-1])
+        self.distribution = self.distribution_type(self.action_space, features=layer_sizes[-1])
         return MeanAndFeatures(self._actor_tower(num_features, self.distribution.bounds.size))
 
     @torch.no_grad()
@@ -294,8 +296,8 @@ def held_matrices(memory: dict[str, Any], slots: int, sample_freq: int, draw: Ca
     Args:
         memory: a policy's memory, which holds ``matrices`` and their ``steps_left``, int64 ``[N]``; is changed.
         slots: number of slots, N.
-        sample_freq: steps that a new matrix is held.
-        draw: returns so many new matrices.
+        sample_freq: steps for which a new matrix is kept.
+        draw: function of a number that returns so many new matrices.
     """
     steps_left = memory.get("steps_left")
     if steps_left is None or len(steps_left) != slots:
@@ -327,13 +329,16 @@ def _noise(features: Tensor, log_std: Tensor, matrices: Tensor) -> Tensor:
 
 
 def _integrated_log_std(features: Tensor, log_std: Tensor) -> Tensor:
-    """Log standard deviation of φ(s) E, ``[*, numbers]``, if E is not known."""
+    """Log standard deviation of φ(s) E over all E, ``[*, numbers]``."""
     variance = features.square() @ (2 * log_std).exp() + SDE_EPSILON
     return 0.5 * variance.log()
 
 
 def _checked_frequency(sde_sample_freq: int) -> int:
-    """Return it; raise a ValueError unless it is an integer of at least 1."""
+    """Return ``sde_sample_freq``; raise a ValueError unless it is an integer of at least 1."""
     if not isinstance(sde_sample_freq, int) or sde_sample_freq < 1:
-        raise ValueError(f"sde_sample_freq is {sde_sample_freq!r}, expected an integer of at least 1")
+        raise ValueError(
+            f"sde_sample_freq is {sde_sample_freq!r}, expected an integer of at least 1: to resample the noise only at "
+            "the start of an episode, give a number above the length of any"
+        )
     return sde_sample_freq

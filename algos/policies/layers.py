@@ -112,7 +112,8 @@ class CombinedEncoder(nn.Module):
                 images = channels_first(columns.reshape(-1, *leaf.shape), leaf)
                 # Convolutions on a CPU are faster with channels last in memory.
                 images = images.to(memory_format=torch.channels_last) / 255
-                columns = next(trunks)(images).reshape(*flat.shape[:-1], -1)
+                image_features = next(trunks)(images)
+                columns = image_features.reshape(*flat.shape[:-1], image_features.shape[-1])
             features.append(columns)
         return torch.cat(features, dim=-1)
 

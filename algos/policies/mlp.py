@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor
@@ -11,8 +10,7 @@ from torch import Tensor
 from algos.envs.images import warn_of_flat_pixels
 from algos.policies import towers
 from algos.policies.distributions import action_distribution
-from algos.policies.normalizers import normalized_array
-from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
+from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step, read_array
 from algos.storage.onnx_export import NetworkStep
 
 
@@ -62,15 +60,11 @@ class MLPPolicy(ControlPolicy):
 
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
         """See `Policy.act`; the observation is ``[N, *]``."""
-        # As `read`, which is slower for the few numbers of most observations; a subclass may have its own
+        # Most observations need no conversion, unless a subclass or an object reads them in its own way
         network_input = self._flatten(observation)
-        is_vector = network_input.dtype.kind == "f" and len(self._shape) == 1
-        if not is_vector or type(self).read is not ControlPolicy.read:
-            network_input = self.read(torch.from_numpy(network_input)).cpu().numpy()
-        elif self.normalizer is not None:
-            network_input = normalized_array(network_input, self.normalizer)
-        else:
-            network_input = network_input.astype(np.float32, copy=False)
+        is_ready = network_input.dtype == np.float32 and len(self._shape) == 1 and self.normalizer is None
+        if not is_ready or getattr(self.read, "__func__", None) is not ControlPolicy.read:
+            network_input = read_array(self, network_input)
         output = towers.act(network_input, self.actor)
         return self.choose(output, action_mask, deterministic)
 

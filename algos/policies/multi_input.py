@@ -15,6 +15,7 @@ from algos.policies.layers import CombinedEncoder
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 from algos.policies.towers import tower, widths
 from algos.storage.onnx_export import NetworkStep
+from textenv.envs.limits import check_at_least
 
 
 class MultiInputPolicy(ControlPolicy):
@@ -59,6 +60,7 @@ class MultiInputPolicy(ControlPolicy):
                 "Box of 2 or 3 dimensions among its parts: do not rescale pixels, or use MLPPolicy"
             )
         self.hidden = widths(hidden)
+        check_at_least("image_features", image_features, 1)
         self.image_features = image_features
         self.distribution = action_distribution(action_space)
 

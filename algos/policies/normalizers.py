@@ -7,8 +7,6 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from textenv.acceleration import accelerated
-
 EPSILON = 1e-8
 """Added to every variance, as in Gymnasium and Stable-Baselines3."""
 CLIP = 10.0
@@ -89,15 +87,6 @@ class ObservationNormalizer(RunningMoments):
         return shifted.clamp(-CLIP, CLIP)
 
 
-@accelerated("algos.fast.normalizer:normalized_array", "47d04416f905")
-@torch.no_grad()
-def normalized_array(observation: np.ndarray, normalizer: ObservationNormalizer) -> np.ndarray:
-    """Normalize an array ``[N, size]`` by a normalizer of tensors; float32."""
-    tensor = torch.from_numpy(observation).to(normalizer.mean.device, torch.float32)
-    normalized: Tensor = normalizer(tensor)
-    return normalized.cpu().numpy()
-
-
 class RewardNormalizer:
     """Divide rewards by the running standard deviation of the discounted return (Engstrom et al. 2020, §2).
 
@@ -118,7 +107,7 @@ class RewardNormalizer:
 
     def __call__(self, rollout: TensorDict) -> Tensor:
         """Add a rollout to the statistics; return its scaled rewards, float32 ``[B, T]``, in a new tensor."""
-        # By NumPy, which is fastest in a loop over few numbers
+        # In NumPy, which is fastest in a loop over small arrays
         reward = rollout["reward"].cpu().numpy().astype(np.float64)
         mask = rollout["mask"].cpu().numpy()
         is_init = rollout["is_init"].cpu().numpy()
@@ -130,7 +119,8 @@ class RewardNormalizer:
         returns = np.empty(mask.shape)
         for t in range(mask.shape[1]):
             running = np.where(is_init[:, t], 0.0, running)
-            running = np.where(mask[:, t], self.gamma * running + reward[:, t], running)
+            with np.errstate(all="ignore"):  # rewards that are not finite are reported elsewhere
+                running = np.where(mask[:, t], self.gamma * running + reward[:, t], running)
             returns[:, t] = running
         self.running = torch.from_numpy(running)
 

@@ -19,9 +19,10 @@ from algos.config import CONTROL_LEARNING_RATE
 from algos.envs.batching import as_batch
 from algos.envs.flatten import flat_shape, flatten, packed_size, unflatten as unflatten, unpack
 from algos.envs.spaces import acts_alike, describe_space, fit_actions, reads_alike, restore_space
-from algos.policies.distributions import ActionDistribution, Gaussian
+from algos.policies.distributions import ActionDistribution
 from algos.policies.normalizers import ObservationNormalizer
 from algos.storage.onnx_export import NetworkStep, write_onnx
+from textenv.acceleration import accelerated
 from textenv.names import check_names
 from textenv.rollout import Evaluation, Reference, is_episode_env
 
@@ -514,9 +515,12 @@ class ControlPolicy(nn.Module, Policy):
     @property
     def log_std(self) -> nn.Parameter:
         """Log standard deviation of each action dimension (gSDE: element of the noise matrix); only for a Box."""
-        if not isinstance(self.distribution, Gaussian):
-            raise AttributeError(f"actions are {self.action_space}: only a Box has a standard deviation")
-        return self.distribution.log_std
+        log_std = getattr(self.distribution, "log_std", None)
+        if not isinstance(log_std, nn.Parameter):
+            raise AttributeError(
+                f"{type(self.distribution).__name__} has no trained standard deviation for actions {self.action_space}"
+            )
+        return log_std
 
     @property
     def initial_state(self) -> Tensor | None:
@@ -684,6 +688,13 @@ class ControlPolicy(nn.Module, Policy):
             batch_shape = observation.shape[: observation.ndim - len(self._shape)]
             observation = observation.reshape(*batch_shape, -1)
         return observation.to(self.device, torch.float32)
+
+
+@accelerated("algos.fast.reading:read_array", "ab8341ba3cc7")
+@torch.no_grad()
+def read_array(policy: ControlPolicy, observation: np.ndarray) -> np.ndarray:
+    """Convert observations ``[N, *]`` by a policy's `read`; return the network's input ``[N, input_size]``."""
+    return policy.read(torch.from_numpy(observation)).cpu().numpy()
 
 
 def step_values(value_of: Callable[[Tensor], Tensor], rollout: TensorDict) -> tuple[Tensor, Tensor]:

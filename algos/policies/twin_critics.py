@@ -15,6 +15,7 @@ from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 from algos.policies.towers import tower, widths
 from algos.storage.onnx_export import NetworkStep
 from textenv.acceleration import accelerated
+from textenv.envs.limits import check_at_least
 
 
 class TwinCritics(nn.Module):
@@ -104,12 +105,12 @@ class TwinCriticPolicy(ControlPolicy):
     """ReLU actor for bounded Box actions, and twin critics; `SACPolicy` and `TD3Policy` differ in the distribution.
 
     The state value is the lower Q-value of the deterministic action. Images, alone or among other observations, go
-    through convolutions: actor and critics have an encoder each (`algos.policies.layers.CombinedEncoder`).
+    through convolutions (`algos.policies.layers.CombinedEncoder`): those of the actor, and others for both critics.
 
     Args:
         action_space: space of one environment, a ``Box`` of floats with bounds.
         hidden: width of each hidden layer.
-        image_features: length of the features of each image; without images it has no meaning.
+        image_features: length of the features of each image; ignored without images.
         others: see `ControlPolicy`.
 
     Raises:
@@ -149,10 +150,11 @@ class TwinCriticPolicy(ControlPolicy):
         """Make an encoder of observations; None if there are no images among them."""
         if not has_images(self.observation_space):
             return None
+        check_at_least("image_features", self.image_features, 1)
         return CombinedEncoder(self.observation_space, image_features=self.image_features, generator=self.generator)
 
     def _make_actor(self, num_features: int) -> nn.Module:
-        """Make the actor, which reads so many features, and the distribution that its outputs parameterize."""
+        """Make the actor, whose input has ``num_features`` numbers, and the distribution that its outputs describe."""
         self.distribution = self.distribution_type(self.action_space)
         return self._actor_tower(num_features, self.distribution.size)
 

@@ -1,6 +1,6 @@
 """Record the digests of the functions that fast paths stand for, if both compute the same.
 
-TEXTENV_FAST=0 python -m tests.helpers.digests     # writes into closed_form.py and beside every @accelerated
+TEXTENV_FAST=0 python -m tests.helpers.digests     # writes into algos/fast and beside every @accelerated
 
 Then the tests that compare fast paths with plain functions run, for some minutes. If one fails, the former digests come
 back: the fast path must be edited like the plain function first.
@@ -17,7 +17,7 @@ from pathlib import Path
 from textenv import acceleration
 
 ROOT = Path(__file__).parents[2]
-CLOSED_FORM = ROOT / "algos" / "fast" / "closed_form.py"
+FAST = ROOT / "algos" / "fast"
 COMPARISONS = ("tests/algos/fast", "tests/integration/test_fast_paths.py", "tests/textenv/lm/test_recording.py")
 """Tests that compare fast paths with plain functions."""
 DECORATED = re.compile(r'(@accelerated\("[\w.:]+", ")(\w*)("\)\n(?:@.*\n)*(?:def|class) (\w+))')
@@ -45,12 +45,13 @@ def record():
         text = DECORATED.sub(lambda m, of=module: m[1] + plain_digest(of, m[4]) + m[3], path.read_text())
         former_texts[path] = path.read_text()
         path.write_text(text)
-    text = CLOSED_FORM.read_text()
-    former_texts.setdefault(CLOSED_FORM, text)
-    for name in re.findall(r'^    "([\w.]+:[\w.]+)": "\w*",$', text, re.MULTILINE):
-        importlib.import_module(name.partition(":")[0])
-        text = re.sub(rf'("{re.escape(name)}": )"\w*"', rf'\1"{acceleration.digest(name)}"', text)
-    CLOSED_FORM.write_text(text)
+    for path in FAST.glob("*.py"):
+        text = path.read_text()
+        former_texts.setdefault(path, text)
+        for name in re.findall(r'^    "([\w.]+:[\w.]+)": "\w*",$', text, re.MULTILINE):
+            importlib.import_module(name.partition(":")[0])
+            text = re.sub(rf'("{re.escape(name)}": )"\w*"', rf'\1"{acceleration.digest(name)}"', text)
+        path.write_text(text)
     return {path: former for path, former in former_texts.items() if path.read_text() != former}
 
 

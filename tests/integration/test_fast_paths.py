@@ -13,8 +13,10 @@ from pkgutil import resolve_name
 
 import pytest
 import torch
+from gymnasium import spaces
 
-from algos.policies import distributions, normalizers, towers, twin_critics
+from algos import MLPPolicy
+from algos.policies import distributions, policy, towers, twin_critics
 from textenv.acceleration import FAST, syntax_digest
 
 ROOT = Path(__file__).parents[2]
@@ -82,16 +84,18 @@ def values_and_gradient(twin_values):
     return torch.cat([part.flatten() for part in (values.detach(), *gradients)])
 
 
-@torch.no_grad()
-def scored_gaussian(score):
-    return torch.stack(score(OBSERVATION, OBSERVATION[0], OBSERVATION.flip(0)))
+def drawn_gaussian(draw):
+    distribution = distributions.Gaussian(spaces.Box(-1, 1, (5,)))
+    distribution.log_std.data.copy_(OBSERVATION[0])
+    action, log_prob = draw(distribution, OBSERVATION, OBSERVATION.flip(0))
+    return torch.cat([action, log_prob[:, None]], dim=1)
 
 
-def normalizer():
-    """A normalizer of which one observation is clipped."""
-    result = normalizers.ObservationNormalizer(5)
-    result.add(OBSERVATION)
-    result.variance[2] = 1e-6
+def normalizing_policy():
+    """A policy whose normalizer clips one number."""
+    result = MLPPolicy(spaces.Box(-2, 2, (5,)), spaces.Discrete(2), normalize_observations=True)
+    result.normalizer.add(OBSERVATION)
+    result.normalizer.variance[2] = 1e-6
     return result
 
 
@@ -105,11 +109,9 @@ CASES = {
     "sampling:draw": (
         distributions.draw, lambda function: function(OBSERVATION, torch.Generator().manual_seed(1), False)
     ),
-    "sampling:gaussian_score": (
-        distributions.gaussian_score, scored_gaussian
-    ),
-    "normalizer:normalized_array": (
-        normalizers.normalized_array, lambda function: torch.from_numpy(function(OBSERVATION.numpy(), normalizer()))
+    "sampling:draw_gaussian": (distributions.draw_gaussian, drawn_gaussian),
+    "reading:read_array": (
+        policy.read_array, lambda function: torch.from_numpy(function(normalizing_policy(), OBSERVATION.numpy()))
     ),
     "adam:Adam": (PlainAdam, clipped_steps),
     "critics:twin_values": (twin_critics.twin_values, values_and_gradient),

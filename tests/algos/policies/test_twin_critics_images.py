@@ -170,3 +170,14 @@ def test_a_buffer_that_exceeds_the_memory_is_named_at_the_first_step(caplog):
     (record,) = [record for record in caplog.records if record.name == "algos.replay"]
     assert "a full replay buffer of 1,000,000,000,000 steps takes 22,896," in record.getMessage()
     assert "give a smaller buffer_size" in record.getMessage()
+
+
+def test_no_observation_gives_no_value():
+    policy = make(SAC, SACPolicy).policy
+    assert policy.value(torch.zeros(0, 72, dtype=torch.uint8)).shape == (0,)
+
+
+@pytest.mark.parametrize("wrong", [0, True, 2.5])
+def test_a_wrong_number_of_features_is_refused(wrong):
+    with pytest.raises(ValueError, match=f"image_features is {wrong}"):
+        SACPolicy(WITH_SPEED, Column.action_space, image_features=wrong)

@@ -12,6 +12,7 @@ from torch import nn
 
 import algos
 from algos import SAC, SACGSDEPolicy, SACPolicy, collect
+from algos.policies.gsde import SquashedStateDependentGaussian
 from tests.helpers.off_policy import random_batch, reach
 
 STATES = spaces.Box(-10, 10, (3,), np.float32)
@@ -171,3 +172,21 @@ def test_the_actor_of_sac_policy_is_as_before():
     names = [name for name, _ in SACPolicy(STATES, ACTIONS, hidden=(4,)).named_parameters()]
     assert names[:4] == ["actor.0.weight", "actor.0.bias", "actor.2.weight", "actor.2.bias"]
     assert isinstance(SACPolicy(STATES, ACTIONS, hidden=(4,)).actor, nn.Sequential)
+
+
+def test_its_log_std_is_that_of_the_noise_matrix():
+    assert make_policy().log_std.shape == (5, 2)
+    with pytest.raises(AttributeError, match="log_std"):
+        _ = SACPolicy(STATES, ACTIONS, hidden=(4,)).log_std
+
+
+def test_a_subclass_may_have_its_own_distribution():
+    class Quiet(SquashedStateDependentGaussian):
+        def parametrize(self, output):
+            mean, log_std = super().parametrize(output)
+            return mean, log_std - 5
+
+    class QuietPolicy(SACGSDEPolicy):
+        distribution_type = Quiet
+
+    assert type(QuietPolicy(STATES, ACTIONS, hidden=(4,)).distribution) is Quiet
