@@ -140,6 +140,7 @@ def test_an_update_trains_the_noise_and_the_features():
     assert (policy.distribution.log_std > before["distribution.log_std"]).float().mean() > 0.7, "α pays for entropy"
 
 
+@pytest.mark.long
 def test_it_learns_to_reach():
     env = reach(4)
     policy = SACGSDEPolicy(env.single_observation_space, env.single_action_space, hidden=(32, 32), seed=1)
