@@ -283,7 +283,7 @@ def rows_of(runs):
             steps = seconds = "–"
             if learnt:
                 steps = f"{statistics.median(run['steps to .9'] for run in learnt):,.0f}"
-                seconds = f"{statistics.median(run['seconds to .9'] for run in learnt):,.3g}"
+                seconds = _seconds(statistics.median(run["seconds to .9"] for run in learnt))
             rows.append(
                 [
                     game,
@@ -294,7 +294,7 @@ def rows_of(runs):
                     f"{len(learnt)} of {len(seeds)}",
                     steps,
                     seconds,
-                    f"{statistics.median(run['seconds'] for run in seeds):,.3g}",
+                    _seconds(statistics.median(run["seconds"] for run in seeds)),
                 ]
             )
     return rows
@@ -303,6 +303,11 @@ def rows_of(runs):
 def _number(value):
     """Write a return: two decimals below 2, else none."""
     return f"{value:.2f}" if abs(value) < 2 else f"{value:.0f}"
+
+
+def _seconds(value):
+    """Write seconds with three digits, large ones without decimals."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def draw(runs, path):
