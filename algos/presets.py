@@ -464,7 +464,8 @@ def _with_policy(settings: Recipe, policy: str, model: str) -> Recipe:
             num_envs=max(16, settings.num_envs),
         )
 
-    # Arguments of the recipe's own policy are not those of another class; all but CNNPolicy can normalize observations
+    # Arguments of the recipe's own policy are not those of another class. All of PPO's but CNNPolicy can normalize
+    # observations
     policy_kwargs = dict(settings.policy_kwargs)
     if policy == "cnn":
         policy_kwargs = {}

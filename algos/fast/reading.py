@@ -17,6 +17,8 @@ STANDS_FOR = {
 }
 """Methods that `read_array` replaces, with the digest of each when both were last compared."""
 ORIGINALS = Originals(STANDS_FOR)
+POLICY_METHODS = {"read", "_flat"}
+"""Methods of a policy that are not replaced if they were set on the object."""
 LARGEST_BATCH = 2048
 """Largest array, in elements, for which NumPy is used."""
 
@@ -67,10 +69,14 @@ def _reads_as_ours(policy: Reader) -> bool:
     """Whether nobody has changed how the policy and its normalizer read, in a class or in an object."""
     if ORIGINALS.changed() is not None:
         return False
-    ours = find("algos.policies.policy:ControlPolicy")
-    theirs = type(policy)
-    if theirs.read is not ours.read or theirs._flat is not ours._flat or not {"read", "_flat"}.isdisjoint(vars(policy)):
+    control_policy = find("algos.policies.policy:ControlPolicy")
+    policy_type = type(policy)
+    if policy_type.read is not control_policy.read or policy_type._flat is not control_policy._flat:
         return False
+    if not POLICY_METHODS.isdisjoint(vars(policy)):
+        return False
+
+    # Its normalizer
     normalizer = policy.normalizer
     if normalizer is None:
         return True

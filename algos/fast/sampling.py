@@ -19,7 +19,8 @@ STANDS_FOR = {
 }
 """Methods that `draw_gaussian` replaces, with the digest of each when both were last compared."""
 ORIGINALS = Originals(STANDS_FOR)
-OWN_METHODS = {"score", "parametrize"}
+GAUSSIAN_METHODS = {"score", "parametrize"}
+"""Methods of a distribution that are not replaced if they were set on the object."""
 
 
 def draw(
@@ -86,4 +87,4 @@ def _is_ours(distribution: Gaussian) -> bool:
     """Whether the distribution is a `Gaussian` whose methods nobody has changed, in the class or in the object."""
     if type(distribution) is not find("algos.policies.distributions:Gaussian") or ORIGINALS.changed() is not None:
         return False
-    return OWN_METHODS.isdisjoint(vars(distribution))
+    return GAUSSIAN_METHODS.isdisjoint(vars(distribution))

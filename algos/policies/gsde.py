@@ -1,6 +1,6 @@
 """`GSDEPolicy` and `SACGSDEPolicy`: exploration by a function of the state that is kept for several steps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,10 +48,6 @@ class StateDependentGaussian(Gaussian):
             raise ValueError(f"action_space is {space}, state-dependent noise (gSDE) needs a Box: use an MLPPolicy")
         super().__init__(space, features)
         self.features = features
-
-    def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Sample standard normal matrices, float32 ``[count, features, size]``; E is σ times such a matrix."""
-        return torch.randn(count, self.features, self.size, generator=generator, device=generator.device)
 
     @torch.no_grad()
     def explore(
@@ -127,7 +123,7 @@ class GSDEPolicy(ControlPolicy):
         output = self._output(torch.from_numpy(self._flatten(observation)))
         matrices = None
         if not deterministic:
-            matrices = held_matrices(self.memory, len(output), self.sde_sample_freq, self._draw)
+            matrices = held_matrices(self, len(output))
         action, log_prob = self.distribution.explore(output, matrices, action_mask)
         return Step(action, log_prob)
 
@@ -158,9 +154,6 @@ class GSDEPolicy(ControlPolicy):
         """See `ControlPolicy.arguments`."""
         return super().arguments() | {"sde_sample_freq": self.sde_sample_freq}
 
-    def _draw(self, count: int) -> Tensor:
-        return self.distribution.draw(count, self.generator)
-
     def _output(self, observation: Tensor) -> Tensor:
         """Mean and features of observations ``[*, *]``: ``[*, size + features]``."""
         features = self.actor[:-1](self.read(observation))
@@ -189,10 +182,6 @@ class SquashedStateDependentGaussian(SquashedGaussian):
         self.features = features
         self.size = self.bounds.size + features
         self.log_std = nn.Parameter(torch.zeros(features, self.bounds.size, device="cpu"))
-
-    def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Sample standard normal matrices, float32 ``[count, features, numbers]``."""
-        return torch.randn(count, self.features, self.bounds.size, generator=generator, device=generator.device)
 
     @torch.no_grad()
     def explore(self, output: Tensor, matrices: Tensor) -> tuple[Tensor, Tensor]:
@@ -272,7 +261,7 @@ class SACGSDEPolicy(SACPolicy):
         output = self.actor(self.read(observation))
         if deterministic or self.distribution.uniform or action_mask is not None:
             return self.choose(output, action_mask, deterministic)
-        matrices = held_matrices(self.memory, len(output), self.sde_sample_freq, self._draw)
+        matrices = held_matrices(self, len(output))
         return Step(*self.distribution.explore(output, matrices))
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
@@ -284,31 +273,29 @@ class SACGSDEPolicy(SACPolicy):
         """See `ControlPolicy.arguments`."""
         return super().arguments() | {"sde_sample_freq": self.sde_sample_freq}
 
-    def _draw(self, count: int) -> Tensor:
-        return self.distribution.draw(count, self.generator)
 
+def held_matrices(policy: GSDEPolicy | SACGSDEPolicy, slots: int) -> Tensor:
+    """Standard normal matrices of this step, float32 ``[N, features, numbers]``; E is σ times such a matrix.
 
-def held_matrices(memory: dict[str, Any], slots: int, sample_freq: int, draw: Callable[[int], Tensor]) -> Tensor:
-    """Noise matrices of this step, ``[N, features, numbers]``.
-
-    They are new where the former ones have expired, and in all slots if the number of slots changed.
+    They are new where the former ones have expired, and in all slots if the number of slots changed. The policy's
+    memory holds them as ``matrices``, and their ``steps_left``, int64 ``[N]``.
 
     Args:
-        memory: a policy's memory, which holds ``matrices`` and their ``steps_left``, int64 ``[N]``; is changed.
+        policy: the policy; its memory and its generator change.
         slots: number of slots, N.
-        sample_freq: steps for which a new matrix is kept.
-        draw: function of a number that returns so many new matrices.
     """
+    memory = policy.memory
     steps_left = memory.get("steps_left")
     if steps_left is None or len(steps_left) != slots:
         steps_left = torch.zeros(slots, dtype=torch.int64, device="cpu")
     expired = steps_left == 0
     if expired.any():
-        drawn = draw(int(expired.sum()))
+        shape = (int(expired.sum()), *policy.distribution.log_std.shape)
+        drawn = torch.randn(shape, generator=policy.generator, device=policy.generator.device)
         if not expired.all():  # a new tensor, because a saved state may hold the former one
             drawn = memory["matrices"].masked_scatter(expired[:, None, None], drawn)
         memory["matrices"] = drawn
-        steps_left = torch.where(expired, sample_freq, steps_left)
+        steps_left = torch.where(expired, policy.sde_sample_freq, steps_left)
     memory["steps_left"] = steps_left - 1
     matrices: Tensor = memory["matrices"]
     return matrices

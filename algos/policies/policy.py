@@ -517,9 +517,7 @@ class ControlPolicy(nn.Module, Policy):
         """Log standard deviation of each action dimension (gSDE: element of the noise matrix); only for a Box."""
         log_std = getattr(self.distribution, "log_std", None)
         if not isinstance(log_std, nn.Parameter):
-            raise AttributeError(
-                f"{type(self.distribution).__name__} has no trained standard deviation for actions {self.action_space}"
-            )
+            raise AttributeError("log_std")  # torch writes the message
         return log_std
 
     @property

@@ -81,7 +81,8 @@ class TwinCritics(nn.Module):
     def _inputs(self, observation: Tensor, action: Tensor, *, frozen: bool) -> Tensor:
         """Features and actions side by side; with ``frozen``, the encoder gets no gradient."""
         if self.encoder is not None:
-            with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
+            needs_gradient = torch.is_grad_enabled() and not frozen
+            with torch.set_grad_enabled(needs_gradient):
                 observation = self.encoder(observation)
         return torch.cat([observation, action], dim=-1)
 
@@ -139,10 +140,12 @@ class TwinCriticPolicy(ControlPolicy):
 
         # Actor, then critics
         encoder = self._make_encoder()
-        num_features = self.input_size if encoder is None else encoder.size
-        self.actor: nn.Module = self._make_actor(num_features)
-        if encoder is not None:
-            self.actor = nn.Sequential(encoder, self.actor)
+        if encoder is None:
+            num_features = self.input_size
+            self.actor: nn.Module = self._make_actor(num_features)
+        else:
+            num_features = encoder.size
+            self.actor = nn.Sequential(encoder, self._make_actor(num_features))
         num_actions = self.distribution.bounds.size
         self.critic = TwinCritics(num_features, num_actions, self.hidden, self.generator, self._make_encoder())
 

@@ -134,8 +134,9 @@ def train(run):
             os.kill(os.getpid(), signal.SIGKILL)
 
         after(agent.env, run.killed_at, kill)
+    resume = folder if run.resume else None
     agent.learn(
-        TOTAL, run_dir=folder, checkpoint_every=1, resume=folder if run.resume else None,
+        TOTAL, run_dir=folder, checkpoint_every=1, resume=resume,
         on_iteration=lambda metrics: metrics["iteration"] >= run.iterations,
     )  # fmt: skip
     torch.save(weights(agent), folder / f"weights-{collectives.rank()}.pt")

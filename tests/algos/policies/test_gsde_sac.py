@@ -62,7 +62,7 @@ def test_actions_and_densities_are_those_of_stable_baselines3():
     policy = make_policy()
     peer = peer_of(policy)
     observation = torch.from_numpy(states(40))
-    matrix = policy.distribution.draw(1, torch.Generator().manual_seed(3))
+    matrix = torch.randn(1, *policy.log_std.shape, generator=torch.Generator().manual_seed(3))
     peer.action_dist.exploration_mat = policy.distribution.log_std.exp() * matrix[0]
     expected, expected_log_prob = peer.action_log_prob(observation)
     action, log_prob = policy.distribution.explore(policy.actor(observation), matrix)
