@@ -28,7 +28,7 @@ MODULES = {module_of(path): path for path in FILES}
 LAYERS = {
     "textenv": """
         registration
-        tasks checks
+        tasks checks programs
         extras
         envs
         rewards kl

@@ -15,6 +15,8 @@ from .extras.verifiers import Verifiers as Verifiers
 from .kl.coefficients import AdaptiveCoefficient as AdaptiveCoefficient, ScheduledCoefficient as ScheduledCoefficient
 from .kl.penalty import KLPenalty as KLPenalty
 from .lm.model import LanguageModel as LanguageModel
+from .programs.run import LimitReached as LimitReached
+from .programs.vector_env import ProgramVectorEnv as ProgramVectorEnv
 from .prompts.files import load_prompts as load_prompts
 from .prompts.prompts import Prompt as Prompt, check_no_overlap as check_no_overlap, split_prompts as split_prompts
 from .rendering import render_rollout as render_rollout

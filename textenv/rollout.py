@@ -29,10 +29,12 @@ key                            control                                 text
 ``action_mask``/``allowed``    bool ``[B, T, A]``, if there is one     int64 index into ``allowed_sets``
 ``next_action_mask``           bool ``[B, T, A]``, for                 absent
                                ``next_observation``
-``group``                      int64, the slot, or rows that share     int64, rows that share a prompt
-                               a reset seed
+``group``                      int64, the slot, or rows that share     int64, rows that share a prompt, and the
+                               a reset seed                            agent
 ``episode``                    absent                                  int64, the episode of the row; absent where
                                                                        each row is an episode
+``agent``                      absent                                  int64, the agent of the row; absent where
+                                                                       games have one agent
 ``reward_parts``               absent                                  float32 ``[B, T, K, 2]``, only with several
                                                                        rewards: for each its unweighted sum over
                                                                        the episode, and its weight

@@ -35,6 +35,33 @@ class Parrot(gymnasium.Env):
         )
 
 
+LETTERS = ["a", "b", "c", "d"]
+
+
+class Walk(gymnasium.Env):
+    """Says letters and dots, of one to three words; pays for 'good' by what it has just said. Ends after some steps."""
+
+    observation_space = action_space = TEXT
+
+    def __init__(self, turns=6):
+        self.turns = turns
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.turn = 0
+        self.last = int(self.np_random.integers(4))
+        return self.text(), {}
+
+    def text(self):
+        return " ".join([LETTERS[self.last], *"." * (self.turn % 3)])
+
+    def step(self, action):
+        reward = (self.last + 1.0) * action.split().count("good")
+        self.last = (self.last + len(action.split())) % 4
+        self.turn += 1
+        return self.text(), reward, self.turn == self.turns, False, {}
+
+
 CHATML = (
     "{% for m in messages %}<|im_start|> {{ m['role'] }} {{ m['content'] }} <|im_end|> {% endfor %}"
     "{% if add_generation_prompt %}<|im_start|> assistant {% endif %}"

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 import algos
 from algos import A2C, GRPO, PPO, REINFORCE, RLOO, TRPO, Collector, PPOConfig, collect
 from algos.advantages import add_advantages
-from tests.helpers.conversations import CHAT_WORDS, TEXT, chat_tokenizer
+from tests.helpers.conversations import CHAT_WORDS, LETTERS, TEXT, Walk, chat_tokenizer
 from tests.helpers.engines import FakeEngine
 from tests.helpers.models import WORDS, make_gpt2, make_llama, make_t5, make_tokenizer
 from tests.helpers.small_agents import agent_of, lm_policy, random_table, table_model
@@ -23,31 +23,6 @@ from textenv.rollout import episode_of_row, in_order, number_in_episode
 from textenv.words.wrapper import LanguageWrapper
 
 EOS, GOOD, BAD = (WORDS.index(word) for word in ("<eos>", "good", "bad"))
-LETTERS = ["a", "b", "c", "d"]
-
-
-class Walk(gymnasium.Env):
-    """Says letters and dots, of one to three words; pays for 'good' by what it has just said. Ends after some steps."""
-
-    observation_space = action_space = TEXT
-
-    def __init__(self, turns=6):
-        self.turns = turns
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.turn = 0
-        self.last = int(self.np_random.integers(4))
-        return self.text(), {}
-
-    def text(self):
-        return " ".join([LETTERS[self.last], *"." * (self.turn % 3)])
-
-    def step(self, action):
-        reward = (self.last + 1.0) * action.split().count("good")
-        self.last = (self.last + len(action.split())) % 4
-        self.turn += 1
-        return self.text(), reward, self.turn == self.turns, False, {}
 
 
 def walk_env(num_envs=3, *, make=Walk, **options):

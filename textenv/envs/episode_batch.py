@@ -67,9 +67,9 @@ class EpisodeBatch:
 
     @property
     def running_episodes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Episode of each running slot, and the number of its present row in this episode."""
+        """Episode of each running slot, and how often this episode had gone to another row before."""
         row = self.row[self.running]
-        return self.transcript.episode[row], self.transcript.row_number[row]
+        return self.transcript.episode[row], self.transcript.stay[row]
 
     @property
     def open_turns(self) -> list[OpenTurn]:
@@ -119,14 +119,15 @@ class EpisodeBatch:
         return slots
 
     def refill(self) -> tuple[np.ndarray, np.ndarray]:
-        """Assign the next episodes to idle slots, once enough slots are idle; return these slots and their rows."""
+        """Assign the next games to idle slots, once enough slots are idle; return these slots and their first rows."""
         idle = np.flatnonzero(~self.running)
         num_slots = len(self.row)
+        agents = self.transcript.agents
         enough = len(idle) >= MIN_IDLE_FRACTION * num_slots or len(idle) == num_slots
         stop = self._next_episode
         if enough:
-            stop = min(self._next_episode + len(idle), len(self.numbers))
-        rows = np.arange(self._next_episode, stop)
+            stop = min(self._next_episode + agents * len(idle), len(self.numbers))
+        rows = np.arange(self._next_episode, stop, agents)
         self._next_episode = stop
         slots = idle[: len(rows)]
         self.row[slots] = rows

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from textenv.envs.turn import Cut, Turn
+from textenv.envs.turn import Continuation, Cut, Turn
 from textenv.prompts.messages import prompt_and_answer
 from textenv.prompts.prompts import RESERVED, Prompt, PromptList
 from textenv.prompts.tokenize import is_chat
@@ -42,12 +42,12 @@ class Task(Protocol):
 class Conversation(Task, Protocol):
     """Task that replies to turns, so that an episode can have several."""
 
-    def reply(self, turns: Sequence[Turn]) -> Sequence[str | Prompt | Literal[Cut.TRUNCATED] | None]:
+    def reply(self, turns: Sequence[Turn]) -> Sequence[str | Prompt | Continuation | Literal[Cut.TRUNCATED] | None]:
         """Return the environment's text after each turn; None terminates the episode, `TRUNCATED` truncates it.
 
-        A text is appended to all that the model has seen. The content of a `Prompt` replaces it: the episode goes on in
-        a further row of the rollout, and the next `Turn.prompt` is the episode's with this content. If there is no room
-        for it and an answer, the episode is truncated.
+        A text is appended to all that the model has seen in this row; a `Continuation` to another row. The content of a
+        `Prompt` replaces it: the episode goes on in a further row of the rollout, and the next `Turn.prompt` is the
+        episode's with this content. If there is no room for it and an answer, the episode is truncated.
 
         Called once for each turn, in order, before the turn is scored.
         """
@@ -59,6 +59,18 @@ class ShortRows(Conversation, Protocol):
 
     max_turns_per_row: int | None
     """Maximum number of turns in a row of the rollout; None: all turns of an episode may be in one row."""
+
+
+@runtime_checkable
+class SeveralAgents(Conversation, Protocol):
+    """Conversation with several agents, of which one is asked at a time.
+
+    Each agent has an episode of its own, with own rows and rewards. `Prompt.agent` says who reads a prompt: the one who
+    begins (`sample_prompts`), or the one who is asked next (`reply`). A `Continuation` goes on in the row of any agent.
+    """
+
+    agents: int
+    """Number of agents."""
 
 
 class FunctionTask(PromptList):

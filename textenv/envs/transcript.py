@@ -13,9 +13,9 @@ from tensordict import NonTensorData, TensorDict
 from textenv.envs.action_masks import ActionMasks
 from textenv.envs.limits import Limits, StopConditions
 from textenv.envs.tools import Tools
-from textenv.envs.turn import TRUNCATED, ToolCall, Turn
+from textenv.envs.turn import TRUNCATED, Continuation, ToolCall, Turn
 from textenv.lm.ends import closing_ids
-from textenv.prompts.prompts import Prompt
+from textenv.prompts.prompts import Prompt, TurnLimits
 from textenv.prompts.tokenize import is_chat, prompt_ids, reply_ids, text_ids, without_end
 from textenv.rendering import draw, shade
 from textenv.rewards.scores import Scores
@@ -42,7 +42,8 @@ class Transcript:
     """Token ids, one episode per row: a prompt, then the policy's tokens; in a conversation, replies in between.
 
     An episode whose task gives the model a new context goes on in a further row, which is added at the end. So the
-    first row of episode i is row i.
+    first row of episode i is row i. A game of several agents is an episode for each of them, one behind the other: game
+    g has the episodes ``agents * g`` to ``agents * g + agents - 1``, of which one is played at a time.
 
     Rows are padded on the right with the tokenizer's pad token, else EOS, else 0. The arrays without a description
     have the shape ``[rows]``; they may have room for more rows than there are (``num_rows``).
@@ -53,6 +54,7 @@ class Transcript:
         limits: length limits; ``width`` is the maximum length of a row.
         masks: masks of allowed tokens.
         ends: conditions that end a turn.
+        agents: number of agents of a game.
         one_row: write a new context over the row of its episode, instead of a further row; for `TextVectorEnv.step`.
     """
 
@@ -64,12 +66,14 @@ class Transcript:
         limits: Limits,
         masks: ActionMasks,
         ends: StopConditions,
+        agents: int = 1,
         one_row: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self.limits = limits
         self.masks = masks
         self.ends = ends
+        self.agents = agents
         self.one_row = one_row
         self.tools: Tools | None = None
         self.pad = _padding_id(tokenizer)
@@ -92,6 +96,12 @@ class Transcript:
         """Episode of each row."""
         self.row_number = np.zeros(rows, dtype=np.int64)
         """Number of each row in its episode, from 0; with ``one_row`` that of the context that is written there."""
+        self.stay = np.zeros(rows, dtype=np.int64)
+        """Number of times that the episode had gone to another row before it came to this one, the last time."""
+        self._last_row = np.arange(rows)
+        """By episode: the row that was begun last."""
+        self._last_stay = np.zeros(rows, dtype=np.int64)
+        """By episode: the highest number in ``stay``."""
         self.length = np.zeros(rows, dtype=np.int64)
         self.prompt_length = np.zeros(rows, dtype=np.int64)
         self.turn_start = np.zeros(rows, dtype=np.int64)
@@ -110,22 +120,37 @@ class Transcript:
         """Episodes with a reward for at least one turn; the rows of others are False in the rollout's mask."""
         self.group = np.zeros(rows, dtype=np.int64)
         self.prompts: list[Prompt | None] = [None] * rows
+        """Prompt of each row; None in rows that are not begun, such as those of an agent who has not been asked yet."""
+        self.last_turn: list[Turn | None] = [None] * rows
+        """Turn of each row that ended last."""
+        self._stop_texts: dict[int, tuple[str, ...]] = {}
+        """By row: texts that end its present turn, besides those of ``ends``."""
         self.tool_calls: list[list[ToolCall]] = [[] for _ in range(rows)]
         self._unscored: list[_UnscoredTurn] = []
 
-    def begin(self, row: int, prompt: Prompt, *, group: int = 0) -> None:
-        """Begin an episode in this row; raise as `ids` does."""
+    def begin(self, first_row: int, prompt: Prompt, *, group: int = 0) -> int:
+        """Begin a game in this row and, if it has several agents, those below it; raise as `ids` does.
+
+        Returns:
+            Row of the agent who begins.
+        """
         ids = self.ids(prompt)
+        for agent in range(self.agents):
+            row = first_row + agent
 
-        # Forget the row's former episode, which may have been abandoned
-        self.has_score[row] = False
-        if self._unscored:
-            self._unscored = [entry for entry in self._unscored if entry.row != row]
+            # Forget the row's former episode, which may have been abandoned
+            self.has_score[row] = False
+            if self._unscored:
+                self._unscored = [entry for entry in self._unscored if entry.row != row]
 
-        self.group[row] = group
-        self.row_number[row] = 0
-        self.tool_calls[row] = []
+            self.group[row] = group * self.agents + agent
+            self.row_number[row] = 0
+            self.stay[row] = 0
+            self.tool_calls[row] = []
+        self._check_agent(prompt)
+        row = first_row + prompt.agent
         self._write_prompt(row, prompt, ids, turn_index=0)
+        return row
 
     def ids(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt.
@@ -170,6 +195,8 @@ class Transcript:
             for i in np.flatnonzero(candidates):
                 turn = self._turn(indices[i], terminated=True)
                 ended[i] = turn.find_completed(self.ends.texts) is not None
+        if self._stop_texts:
+            ended |= self._completed_own_stop(indices)
         if self.masks.complete_turns:
             ended |= self._complete(indices)
         # Here it says that the turn ended. `finish` or `continue_or_end` will write whether the episode did
@@ -254,6 +281,7 @@ class Transcript:
         for row in rows:
             turn = self._turn(row, terminated=bool(self.terminated[row]))
             turns[int(row)] = turn
+            self.last_turn[row] = turn
             last_token = int(self.length[row]) - 1
             self._unscored.append(_UnscoredTurn(int(self.episode[row]), int(row), last_token, turn))
         return turns
@@ -269,67 +297,82 @@ class Transcript:
                 reason = "stop"
             self._end(row, turn, terminated=turn.terminated, reason=reason)
 
-    def continue_or_end(self, row: int, turn: Turn, reply: object) -> int:
-        """Append the environment's reply to a turn, or begin a row with a new context, or end the episode.
+    def continue_or_end(self, row: int, turn: Turn, reply: object) -> int | None:
+        """Append the environment's reply to a turn, or begin a row with a new context, or end the game.
 
         Args:
             row: row of the turn.
             turn: the turn that has just ended; its ``last`` is set.
-            reply: a text, messages with results of tools, a `Prompt` whose content is all that the model sees next, or
-                None or TRUNCATED to end the episode.
+            reply: a text, messages with results of tools, a `Continuation`, a `Prompt` whose content is all that the
+                model sees next, or None or TRUNCATED to end the game.
 
         Returns:
-            Row of the next turn.
+            Row of the next turn; None if the game is over.
 
         Raises:
             TypeError: if the reply is none of these.
-            ValueError: if a new context has no token, or an id outside the vocabulary.
+            ValueError: if a new context has no token, or an id outside the vocabulary; or if a `Continuation` is not
+                behind the last turn of a row of this game.
         """
         self.tool_calls[row] = turn.tool_calls
 
-        # The task ends the episode
+        # The task ends the game
         if reply is None or reply is TRUNCATED:
             self._end(row, turn, terminated=reply is None, reason="task")
-            return row
-        if not isinstance(reply, (str, list, Prompt)):
+            return None
+        if not isinstance(reply, (str, list, Prompt, Continuation)):
             raise TypeError(
-                f"reply returned {reply!r:.200} after {turn.completion!r}, expected text, a Prompt, None or TRUNCATED"
+                f"reply returned {reply!r:.200} after {turn.completion!r}, expected text, a Prompt, a Continuation, "
+                "None or TRUNCATED"
             )
 
         # A limit ends it: no further turn, or no space for the reply and one more token, or word
         if turn.index + 1 >= self.limits.max_turns:
             self._end(row, turn, terminated=False, reason="turns")
-            return row
+            return None
         if isinstance(reply, Prompt):
             return self._continue_anew(row, turn, reply)
-        ids = reply_ids(reply, turn.prompt, turn.completion_ids, self.tokenizer)
-        start = self.length[row]
+        continued = reply if isinstance(reply, Continuation) else Continuation(turn, reply)
+        after = continued.after
+        next_row = self._row_of(after, row)
+        ids = reply_ids(continued.content, after.prompt, after.completion_ids, self.tokenizer)
+        if self.one_row and after is not turn:  # of whose row this one has been written over
+            context = replace(after.prompt, limits=continued.limits)
+            return self._write_anew(row, turn, context, after.context_ids + after.completion_ids + ids)
+        start = self.length[next_row]
         stop = start + len(ids)
         if stop + self.masks.room > self.tokens.shape[1]:
             self._end(row, turn, terminated=False, reason="length")
-            return row
+            return None
 
         # It goes on: write the reply, and begin the next turn
         turn.last = False
         if isinstance(reply, list):  # the results of tools: the task never sees this turn
             self._unscored = [entry for entry in self._unscored if entry.turn is not turn]
-        self.tokens[row, start:stop] = ids
-        self._begin_turn(row, stop)
-        self.turn_index[row] += 1
-        self.terminated[row] = False
-        self._look_ahead(np.array([row]))
-        return row
+        self.tokens[next_row, start:stop] = ids
+        self._begin_turn(next_row, stop, continued.limits)
+        self.turn_index[next_row] = turn.index + 1
+        self.terminated[[row, next_row]] = False
+        if next_row != row:
+            self._enter(next_row, row, turn)
+        self._look_ahead(np.array([next_row]))
+        return next_row
 
-    def _continue_anew(self, row: int, turn: Turn, context: Prompt) -> int:
-        """Go on with an episode in a row that begins with this context; return the row. Raises as `_prompt_ids`."""
-        # The episode keeps the columns and the state of its prompt
-        prompt = replace(turn.prompt, content=context.content)
+    def _continue_anew(self, row: int, turn: Turn, context: Prompt) -> int | None:
+        """Go on with a game in a row that begins with this context; return as `continue_or_end`, raise as `begin`."""
+        # The game keeps the columns and the state of its prompt
+        prompt = replace(context, columns=turn.prompt.columns, state=turn.prompt.state, row=turn.prompt.row)
         ids = self._prompt_ids(prompt)
+        self._check_agent(prompt)
+        return self._write_anew(row, turn, prompt, ids)
+
+    def _write_anew(self, row: int, turn: Turn, prompt: Prompt, ids: Sequence[int]) -> int | None:
+        """Go on with a game in a row that begins with these ids of a prompt; return as `continue_or_end`."""
         if len(ids) + self.masks.room > self.tokens.shape[1]:
             self._end(row, turn, terminated=False, reason="length")
-            return row
+            return None
 
-        # The row of the turn ends here, but neither terminated nor truncated: the episode goes on
+        # The row of the turn ends here, but neither terminated nor truncated: the game goes on
         turn.last = False
         self.terminated[row] = False
         next_row = row
@@ -339,13 +382,48 @@ class Transcript:
                 if entry.turn is turn:
                     self._unscored[index] = entry._replace(last_token=None)
         else:
-            next_row = self._add_row()
-            self.episode[next_row] = self.episode[row]
-            self.row_number[next_row] = self.row_number[row] + 1
-            self.group[next_row] = self.group[row]
-            self.tool_calls[next_row] = turn.tool_calls
+            episode = self._first_row_of_game(row) + prompt.agent
+            next_row = episode
+            if self.prompts[episode] is not None:
+                next_row = self._add_row()
+                self.episode[next_row] = episode
+                self.group[next_row] = self.group[episode]
+                self.row_number[next_row] = self.row_number[self._last_row[episode]] + 1
+                self._last_row[episode] = next_row
+                self._enter(next_row, row, turn)
         self._write_prompt(next_row, prompt, ids, turn_index=turn.index + 1)
         return next_row
+
+    def _enter(self, next_row: int, row: int, turn: Turn) -> None:
+        """Count that a game goes from ``row``, where this turn has ended, to a row of an episode that has begun."""
+        episode = self.episode[next_row]
+        self._last_stay[episode] += 1
+        self.stay[next_row] = self._last_stay[episode]
+        if episode == self.episode[row]:
+            self.tool_calls[next_row] = turn.tool_calls
+
+    def _first_row_of_game(self, row: int) -> int:
+        """Return the first row of the first agent in the game of this row."""
+        return int(self.episode[row]) // self.agents * self.agents
+
+    def _check_agent(self, prompt: Prompt) -> None:
+        """Raise a ValueError if there is no such agent as the one who reads this prompt."""
+        if not 0 <= prompt.agent < self.agents:
+            raise ValueError(f"{_description(prompt)} is for agent {prompt.agent}, expected 0 to {self.agents - 1}")
+
+    def _row_of(self, turn: Turn, row: int) -> int:
+        """Return the row that ends with this turn, in the game that is played in ``row``.
+
+        Raises:
+            ValueError: if no row of the game does.
+        """
+        if self.last_turn[row] is turn or self.one_row:
+            return row
+        game = self._first_row_of_game(row)
+        for earlier_row in range(self.num_rows):
+            if self.last_turn[earlier_row] is turn and self._first_row_of_game(earlier_row) == game:
+                return earlier_row
+        raise ValueError(f"after is the turn {turn.completion!r:.200}, expected the last turn of a row of this game")
 
     @property
     def unscored(self) -> list[Turn]:
@@ -424,6 +502,8 @@ class Transcript:
         }
         if self.row_number[rows].any():
             columns["episode"] = np.broadcast_to(episode, shape)
+        if self.agents > 1:
+            columns["agent"] = np.broadcast_to(episode % self.agents, shape)
 
         # Keep only the masks of allowed tokens that this rollout uses, and number them from 0
         if self.masks.active:
@@ -465,6 +545,7 @@ class Transcript:
                     setattr(self, name, np.concatenate([array, np.zeros_like(array)]))
             self._rows = np.arange(2 * room)
             self.prompts += [None] * room
+            self.last_turn += [None] * room
             self.end_reason += [""] * room
             self.tool_calls += [[] for _ in range(room)]
         return row
@@ -479,18 +560,25 @@ class Transcript:
         self.end_reason[row] = ""
 
         self.prompts[row] = prompt
+        self.last_turn[row] = None
         self.tokens[row, : len(ids)] = ids
         self.prompt_length[row] = len(ids)
 
-        self._begin_turn(row, len(ids))
+        self._begin_turn(row, len(ids), prompt.limits)
         self.turn_index[row] = turn_index
         self._look_ahead(np.array([row]))
 
-    def _begin_turn(self, row: int, start: int) -> None:
+    def _begin_turn(self, row: int, start: int, limits: TurnLimits) -> None:
         """Begin a turn of the policy at this length of the text."""
+        max_new_tokens = self.limits.max_new_tokens
+        if limits.max_new_tokens is not None:
+            max_new_tokens = min(max_new_tokens, max(limits.max_new_tokens, self.masks.room))
         self.length[row] = start
         self.turn_start[row] = start
-        self.turn_limit[row] = min(start + self.limits.max_new_tokens, self.tokens.shape[1])
+        self.turn_limit[row] = min(start + max_new_tokens, self.tokens.shape[1])
+        self._stop_texts.pop(row, None)
+        if limits.stop:
+            self._stop_texts[row] = limits.stop
 
     def _turn(self, row: int, *, terminated: bool) -> Turn:
         """Return the current turn of a row, as far as it is written."""
@@ -500,7 +588,7 @@ class Transcript:
         assert prompt is not None, "call begin first"
         stop_texts: tuple[str, ...] = ()
         if terminated:
-            stop_texts = self.ends.stop_texts
+            stop_texts = (*self.ends.stop_texts, *self._stop_texts.get(int(row), ()))
         return Turn(
             prompt,
             prompt_ids=ids[: self.prompt_length[row]],
@@ -514,11 +602,28 @@ class Transcript:
         )
 
     def _end(self, row: int, turn: Turn, *, terminated: bool, reason: str) -> None:
-        """End the episode of a row with this turn."""
-        turn.last = True
-        self.terminated[row] = terminated
-        self.truncated[row] = not terminated
+        """End the game of a row with this turn: in each agent's episode, the row that was begun last is its end."""
+        turn.last = False
+        self.terminated[row] = False
+        first_episode = self._first_row_of_game(row)
+        for episode in range(first_episode, first_episode + self.agents):
+            last_row = int(self._last_row[episode])
+            last_turn = self.last_turn[last_row]
+            if last_turn is not None:  # else the agent was never asked
+                last_turn.last = True
+                self.terminated[last_row] = terminated
+                self.truncated[last_row] = not terminated
         self.end_reason[row] = reason
+
+    def _completed_own_stop(self, rows: np.ndarray) -> np.ndarray:
+        """Return True for the rows whose turn has just completed a text that only this turn ends with."""
+        is_completed = np.zeros(len(rows), dtype=bool)
+        for i, row in enumerate(rows.tolist()):
+            is_long_enough = self.length[row] - self.turn_start[row] >= self.limits.min_new_tokens
+            if row in self._stop_texts and is_long_enough:
+                turn = self._turn(row, terminated=True)
+                is_completed[i] = turn.find_completed(self._stop_texts[row]) is not None
+        return is_completed
 
     def _complete(self, rows: np.ndarray) -> np.ndarray:
         """Return True for the rows whose turn is a word that ends it by itself (`WordRule`)."""

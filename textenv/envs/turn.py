@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 
 from textenv.prompts.messages import Message
 from textenv.prompts.plain_text import plain_text
-from textenv.prompts.prompts import Prompt
+from textenv.prompts.prompts import Prompt, TurnLimits
 from textenv.prompts.special_tokens import first_special_token, special_tokens
 from textenv.prompts.tokenize import is_chat
 from textenv.rewards.scores import Scores, total
@@ -220,6 +220,18 @@ def _sum(values: Iterable[float | None]) -> float | None:
     """Return the sum of the numbers; None if there is none."""
     numbers = [value for value in values if value is not None]
     return sum(numbers) if numbers else None
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Reply of a task that goes on behind another turn than the one that has just ended."""
+
+    after: Turn
+    """Last turn of a row of the same game: of the same agent, or of another one."""
+    content: str | Sequence[Message]
+    """Text, or messages, to append to that row."""
+    limits: TurnLimits = TurnLimits()
+    """Limits of the next turn."""
 
 
 class Cut(enum.Enum):

@@ -21,7 +21,7 @@ from textenv.envs.action_masks import ActionMasks, Rule, as_rule
 from textenv.envs.early_scores import MIN_PORTION, EarlyScores
 from textenv.envs.episode_batch import EpisodeBatch, Info, OpenTurn, end_info, final_info
 from textenv.envs.limits import Limits, StopConditions, check_at_least
-from textenv.envs.task import Conversation, ShortRows, Task, choose_task, rows_of, score_turns
+from textenv.envs.task import Conversation, SeveralAgents, ShortRows, Task, choose_task, rows_of, score_turns
 from textenv.envs.tools import Tools
 from textenv.envs.transcript import OverlongPromptError, Transcript
 from textenv.envs.turn import Turn, samples
@@ -178,6 +178,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         max_turns_per_row = None
         if isinstance(self.task, ShortRows):
             max_turns_per_row = self.task.max_turns_per_row
+        self._agents = self.task.agents if isinstance(self.task, SeveralAgents) else 1
         if isinstance(stop, (str, int, np.integer)):
             stop = (stop,)
         self._limits = Limits(
@@ -398,6 +399,11 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             ValueError: if the environment is closed, or a prompt does not fit.
         """
         self._check_open()
+        if self._agents > 1:
+            raise ValueError(
+                f"step and reset are for one agent, and these games have {self._agents}: collect whole episodes, as "
+                "agents do (start_episodes, or algos.collect)"
+            )
         self._seed(seed)
         mask = np.ones(self.num_envs, dtype=bool)
         if options is not None and "reset_mask" in options:
@@ -489,9 +495,10 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Start a batch of exactly this many episodes and return the first observation.
 
         Args:
-            episodes: number of episodes of the next rollout; a multiple of ``group_size``.
+            episodes: number of episodes of the next rollout; a multiple of ``group_size``. A game of several agents is
+                an episode for each of them.
             seed: restarts the order of prompts, as in `reset`; None continues it.
-            group_size: number of neighbouring episodes that share a prompt.
+            group_size: number of neighbouring episodes, or games, that share a prompt.
             slots: number of slots for this batch. None: ``num_envs``, with its default for whole episodes.
 
         Returns:
@@ -503,12 +510,18 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         check_at_least("group_size", group_size, 1)
         if episodes % group_size:
             raise ValueError(f"episodes is {episodes}, expected a multiple of group_size, which is {group_size}")
+        if episodes % (group_size * self._agents):
+            raise ValueError(
+                f"episodes is {episodes}, expected a multiple of {group_size * self._agents}: each game is an episode "
+                f"for each of its {self._agents} agents, and group_size is {group_size}"
+            )
         # End the episodes of `step`, which needs a `reset` afterwards
         self._started = False
         self._ended[:] = False
         self._masks.forget()
 
-        numbers = np.repeat(self._order.next(episodes // group_size), group_size)
+        num_games = episodes // self._agents
+        numbers = np.repeat(self._order.next(num_games // group_size), group_size * self._agents)
         if slots is None:
             slots = self._default_slots(episodes)
         self._batch = EpisodeBatch(self._transcript(episodes), numbers.tolist(), slots)
@@ -677,8 +690,15 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
 
     def _transcript(self, rows: int, *, one_row: bool = False) -> Transcript:
         """Return an empty transcript for this many episodes; see `Transcript` for ``one_row``."""
+        agents = 1 if one_row else self._agents
         transcript = Transcript(
-            rows, self.tokenizer, limits=self._limits, masks=self._masks, ends=self.ends, one_row=one_row
+            rows,
+            self.tokenizer,
+            limits=self._limits,
+            masks=self._masks,
+            ends=self.ends,
+            agents=agents,
+            one_row=one_row,
         )
         transcript.tools = self.tools
         return transcript
@@ -690,12 +710,18 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         super().reset(seed=seed)
         self._order.start(self.np_random, anew=seed is not None)
 
-    def _begin_rows(self, transcript: Transcript, rows: np.ndarray, numbers: Sequence[int]) -> None:
-        """Begin episodes in these rows, with the prompts at these positions of the prompt order."""
+    def _begin_rows(self, transcript: Transcript, rows: np.ndarray, numbers: Sequence[int]) -> np.ndarray:
+        """Begin games in these rows, with the prompts at these positions of the prompt order.
+
+        Returns:
+            int64, the rows of the agents who begin; those with a single agent are ``rows``.
+        """
         prompts = self.task.sample_prompts(numbers, seed=self._order.seed)
         check_count(prompts, len(rows), name=f"sample_prompts of {type(self.task).__name__}", item="Prompt")
+        begun_rows = []
         for row, prompt, number in zip(rows, prompts, numbers, strict=True):
-            transcript.begin(row, prompt, group=number)
+            begun_rows.append(transcript.begin(int(row), prompt, group=number))
+        return np.array(begun_rows)
 
     def _begin(self, slots: np.ndarray) -> None:
         """Begin new episodes in these slots, for `step`."""
@@ -710,7 +736,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         slots, rows = batch.refill()
         if len(rows):
             numbers = [batch.numbers[row] for row in rows]
-            self._begin_rows(batch.transcript, rows, numbers)
+            batch.row[slots] = self._begin_rows(batch.transcript, rows, numbers)
         return slots
 
     def _end_turns_and_refill(self, batch: EpisodeBatch, ended_turns: np.ndarray) -> np.ndarray:
@@ -737,7 +763,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Reply to the turns that ended in these rows.
 
         Returns:
-            By row, the last turns of episodes that are over; and the next rows of episodes that go on in another one.
+            By row, the last turns of games that are over; and the next rows of games that go on in another one.
         """
         if not len(rows):
             return {}, {}
@@ -760,12 +786,16 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             )
             replies |= zip(without_calls, task_replies, strict=True)
 
-        next_rows = {}
+        last_turns: dict[int, Turn] = {}
+        next_rows: dict[int, int] = {}
+        if not isinstance(self.task, Conversation):
+            last_turns |= without_calls
         for row, reply in replies.items():
             next_row = transcript.continue_or_end(row, turns[row], reply)
-            if next_row != row:
+            if next_row is None:
+                last_turns[row] = turns[row]
+            elif next_row != row:
                 next_rows[row] = next_row
-        last_turns = {row: turn for row, turn in turns.items() if turn.last}
         return last_turns, next_rows
 
     def _observe(self) -> TextObservation:

@@ -33,6 +33,16 @@ class _Indexable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class TurnLimits:
+    """Limits of a single turn, besides those of the environment."""
+
+    max_new_tokens: int | None = None
+    """Maximum number of tokens; None, or more than the environment's: the environment's."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the turn, besides the environment's."""
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """One prompt, with the data that belongs to it."""
 
@@ -45,6 +55,10 @@ class Prompt:
     """Data that the task keeps for this one episode, such as a running game."""
     row: int | None = field(default=None, compare=False)
     """Row in the user's data, counted from 0, for errors."""
+    agent: int = 0
+    """Who reads it, in a game of several agents."""
+    limits: TurnLimits = TurnLimits()
+    """Limits of the turn after it."""
 
     @property
     def messages(self) -> Messages:
@@ -127,13 +141,13 @@ class PromptList:
         sampled = []
         for number in numbers:
             epoch, position = divmod(number, count)
-            index = _shuffled_indices(count, seed, epoch)[position]
+            index = shuffled_indices(count, seed, epoch)[position]
             sampled.append(self.prompt(int(index)))
         return sampled
 
 
 @functools.lru_cache(maxsize=2)
-def _shuffled_indices(count: int, seed: int, epoch: int) -> np.ndarray:
+def shuffled_indices(count: int, seed: int, epoch: int) -> np.ndarray:
     """Return the order of the prompts in one pass over all, int64 ``[count]``."""
     return np.random.default_rng([seed, epoch]).permutation(count)
 

@@ -10,6 +10,7 @@ class Lengths:
 
     def __init__(self, rows):
         self.next_mask = self.length = np.zeros(rows, dtype=np.int64)
+        self.agents = 1
         self.tokens = np.zeros((rows, 4), dtype=np.int64)
 
 

@@ -1,0 +1,1 @@
+"""Programs that ask a language model: ordinary functions as environments of text."""

@@ -1,0 +1,379 @@
+"""`ProgramRun`: a program in a thread of its own, which asks questions and waits for the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from textenv.envs.limits import check_at_least
+from textenv.envs.turn import Turn
+from textenv.prompts.messages import Message, is_messages, read_messages
+from textenv.prompts.prompts import TurnLimits
+from textenv.prompts.special_tokens import check_unicode
+
+OTHER_DISTRIBUTION = {
+    "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
+    "logit_bias", "best_of",
+}  # fmt: skip
+"""Options of other services with which the answers would not be samples of the policy."""
+
+HIDDEN_FILES = {__file__, str(inspect.getsourcefile(Future))}
+"""Files that are left out of the traceback of a program."""
+Content = str | tuple[Message, ...]
+"""All that the model is to read: a text, or a chat."""
+
+
+class LimitReached(RuntimeError):  # noqa: N818  (the name says what has happened)
+    """Raised by ``ask`` when an episode may have no further turn; a program may catch it and return its reward."""
+
+
+class ProgramStopped(BaseException):  # noqa: N818  (a request to end, as asyncio.CancelledError)
+    """Raised by ``ask`` in a program whose episode has been given up. Do not catch it."""
+
+
+@dataclass(eq=False)
+class Question:
+    """One call of ``ask``."""
+
+    agent: int
+    content: Content
+    limits: TurnLimits
+    allowed: tuple[str, ...] | None
+    """Texts, one of which is the answer; None: all that the environment allows."""
+    answer: Future[str] = field(default_factory=Future)
+
+
+@dataclass
+class Row:
+    """What a program has asked in one row of the rollout, and been answered."""
+
+    agent: int
+    content: Content
+    """All questions and answers, as the program knows them."""
+    turn: Turn
+    """The turn of the last answer."""
+
+
+@dataclass
+class _End:
+    """A program has returned, or failed."""
+
+    result: object = None
+    error: BaseException | None = None
+
+
+class ProgramRun:
+    """A program that plays one episode, or one game of several agents.
+
+    Args:
+        play: function that gets a function ``ask`` for each agent, then ``arguments``; it may be ``async``.
+        arguments: further arguments of ``play``.
+        options: keyword arguments of ``play``.
+        agents: number of agents.
+
+    Example:
+        >>> run = ProgramRun(lambda ask: len(ask("1 + 1 =")))
+        >>> run.start()
+        >>> question = run.next_question(deadline=None)
+        >>> question.content
+        '1 + 1 ='
+    """
+
+    def __init__(
+        self,
+        play: Callable[..., object],
+        arguments: Sequence[object] = (),
+        options: dict[str, object] | None = None,
+        *,
+        agents: int = 1,
+    ) -> None:
+        self._play = play
+        self._arguments = arguments
+        self._options = options or {}
+        self._agents = agents
+        self.question: Question | None = None
+        """The question that the model is answering."""
+        self.num_questions = 0
+        self.rows: list[Row] = []
+        """Rows of the rollout, in the order in which they were begun."""
+        self.end: _End | None = None
+        """What came of the program; None while it runs."""
+        self.has_timed_out = False
+        self.has_reached_limit = False
+
+        self._events: queue.SimpleQueue[Question | _End] = queue.SimpleQueue()
+        self._refusal: BaseException | None = None
+        self._lock = threading.Lock()
+        self._unanswered: set[Question] = set()
+
+    @property
+    def has_failed(self) -> bool:
+        """True if the program has ended by an error, or without a question."""
+        return self.end is not None and (self.end.error is not None or not self.num_questions)
+
+    def start(self) -> None:
+        """Start the program in a thread."""
+        threading.Thread(target=self._run, name="program", daemon=True).start()
+
+    # --- in the program's thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Call the program, and report what came of it."""
+        try:
+            if _is_async(self._play):
+                asks: list[Ask] = [AsyncAsk(self, agent) for agent in range(self._agents)]
+                coroutine = cast("Coroutine[Any, Any, object]", self._play(*asks, *self._arguments, **self._options))
+                result = asyncio.run(coroutine)
+            else:
+                asks = [Ask(self, agent) for agent in range(self._agents)]
+                result = self._play(*asks, *self._arguments, **self._options)
+            end = _End(result)
+        except BaseException as error:  # noqa: BLE001  (also SystemExit: the thread's caller reports it)
+            end = _End(error=error)
+        self._events.put(end)
+        self._refuse(RuntimeError("the program has already returned: ask before that"))
+
+    def put(self, question: Question) -> Future[str]:
+        """Put a question to the model; raise if the episode is over."""
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal
+            self._unanswered.add(question)
+        self._events.put(question)
+        return question.answer
+
+    # --- in the environment's thread -------------------------------------------------------------------------
+
+    def next_question(self, deadline: float | None) -> Question | None:
+        """Wait for the program's next question, or for its end, until a time of `time.monotonic`.
+
+        Returns:
+            The question; None if the program has ended (`end`), or time is up: then it is stopped and has failed.
+        """
+        self.question = None
+        if self.end is not None:
+            return None
+        try:
+            event = self._next_event(deadline)
+            while isinstance(event, Question) and event.answer.done():  # nobody waits for it any more
+                event = self._next_event(deadline)
+        except queue.Empty:
+            self.has_timed_out = True
+            self.end = _End(error=TimeoutError("the program took too long to ask its next question, or to return"))
+            self.stop()
+            return None
+        if isinstance(event, _End):
+            self.end = event
+            return None
+        self.question = event
+        self.num_questions += 1
+        return event
+
+    def _next_event(self, deadline: float | None) -> Question | _End:
+        """Return the next question or the end; raise `queue.Empty` if time is up."""
+        if deadline is None:
+            return self._events.get()
+        seconds_left = max(deadline - time.monotonic(), 0.0)
+        return self._events.get(timeout=seconds_left)
+
+    def give_answer(self, turn: Turn) -> None:
+        """Give the program the model's answer to its `question`, and note in which row of the rollout it stands."""
+        question = self.question
+        assert question is not None
+        content = _with_answer(question.content, turn.completion)
+        row = self.row_before(question)
+        if row is None:
+            self.rows.append(Row(question.agent, content, turn))
+        else:
+            row.content = content
+            row.turn = turn
+        with self._lock:
+            self._unanswered.discard(question)
+        with suppress(InvalidStateError):  # nobody waits for it any more
+            question.answer.set_result(turn.completion)
+
+    def refuse_question(self, error: Exception) -> None:
+        """Let the `question` raise this error in the program."""
+        question = self.question
+        assert question is not None
+        with self._lock:
+            self._unanswered.discard(question)
+        _raise_in(question, error)
+
+    def row_before(self, question: Question) -> Row | None:
+        """Return the row that a question continues: the latest one with which its content begins; None if none."""
+        for row in reversed(self.rows):
+            if row.agent == question.agent and added_content(row, question.content):
+                return row
+        return None
+
+    def finish(self, error: LimitReached, deadline: float | None) -> None:
+        """Let the open questions and all further ones raise this error, and wait for the program's end."""
+        self.has_reached_limit = True
+        self._refuse(error)
+        while self.next_question(deadline) is not None:
+            pass  # questions that were put before
+
+    def stop(self) -> None:
+        """Give the program up: whatever it asks raises `ProgramStopped`."""
+        self._refuse(ProgramStopped("the episode has been given up"))
+
+    def _refuse(self, error: BaseException) -> None:
+        """Let the open questions and all further ones raise this error; the first refusal stays."""
+        with self._lock:
+            if self._refusal is None or isinstance(error, ProgramStopped):
+                self._refusal = error
+            questions = list(self._unanswered)
+            self._unanswered.clear()
+        for question in questions:
+            _raise_in(question, error)
+
+    def failure(self) -> str:
+        """Return the traceback of the program's error, without the lines of ``ask``; an empty text if it has none."""
+        if self.end is None or self.end.error is None:
+            return ""
+        error = self.end.error
+        summary = traceback.TracebackException.from_exception(error)
+        summary.stack = traceback.StackSummary.from_list(
+            [frame for frame in summary.stack if frame.filename not in HIDDEN_FILES]
+        )
+        return "".join(summary.format()).rstrip()
+
+
+def _raise_in(question: Question, error: BaseException) -> None:
+    """Let ``ask`` raise this error, if it still waits."""
+    with suppress(InvalidStateError):
+        question.answer.set_exception(error)
+
+
+class Ask:
+    """Function with which a program asks the model; see `ProgramVectorEnv`."""
+
+    def __init__(self, run: ProgramRun, agent: int) -> None:
+        self._run = run
+        self._agent = agent
+
+    def __call__(self, content: object, **options: Any) -> str:
+        """Ask the model, and wait for its answer.
+
+        Args:
+            content: all that the model is to read: a list of messages (with a chat template), or a text.
+            options: ``max_tokens`` (int), ``stop`` (a text, or several, at which the answer ends) and ``allowed``
+                (texts, one of which is the answer; they must be among the environment's ``allowed``).
+
+        Returns:
+            The answer, without the text that stopped it.
+
+        Raises:
+            TypeError, ValueError: if the content or an option cannot be read.
+            LimitReached: if the episode may have no further turn, or no room for the question.
+        """
+        return self._run.put(read_question(self._agent, content, options)).result()
+
+
+class AsyncAsk(Ask):
+    """`Ask` for programs that are ``async``: ``await ask(...)``."""
+
+    async def __call__(self, content: object, **options: Any) -> str:  # type: ignore[override]
+        """See `Ask`."""
+        return await asyncio.wrap_future(self._run.put(read_question(self._agent, content, options)))
+
+
+def _is_async(play: Callable[..., object]) -> bool:
+    """Return True if a program is an ``async`` function, or an object with an ``async`` call."""
+    return inspect.iscoroutinefunction(play) or inspect.iscoroutinefunction(getattr(play, "__call__", None))  # noqa: B004
+
+
+def read_question(agent: int, content: object, options: dict[str, Any]) -> Question:
+    """Return a question from the arguments of ``ask``; raise as `Ask` does."""
+    unknown = sorted(set(options) - {"max_tokens", "stop", "allowed"})
+    if OTHER_DISTRIBUTION & set(unknown):
+        raise TypeError(
+            f"ask got {', '.join(unknown)}: the answers must be samples of the policy as it is, so set temperature "
+            "at the policy, and leave out the rest"
+        )
+    if unknown:
+        raise TypeError(f"ask got {', '.join(unknown)}, expected max_tokens, stop or allowed")
+
+    max_tokens = options.get("max_tokens")
+    if max_tokens is not None:
+        check_at_least("max_tokens", max_tokens, 1)
+    limits = TurnLimits(max_tokens, _texts("stop", options.get("stop") or ()))
+    allowed = options.get("allowed")
+    if allowed is not None:
+        allowed = _texts("allowed", allowed)
+        if not allowed:
+            raise ValueError("allowed is empty, expected at least one text")
+    return Question(agent, _read_content(content), limits, allowed)
+
+
+def _read_content(content: object) -> Content:
+    """Return a text or a chat that a program asks; raise a ValueError if it is neither."""
+    if isinstance(content, str) and content:
+        check_unicode(content)
+        return content
+    if is_messages(content):
+        messages = tuple(read_messages(content, where="ask"))
+        check_unicode(messages)
+        return messages
+    raise ValueError(
+        f"ask got {content!r:.200}, expected a text, or a list of messages such as "
+        "[{'role': 'user', 'content': '...'}]"
+    )
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    """Return one text or several as a tuple; raise a TypeError if they are none, a ValueError if one is empty."""
+    texts = (value,) if isinstance(value, str) else value
+    if not isinstance(texts, Collection) or not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"{name} is {value!r:.200}, expected a text or a list of texts")
+    if not all(texts):
+        raise ValueError(f"{name} has an empty text")
+    return tuple(str(text) for text in texts)
+
+
+def _with_answer(content: Content, answer: str) -> Content:
+    """Return what was asked with the answer behind it."""
+    if isinstance(content, str):
+        return content + answer
+    message: Message = {"role": "assistant", "content": answer}
+    return (*content, message)
+
+
+def added_content(row: Row, content: Content) -> str | list[Message]:
+    """Return what a content adds to all that stands in a row; nothing if it does not begin with that."""
+    if isinstance(content, str):
+        if isinstance(row.content, str):
+            return _added_text(row.content, content, row.turn)
+        return ""
+    if isinstance(row.content, str):
+        return ""
+    count = len(row.content)
+    added_messages = list(content[count:])
+    if content[:count] != row.content or not added_messages:
+        return ""
+    if added_messages[-1]["role"] == "assistant":  # an answer that is to be continued
+        return ""
+    return added_messages
+
+
+def _added_text(earlier_text: str, text: str, turn: Turn) -> str:
+    """Return what a text adds to an earlier one, which ends with a turn; nothing if it does not begin with that."""
+    if not text.startswith(earlier_text):
+        return ""
+
+    # The text that stopped the answer stands in the row, but not in the answer
+    added = text.removeprefix(earlier_text)
+    stop_text = turn.text.removeprefix(turn.completion)
+    if not added.startswith(stop_text):
+        return ""
+    return added.removeprefix(stop_text)

@@ -1,0 +1,339 @@
+"""`Programs`: programs that ask a language model, as a task of `TextVectorEnv`."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, TypeGuard
+from weakref import WeakSet
+
+import numpy as np
+
+from textenv.envs.limits import check_at_least, check_tokenizer
+from textenv.envs.task import rows_of
+from textenv.envs.turn import TRUNCATED, Continuation, Cut, Turn
+from textenv.programs.run import LimitReached, ProgramRun, Question, added_content
+from textenv.prompts.prompts import Prompt, TurnLimits, by_position, shuffled_indices
+from textenv.prompts.tokenize import prompt_ids, reply_ids
+from textenv.rewards.scores import RewardError, Scores, read_scores
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+RNG = "rng"
+"""Name of the argument with which a program gets its random generator."""
+
+
+class Programs:
+    """Programs as a task (`textenv.envs.task.SeveralAgents`): the first question is the prompt, later ones are replies.
+
+    Args:
+        play: see `ProgramVectorEnv`.
+        tasks: see `ProgramVectorEnv`.
+        tokenizer: the policy's tokenizer.
+        agents: number of agents.
+        max_turns: maximum number of questions of a program.
+        room: number of tokens of a row, without those that an answer needs at least.
+        words: texts that a question may allow; empty if the environment has no list of them.
+        timeout: seconds that the programs may take for each step, or None.
+
+    Raises:
+        TypeError, ValueError: as `ProgramVectorEnv`.
+    """
+
+    def __init__(
+        self,
+        play: Callable[..., object],
+        tasks: Sequence[object] | None,
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        agents: int,
+        max_turns: int,
+        room: int,
+        words: Sequence[str],
+        timeout: float | None,
+    ) -> None:
+        check_tokenizer(tokenizer)
+        check_at_least("agents", agents, 1)
+        check_at_least("max_turns", max_turns, 1)
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout is {timeout!r}, expected seconds above 0, or None")
+        self.play = play
+        self.tasks = _checked_tasks(tasks)
+        self.tokenizer = tokenizer
+        self.agents = agents
+        self.max_turns = max_turns
+        self.room = room
+        self.words = frozenset(words)
+        self.timeout = timeout
+        self.name = str(getattr(play, "__name__", type(play).__name__))
+        """Name of the program, for errors."""
+        self._takes_task = _takes_task(play, self.name, agents=agents, has_tasks=tasks is not None)
+        self._takes_rng = RNG in _parameters(play)
+        self._has_succeeded = False
+        self._running: WeakSet[ProgramRun] = WeakSet()
+
+    def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
+        """Start programs, and return their first questions; see `textenv.envs.task.Task.sample_prompts`."""
+        runs = [self._start(number, seed) for number in numbers]
+        deadline = self._deadline()
+        prompts = []
+        for run in runs:
+            prompt = self._next_reply(run, deadline)
+            if not isinstance(prompt, Prompt):
+                # The program has ended without a question: one token stands for it, and its episode is left out
+                prompt = Prompt((0,), state=run, limits=TurnLimits(max_new_tokens=1))
+            prompts.append(prompt)
+        return prompts
+
+    def reply(self, turns: Sequence[Turn]) -> list[Prompt | Continuation | Literal[Cut.TRUNCATED] | None]:
+        """Answer the programs, and return their next questions; see `textenv.envs.task.Conversation.reply`."""
+        for turn in turns:
+            run: ProgramRun = turn.prompt.state
+            if run.question is not None:
+                run.give_answer(turn)
+        deadline = self._deadline()
+        replies = []
+        for turn in turns:
+            is_last = turn.index + 1 >= self.max_turns
+            replies.append(self._next_reply(turn.prompt.state, deadline, is_last=is_last))
+        return replies
+
+    def score(self, turns: Sequence[Turn]) -> Scores:
+        """Return what the programs returned; see `textenv.envs.task.Task.score`."""
+        runs = runs_of([turn for turn in turns if turn.last])
+        for run in runs:
+            if run.end is None:  # the environment has ended the episode, by a limit that tools have reached
+                self._end_at_limit(run, self._deadline())
+        self._report(runs)
+
+        # The reward of an agent is that of its last turn
+        rewards: list[object] = []
+        failed_turns = []
+        for index, turn in enumerate(turns):
+            run = turn.prompt.state
+            reward = None
+            if run.has_failed:
+                failed_turns.append(index)
+            elif turn.last:
+                reward = self._reward(run, turn.prompt.agent)
+            rewards.append(reward)
+        scores = read_scores(rewards, rows_of(turns), name=self.name)
+        return Scores(score=scores.score, parts=scores.parts, failed=frozenset(failed_turns))
+
+    def available(self, turn: Turn) -> Sequence[str] | None:
+        """Return the texts, one of which answers the present question; None: all that the environment allows."""
+        question = turn.prompt.state.question
+        return None if question is None else question.allowed
+
+    def close_waiting(self) -> None:
+        """Give up all programs that still run."""
+        for run in list(self._running):
+            run.stop()
+        self._running.clear()
+
+    def _start(self, number: int, seed: int) -> ProgramRun:
+        """Start a program; its task and random numbers depend on number and seed only."""
+        arguments = []
+        if self._takes_task:
+            arguments.append(self._task(number, seed))
+        options: dict[str, object] = {}
+        if self._takes_rng:
+            options[RNG] = np.random.default_rng([seed, number])
+        run = ProgramRun(self.play, arguments, options, agents=self.agents)
+        self._running.add(run)
+        run.start()
+        return run
+
+    def _task(self, number: int, seed: int) -> object:
+        """Return the task at this position of the order that the seed defines; None if there are no tasks."""
+        if self.tasks is None:
+            return None
+        count = len(self.tasks)
+        epoch, position = divmod(number, count)
+        return self.tasks[int(shuffled_indices(count, seed, epoch)[position])]
+
+    def _deadline(self) -> float | None:
+        """Return the time until which programs must ask their next question, or return."""
+        return None if self.timeout is None else time.monotonic() + self.timeout
+
+    def _next_reply(
+        self, run: ProgramRun, deadline: float | None, *, is_last: bool = False
+    ) -> Prompt | Continuation | Literal[Cut.TRUNCATED] | None:
+        """Wait for a program's next question, and return it as a reply.
+
+        Args:
+            run: the program.
+            deadline: time at which it is given up.
+            is_last: True if the turn before was the episode's last one: a further question is refused.
+
+        Returns:
+            The reply; None if the program has returned, TRUNCATED if it has failed or reached a limit.
+        """
+        question = run.next_question(deadline)
+        while question is not None:
+            if is_last:
+                self._end_at_limit(run, deadline)
+                break
+            try:
+                return self._as_reply(run, question)
+            except (ValueError, LimitReached) as error:  # the chat template refuses it, or it is too long
+                run.refuse_question(error)
+            question = run.next_question(deadline)
+        self._running.discard(run)
+        return TRUNCATED if run.has_failed or run.has_reached_limit else None
+
+    def _end_at_limit(self, run: ProgramRun, deadline: float | None) -> None:
+        """Let the program return its reward, without a further question."""
+        error = LimitReached(
+            f"the episode has had max_turns={self.max_turns} turns: catch this error and return a reward, or raise it"
+        )
+        run.finish(error, deadline)
+
+    def _as_reply(self, run: ProgramRun, question: Question) -> Prompt | Continuation:
+        """Return a question as a reply.
+
+        Raises:
+            ValueError: if the model cannot read it.
+            LimitReached: if it has too many tokens.
+        """
+        if question.allowed is not None and not self.words.issuperset(question.allowed):
+            raise ValueError(
+                f"allowed is {list(question.allowed)}, expected texts among those of the environment, "
+                f"ProgramVectorEnv(allowed={sorted(self.words)})"
+            )
+        # It begins a row, or is appended to one
+        reply: Prompt | Continuation
+        row = run.row_before(question)
+        if row is None:
+            prompt = Prompt(question.content, state=run, agent=question.agent, limits=question.limits)
+            num_tokens = len(prompt_ids(prompt, self.tokenizer))
+            reply = prompt
+        else:
+            turn = row.turn
+            content = added_content(row, question.content)
+            reply = Continuation(turn, content, question.limits)
+            added_ids = reply_ids(content, turn.prompt, turn.completion_ids, self.tokenizer)
+            num_tokens = len(turn.context_ids) + len(turn.completion_ids) + len(added_ids)
+
+        # An answer must have room behind it
+        if num_tokens > self.room:
+            raise LimitReached(
+                f"the text has {num_tokens} tokens with this question, and only {self.room} of max_length are left for "
+                "it: ask with a shorter text, catch this error and return a reward, or raise max_length"
+            )
+        return reply
+
+    def _reward(self, run: ProgramRun, agent: int) -> object:
+        """Return the reward of an agent."""
+        assert run.end is not None
+        result = run.end.result
+        if self.agents == 1 or result is None:
+            return result
+        if not _is_list(result) or len(result) != self.agents:
+            raise RewardError(
+                f"{self.name} returned {result!r:.200}, expected a list of {self.agents} rewards, one for each agent"
+            )
+        return result[agent]
+
+    def _report(self, runs: Sequence[ProgramRun]) -> None:
+        """Log the failures of programs.
+
+        Raises:
+            RuntimeError: if all programs have failed, and none has ever returned: it is a mistake in the program.
+        """
+        failed_runs = [run for run in runs if run.has_failed]
+        if len(failed_runs) < len(runs):
+            self._has_succeeded = True
+        if not failed_runs:
+            return
+        first = failed_runs[0]
+        what_happened = first.failure() or "It returned without a question."
+        if not self._has_succeeded:
+            assert first.end is not None
+            raise RuntimeError(
+                f"all {len(runs)} programs {self.name!r} failed, the first like this:\n{what_happened}"
+            ) from first.end.error
+        logger.warning(
+            "%d of %d programs %r failed, and their episodes are left out of the update; the first like this:\n%s",
+            len(failed_runs),
+            len(runs),
+            self.name,
+            what_happened,
+        )
+
+
+def runs_of(turns: Sequence[Turn]) -> list[ProgramRun]:
+    """Return the programs of these turns, each once."""
+    return list(dict.fromkeys(turn.prompt.state for turn in turns))
+
+
+def program_metrics(runs: Sequence[ProgramRun]) -> dict[str, float]:
+    """Compute the log metrics of programs that have ended.
+
+    Returns:
+        - ``reward/failed``, ``reward/left_out``: number of programs that failed, and of those that returned None.
+        - ``programs/failed``: number of programs that raised an error, took too long or did not ask; of these
+          ``programs/timeouts`` took too long, and ``programs/limit`` did not catch `LimitReached`.
+        - ``programs/questions``: mean number of questions of a program.
+        - ``programs/rows``: mean number of rows of a program, 1 for each agent if every question continues the last.
+    """
+    count = len(runs)
+    return {
+        "reward/failed": sum(run.has_failed for run in runs),
+        "reward/left_out": sum(not run.has_failed and run.end is not None and run.end.result is None for run in runs),
+        "programs/failed": sum(run.has_failed for run in runs),
+        "programs/timeouts": sum(run.has_timed_out for run in runs),
+        "programs/limit": sum(run.end is not None and isinstance(run.end.error, LimitReached) for run in runs),
+        "programs/questions": sum(run.num_questions for run in runs) / count,
+        "programs/rows": sum(len(run.rows) for run in runs) / count,
+    }
+
+
+def _checked_tasks(tasks: Sequence[object] | None) -> Sequence[object] | None:
+    """Return the tasks; raise as `ProgramVectorEnv` if they are no list, or empty."""
+    if tasks is None:
+        return None
+    tasks = by_position(tasks)
+    is_list = hasattr(tasks, "__getitem__") and hasattr(tasks, "__len__")
+    if isinstance(tasks, (str, Mapping)) or not is_list:
+        raise TypeError(f"tasks is {tasks!r:.200}, expected a list with one entry for each task")
+    if not len(tasks):
+        raise ValueError("tasks is empty, expected at least one")
+    return tasks
+
+
+def _parameters(play: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a program; raise a TypeError if it is no function."""
+    if not callable(play) or isinstance(play, type):
+        raise TypeError(f"play is {play!r:.200}, expected a function such as play(ask, task)")
+    return inspect.signature(play).parameters
+
+
+def _takes_task(play: Callable[..., object], name: str, *, agents: int, has_tasks: bool) -> bool:
+    """Return True if a program gets a task behind its functions to ask; raise a TypeError if its arguments differ."""
+    by_position_kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = []
+    for parameter in _parameters(play).values():
+        if parameter.name != RNG and parameter.kind in by_position_kinds:
+            names.append(parameter.name)
+    asks = "ask"
+    if agents > 1:
+        asks = ", ".join(f"ask_{agent}" for agent in range(agents))
+    if len(names) == agents and not has_tasks:
+        return False
+    if len(names) == agents + 1:
+        return True
+    if has_tasks:
+        expected = f"{name}({asks}, task)"
+    else:
+        expected = f"{name}({asks}), or with tasks= {name}({asks}, task)"
+    raise TypeError(f"play is {name}({', '.join(names)}), expected {expected}")
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[object]]:
+    """Return True for a list, tuple or array."""
+    return isinstance(value, (list, tuple, np.ndarray))

@@ -1,0 +1,139 @@
+"""`ProgramVectorEnv`: an ordinary function that asks a language model, as a vector environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from textenv.envs.action_masks import Rule, WordRule
+from textenv.envs.limits import StopConditions, check_at_least
+from textenv.envs.turn import Turn
+from textenv.envs.vector_env import DEFAULT_SLOTS, TextObservation, TextVectorEnv
+from textenv.names import check_names
+from textenv.programs.task import Programs, program_metrics, runs_of
+from textenv.rewards.scores import Scores
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MAX_TURNS = 20
+"""Default maximum number of questions in an episode."""
+MAX_LENGTH = 1024
+"""Default maximum number of tokens of a text."""
+TIMEOUT = 60.0
+"""Default time limit of a program for each step, in seconds."""
+
+
+class ProgramVectorEnv(TextVectorEnv):
+    """A program that asks the model, in ``num_envs`` slots: an agent that you already have becomes an environment.
+
+    The program is an ordinary function. It gets a function ``ask``, with which it asks the model as it would ask a
+    service, and returns its reward. Each episode is a call of the program in a thread of its own; the questions of all
+    threads are answered together.
+
+    ``ask`` takes all that the model is to read: messages, or a text. If they continue what the model has read and
+    written, only what is new is appended, and no token is made twice. If not (a summary, an edited history, another
+    thread of thought), a further row of the same episode begins, with the same reward.
+
+    Args:
+        play: the program, ``play(ask, task)``, or without ``tasks`` ``play(ask)``; it may be ``async``. It returns a
+            reward, a dictionary of named rewards, which are added, or None, which leaves the episode out. With several
+            agents it is ``play(ask_0, ask_1, task)``, and returns a list of rewards. An argument ``rng`` gets NumPy's
+            random generator of the episode: with other random numbers, a resumed training is not the same.
+        tasks: tasks of any kind, such as rows of a data set, in shuffled order as prompts are.
+        tokenizer: the policy's tokenizer. Messages need its chat template.
+        num_envs: number of programs that run at the same time.
+        agents: number of agents, which have the same policy. A game is an episode for each agent.
+        max_turns: maximum number of questions of a program, all agents together. A further one raises `LimitReached`
+            in the program, which may catch it and return its reward.
+        max_length: maximum number of tokens of a text, answers included. A question that does not fit raises
+            `LimitReached`, too.
+        max_new_tokens: maximum number of tokens of an answer; ``ask(..., max_tokens=n)`` lowers it for one question.
+        allowed: texts, one of which is the whole answer. ``ask(..., allowed=[...])`` allows only some of them. Or as in
+            `TextVectorEnv`.
+        timeout: seconds that programs may take between an answer and their next question or their return; None: no
+            limit. A program that takes longer has failed.
+        arguments: other arguments of `TextVectorEnv`: ``stop``, ``forbidden``, ``min_new_tokens``, ``tools``, ….
+
+    The episode of a program that fails is left out of the update: if it raises an error, takes too long, or never asks.
+    The log has the number of failures and the first one's traceback. If all fail from the beginning, it is raised.
+
+    Raises:
+        TypeError: if ``play`` is no function with these arguments.
+        ValueError: as `TextVectorEnv`.
+
+    Example:
+        >>> def play(ask, task):
+        ...     return float(task["answer"] in ask(task["question"]))
+        >>> tasks = [{"question": "1 + 1 =", "answer": "2"}]
+        >>> env = ProgramVectorEnv(play, tasks=tasks, tokenizer=tok, num_envs=8)  # doctest: +SKIP
+    """
+
+    task: Programs
+
+    @check_names
+    def __init__(
+        self,
+        play: Callable[..., object],
+        *,
+        tasks: Sequence[object] | None = None,
+        tokenizer: PreTrainedTokenizerBase,
+        num_envs: int = DEFAULT_SLOTS,
+        agents: int = 1,
+        max_turns: int = MAX_TURNS,
+        max_length: int = MAX_LENGTH,
+        max_new_tokens: int = 32,
+        allowed: Rule | Sequence[str | int] | None = None,
+        timeout: float | None = TIMEOUT,
+        **arguments: Any,
+    ) -> None:
+        check_at_least("max_length", max_length, 2)
+
+        # A list of texts becomes a rule of words, of which a question may allow only some
+        words: list[str] = []
+        tokens_of_answer = 1
+        if isinstance(allowed, Collection) and all(isinstance(text, str) for text in allowed):
+            words = [str(text) for text in allowed]
+            ends = StopConditions(tokenizer, arguments.get("stop", ())).ids
+            rule = WordRule(words, tokenizer, ends=ends, available=self._available)
+            tokens_of_answer = rule.num_tokens
+            allowed = rule
+
+        room = max_length - tokens_of_answer
+        task = Programs(
+            play,
+            tasks,
+            tokenizer=tokenizer,
+            agents=agents,
+            max_turns=max_turns,
+            room=room,
+            words=words,
+            timeout=timeout,
+        )
+        super().__init__(
+            task,
+            tokenizer=tokenizer,
+            num_envs=num_envs,
+            max_turns=max_turns,
+            max_prompt_tokens=room,
+            max_length=max_length,
+            max_new_tokens=max_new_tokens,
+            allowed=allowed,
+            **arguments,
+        )
+
+    def start_episodes(
+        self, episodes: int, *, seed: int | None = None, group_size: int = 1, slots: int | None = None
+    ) -> TextObservation:
+        """See `TextVectorEnv.start_episodes`; programs of episodes that were not finished are given up."""
+        self.task.close_waiting()
+        return super().start_episodes(episodes, seed=seed, group_size=group_size, slots=slots)
+
+    def report(self, turns: list[Turn], episodes: list[int], scores: Scores) -> None:
+        """See `TextVectorEnv.report`; the metrics of `program_metrics` are added."""
+        super().report(turns, episodes, scores)
+        self.metrics |= program_metrics(runs_of(turns))
+
+    def _available(self, turn: Turn) -> Collection[str] | None:
+        """Return the texts that the present question of a program allows; None: all."""
+        return self.task.available(turn)
