@@ -15,6 +15,7 @@ from .lab.comparison.report import report as report
 from .lab.comparison.summary import Case as Case
 from .lab.comparison.tune import tune as tune
 from .lab.model_card import push_to_hub as push_to_hub
+from .league import League as League
 from .policies.cnn import CNNPolicy as CNNPolicy
 from .policies.critic import Critic as Critic
 from .policies.gsde import GSDEPolicy as GSDEPolicy, SACGSDEPolicy as SACGSDEPolicy

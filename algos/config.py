@@ -351,8 +351,11 @@ class REINFORCEConfig(WholeEpisodesConfig):
 
     gamma: UnitInterval = 0.99
     """Discount per step; use 1 for text."""
+    baseline: Literal["rollout", "agent"] = "rollout"
+    """What is subtracted from the returns: ``"rollout"``: their mean over the rollout; ``"agent"``: a running mean of
+    each agent's returns in games of several agents (`algos.agent_baseline.AgentBaseline`)."""
     normalize_advantage: TrueOrFalse = True
-    """Normalize the advantages of each rollout to mean 0 and variance 1; False only subtracts the mean."""
+    """Normalize the advantages of each rollout to mean 0 and variance 1."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,21 +1,28 @@
 """REINFORCE with a baseline (Williams 1992): returns of whole episodes, one policy-gradient step per rollout."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
+from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 from torch import Tensor
 
 from algos import losses
 from algos.advantages import discounted_returns, subtract_mean
 from algos.agent import Agent
+from algos.agent_baseline import AgentBaseline
 from algos.config import REINFORCEConfig
 from algos.minibatches import minibatches
+from algos.policies.policy import Policy
+from algos.storage.serialization import restore_state, saved_state
 from algos.training.invariants import check_first
 from algos.training.metrics import MetricMeans, Metrics, StepMetrics, minibatch_means, sampler_gap
 from textenv.rollout import join_episodes, split_column
 
 
 class REINFORCE(Agent[REINFORCEConfig]):
-    """Policy gradient without a critic; advantages are returns to go minus the batch mean.
+    """Policy gradient without a critic; advantages are returns to go minus a baseline, such as the batch mean.
 
     Arguments: see `algos.agent.Agent`.
 
@@ -25,6 +32,23 @@ class REINFORCE(Agent[REINFORCEConfig]):
 
     config_type = REINFORCEConfig
     several_processes = True
+
+    def __init__(
+        self, env: VectorEnv, policy: Policy | None = None, config: REINFORCEConfig | None = None, **options: Any
+    ) -> None:
+        super().__init__(env, policy, config, **options)
+        self.agent_baseline: AgentBaseline | None = None
+        if self.config.baseline == "agent":
+            self.agent_baseline = AgentBaseline()
+
+    def state_dict(self) -> dict[str, object]:
+        """See `Agent.state_dict`."""
+        return super().state_dict() | {"agent_baseline": saved_state(self.agent_baseline)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Agent.load_state_dict`."""
+        super().load_state_dict(state)
+        restore_state(self.agent_baseline, state.get("agent_baseline"))  # absent before version 0.12
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Take one step on a rollout and add its advantage column; return metrics."""
@@ -36,8 +60,12 @@ class REINFORCE(Agent[REINFORCEConfig]):
             mask=episodes["mask"],
             gamma=self.config.gamma,
         )
-        returns = split_column(joined_returns, rollout)
-        rollout["advantage"] = subtract_mean(returns, mask=rollout["mask"])
+        if self.agent_baseline is None:
+            rollout["advantage"] = subtract_mean(split_column(joined_returns, rollout), mask=rollout["mask"])
+        else:
+            baseline = self.agent_baseline(episodes)
+            advantage = torch.where(episodes["mask"], joined_returns - baseline[:, None], 0.0)
+            rollout["advantage"] = split_column(advantage, rollout)
         normalize_advantage = "rollout" if self.config.normalize_advantage else False
         self.optimizer.schedule(self.progress)
 

@@ -40,11 +40,11 @@ LAYERS = {
     "algos": """
         cli
         lab
-        presets recipe make evaluation
+        presets recipe make evaluation league
         extras
         ppo a2c reinforce rloo grpo trpo dqn sac td3
         agent
-        minibatches replay
+        minibatches replay agent_baseline
         optimizer advantages finetuning
         training
         collection

@@ -13,12 +13,22 @@ if TYPE_CHECKING:
     from textenv.envs.text_env import TextEnv
     from textenv.envs.vector_env import TextVectorEnv
     from textenv.kl.coefficients import CoefficientLike
+    from textenv.kl.penalty import KLPenalty
 
 NAMES = (
     "Periods", "Reviews", "Copy", "Sort", "GuessNumber", "Calculator", "TwentyQuestions", "ReasoningGym", "TextWorld",
-    "OpenEnv", "Words", "Prompts"
+    "OpenEnv", "Words", "Prompts", "KuhnPoker", "TicTacToe"
 )  # fmt: skip
-OPTIMAL_RETURNS = {"TwentyQuestions": 33 / 40, "OpenEnv": None, "Words": None, "Prompts": None}
+GAMES_OF_AGENTS = ("KuhnPoker", "TicTacToe")
+"""Games of several agents, which exist as vector environments only."""
+OPTIMAL_RETURNS = {
+    "TwentyQuestions": 33 / 40,
+    "OpenEnv": None,
+    "Words": None,
+    "Prompts": None,
+    "KuhnPoker": None,
+    "TicTacToe": None,
+}
 """Mean return of optimal play, for the environments where it is not 1; None if it is unknown."""
 
 
@@ -40,7 +50,16 @@ def register_envs() -> None:
 
 
 def make_env(task: str, **arguments: Any) -> TextEnv:
-    """Make a built-in task as a single environment; the arguments are those of `make_vector_env`."""
+    """Make a built-in task as a single environment; the arguments are those of `make_vector_env`.
+
+    Raises:
+        ValueError: if it is a game of several agents.
+    """
+    if task in GAMES_OF_AGENTS:
+        raise ValueError(
+            f"textenv/{task}-v0 has several agents, and no single environment: use "
+            f'gymnasium.make_vec("textenv/{task}-v0", num_envs=64)'
+        )
     from textenv.envs.text_env import TextEnv
 
     return TextEnv(**_constructor_arguments(task, **arguments))
@@ -51,7 +70,8 @@ def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVecto
 
     Args:
         task: one of `NAMES`; ``"ReasoningGym"`` needs a ``dataset``, ``"OpenEnv"`` a ``url``,
-            ``"Words"`` an ``env``, ``"Prompts"`` ``prompts`` and ``reward``.
+            ``"Words"`` an ``env``, ``"Prompts"`` ``prompts`` and ``reward``; ``"KuhnPoker"`` and ``"TicTacToe"`` may
+            have ``opponents``.
         num_envs: number of slots.
         arguments: ``model`` (``"embedded"``, ``"smollm2"``, a folder, a GGUF file or a hub name); ``split``
             (``"train"`` or ``"test"``, which share no prompt except in games); ``kl_coef`` (β of a k1 KL penalty to the
@@ -60,7 +80,41 @@ def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVecto
     """
     from textenv.envs.vector_env import TextVectorEnv
 
+    if task in GAMES_OF_AGENTS:
+        return _make_game(task, num_envs, **arguments)
     return TextVectorEnv(num_envs=num_envs, **_constructor_arguments(task, **arguments))
+
+
+def _make_game(
+    task: str, num_envs: int, *, model: str = "embedded", kl_coef: CoefficientLike | None = None, **arguments: Any
+) -> TextVectorEnv:
+    """Make a game of several agents, see `textenv.programs.builtin`; arguments as for `make_vector_env`."""
+    from textenv.lm.loading import load_tokenizer
+    from textenv.programs.builtin import make_program_env
+
+    arguments.pop("split", None)  # games are drawn at random, and have no splits
+    penalty = _penalty(model, kl_coef, arguments.pop("penalty", None))
+    return make_program_env(task, tokenizer=load_tokenizer(model), num_envs=num_envs, penalty=penalty, **arguments)
+
+
+def _penalty(model: str, kl_coef: CoefficientLike | None, penalty: KLPenalty | None) -> KLPenalty | None:
+    """Return the penalty that is given, or one to the model with this coefficient; None if neither is given.
+
+    Raises:
+        ValueError: if both are given.
+    """
+    from textenv.kl.penalty import KLPenalty
+    from textenv.lm.model import LanguageModel
+
+    if kl_coef is None:
+        return penalty
+    if penalty is not None:
+        raise ValueError(f"kl_coef is {kl_coef} and penalty= is given: give one of them")
+
+    def load_reference() -> LanguageModel:
+        return LanguageModel.load(model).requires_grad_(False)
+
+    return KLPenalty(load_reference, kl_coef)
 
 
 def _constructor_arguments(
@@ -73,9 +127,7 @@ def _constructor_arguments(
 ) -> dict[str, Any]:
     """Return the arguments for the environment's constructor; create tokenizer, task and penalty."""
     from textenv.envs.vector_env import TextVectorEnv
-    from textenv.kl.penalty import KLPenalty
     from textenv.lm.loading import load_tokenizer
-    from textenv.lm.model import LanguageModel
     from textenv.tasks.builtin import make_task
 
     # Names of other libraries
@@ -99,11 +151,5 @@ def _constructor_arguments(
         raise TypeError(f"textenv/{task}-v0 has no {name!r}: {suggestion}") from error
 
     if kl_coef is not None:
-        if env_arguments.get("penalty") is not None:
-            raise ValueError(f"kl_coef is {kl_coef} and penalty= is given: give one of them")
-
-        def load_reference() -> LanguageModel:
-            return LanguageModel.load(model).requires_grad_(False)
-
-        env_arguments["penalty"] = KLPenalty(load_reference, kl_coef)
+        env_arguments["penalty"] = _penalty(model, kl_coef, env_arguments.get("penalty"))
     return {"task": task_object, "tokenizer": tokenizer} | limits | env_arguments

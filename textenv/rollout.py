@@ -450,6 +450,7 @@ EPISODE_COLUMNS = (
     "mask",
     "is_init",
     "group",
+    "agent",
     "reward_parts",
     "kl",
     "value",

@@ -93,13 +93,15 @@ def set_env_state(env: AnyEnv, state: list[PartState]) -> None:
     """Restore saved mid-episode state in an environment of the same kind.
 
     Args:
-        env: built like the saved one; it is reset first, to create what only a reset creates.
+        env: built like the saved one. It is reset first, to create what only a reset creates; whole episodes of text
+            need none, and would start programs and games in vain.
         state: from `env_state`.
 
     Raises:
         ValueError: if it is wrapped or built differently.
     """
-    env.reset(seed=0)
+    if not is_episode_env(env):
+        env.reset(seed=0)
     parts = list(_parts(env))
     names = [class_name(part) for part in parts]
     saved_names = [saved["class"] for saved in state]

@@ -1,5 +1,6 @@
 """`Optimizer`: its schedule and its clipping, by hand."""
 
+import json
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 from algos import PPOConfig
 from algos.config import Config
 from algos.optimizer import Optimizer
+from algos.storage.serialization import from_json, to_json
 
 
 class TwoParts:
@@ -71,3 +73,44 @@ def test_a_loss_that_reaches_no_parameter_is_refused():
     with pytest.raises(ValueError, match="no parameter of the optimizer has a gradient"):
         optimizer.step(lambda part: (other.square().sum(), {}), TensorDict({}, batch_size=[1]))
     assert listed.item() == 1
+
+
+class Transposed:
+    """A policy whose only weight is a transposed matrix, as some models have."""
+
+    def __init__(self):
+        start = torch.arange(6.0).reshape(2, 3).T
+        self.weight = nn.Parameter(start)
+
+    def parameters(self):
+        return iter([self.weight])
+
+    def value_parameters(self):
+        return iter([])
+
+
+def test_a_restored_optimizer_steps_transposed_weights_as_torch_does():
+    """Torch's plain AdamW, which never stopped; the state has been through a file, so its arrays are contiguous."""
+    targets = torch.randn(20, 3, 2, generator=torch.Generator().manual_seed(0))
+    plain = Transposed()
+    reference = torch.optim.AdamW([plain.weight], lr=0.1, eps=1e-5, weight_decay=0.0, fused=False, foreach=False)
+    config = PPOConfig(learning_rate=0.1, adam_eps=1e-5, max_grad_norm=1e9)
+    policy = Transposed()
+    optimizer = Optimizer(policy.parameters(), config, policy=policy)
+    assert not policy.weight.is_contiguous()
+    for number, target in enumerate(targets):
+        if number == 10:
+            tensors = {}
+            structure = json.loads(json.dumps(to_json(optimizer.state_dict(), tensors)))
+            saved = from_json(structure, {name: tensor.contiguous() for name, tensor in tensors.items()})
+            optimizer = Optimizer(policy.parameters(), config, policy=policy)
+            optimizer.load_state_dict(saved)
+
+        def loss_of(batch, target=target):
+            return ((policy.weight - target) ** 2).sum(), {}
+
+        optimizer.step(loss_of, TensorDict({}, batch_size=[1]))
+        reference.zero_grad()
+        ((plain.weight - target) ** 2).sum().backward()
+        reference.step()
+        assert torch.allclose(policy.weight, plain.weight, atol=1e-5), number

@@ -10,6 +10,7 @@ from algos import (
     DQN,
     GRPO,
     PPO,
+    REINFORCE,
     SAC,
     TD3,
     TRPO,
@@ -23,6 +24,7 @@ from algos import (
     MultiInputPolicy,
     PPOConfig,
     QPolicy,
+    REINFORCEConfig,
     SACGSDEPolicy,
     SACPolicy,
     TD3Policy,
@@ -31,7 +33,7 @@ from algos import (
 )
 from algos.finetuning.text_loss import TextLoss
 from tests.helpers.models import WORDS, make_gpt2, make_t5, make_tokenizer
-from textenv import KLPenalty, LanguageModel, TextVectorEnv
+from textenv import KLPenalty, LanguageModel, ProgramVectorEnv, TextVectorEnv
 from textenv.kl.coefficients import AdaptiveCoefficient
 from textenv.rewards import Normalize
 
@@ -217,9 +219,30 @@ def grpo_text():
     return text(GRPO, GRPOConfig(num_episodes=8, group_size=4))
 
 
+def guess(first, second, task, rng):
+    """Two rows for the first agent, by tasks and random numbers."""
+    answer = first(f"{task} b")
+    other = second("c", max_tokens=1)
+    first("d")
+    return float(len(answer)) + rng.random(), float(len(other))
+
+
+def reinforce_game():
+    env = ProgramVectorEnv(
+        guess, tasks=["a", "d", "c"], agents=2, opponents={"self": None, "bad": says_bad},
+        tokenizer=make_tokenizer(WORDS), num_envs=4, max_new_tokens=5, max_length=32,
+    )  # fmt: skip
+    policy = LMPolicy(make_gpt2(), env.tokenizer)
+    return REINFORCE(env, policy, REINFORCEConfig(num_episodes=12, baseline="agent", normalize_advantage=False))
+
+
+def says_bad(content):
+    return "bad"
+
+
 MAKERS = (
     ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, ppo_images, a2c, trpo, dqn, sac, sac_gsde, td3,
-    grpo_control, ppo_text, ppo_seq2seq, grpo_text, ppo_normalized, ppo_words,
+    grpo_control, ppo_text, ppo_seq2seq, grpo_text, ppo_normalized, ppo_words, reinforce_game,
 )  # fmt: skip
 
 

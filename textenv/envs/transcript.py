@@ -332,12 +332,16 @@ class Transcript:
             return None
         if isinstance(reply, Prompt):
             return self._continue_anew(row, turn, reply)
-        continued = reply if isinstance(reply, Continuation) else Continuation(turn, reply)
-        after = continued.after
+        if isinstance(reply, Continuation):
+            continuation = reply
+        else:
+            ids = reply_ids(reply, turn.prompt, turn.completion_ids, self.tokenizer)
+            continuation = Continuation(turn, ids)
+        after = continuation.after
+        ids = list(continuation.ids)
         next_row = self._row_of(after, row)
-        ids = reply_ids(continued.content, after.prompt, after.completion_ids, self.tokenizer)
         if self.one_row and after is not turn:  # of whose row this one has been written over
-            context = replace(after.prompt, limits=continued.limits)
+            context = replace(after.prompt, limits=continuation.limits)
             return self._write_anew(row, turn, context, after.context_ids + after.completion_ids + ids)
         start = self.length[next_row]
         stop = start + len(ids)
@@ -350,7 +354,7 @@ class Transcript:
         if isinstance(reply, list):  # the results of tools: the task never sees this turn
             self._unscored = [entry for entry in self._unscored if entry.turn is not turn]
         self.tokens[next_row, start:stop] = ids
-        self._begin_turn(next_row, stop, continued.limits)
+        self._begin_turn(next_row, stop, continuation.limits)
         self.turn_index[next_row] = turn.index + 1
         self.terminated[[row, next_row]] = False
         if next_row != row:
@@ -525,7 +529,9 @@ class Transcript:
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt of any length; raise as `ids` does."""
-        if self.tools:
+        if prompt.ids is not None:
+            ids = list(prompt.ids)
+        elif self.tools:
             ids = self.tools.prompt_ids(prompt)
         else:
             ids = prompt_ids(prompt, self.tokenizer)

@@ -191,6 +191,11 @@ def samples(
 def _sample(episode: int, turns: Sequence[Turn], episode_of_turn: Sequence[int], scores: Scores) -> Sample:
     """Return the texts of one episode, with the sums of its turns' scores."""
     indices = [i for i, turn_episode in enumerate(episode_of_turn) if turn_episode == episode]
+    # An agent who was never asked has no turn
+    if not indices:
+        return {"prompt": "", "completion": "", "score": None, "parts": dict.fromkeys(scores.parts)}
+
+    # Texts, and the sums of the scores
     turns_of_episode = [turns[i] for i in indices]
     first = turns_of_episode[0]
     parts = {}
@@ -228,8 +233,8 @@ class Continuation:
 
     after: Turn
     """Last turn of a row of the same game: of the same agent, or of another one."""
-    content: str | Sequence[Message]
-    """Text, or messages, to append to that row."""
+    ids: Sequence[int]
+    """Token ids to append to that row, as by `textenv.prompts.tokenize.reply_ids`."""
     limits: TurnLimits = TurnLimits()
     """Limits of the next turn."""
 

@@ -8,11 +8,13 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
+
+import numpy as np
 
 from textenv.envs.limits import check_at_least
 from textenv.envs.turn import Turn
@@ -49,6 +51,8 @@ class Question:
     limits: TurnLimits
     allowed: tuple[str, ...] | None
     """Texts, one of which is the answer; None: all that the environment allows."""
+    seed: int = 0
+    """Seed of the answer of an opponent (`textenv.programs.opponents`)."""
     answer: Future[str] = field(default_factory=Future)
 
 
@@ -100,6 +104,8 @@ class ProgramRun:
         self._arguments = arguments
         self._options = options or {}
         self._agents = agents
+
+        # What it has asked, and what came of it
         self.question: Question | None = None
         """The question that the model is answering."""
         self.num_questions = 0
@@ -110,10 +116,35 @@ class ProgramRun:
         self.has_timed_out = False
         self.has_reached_limit = False
 
+        # Who plays which agent
+        self.learners = frozenset(range(agents))
+        """Agents that the policy plays."""
+        self.opponent: Any = None
+        """Who plays the others (`textenv.programs.opponents.Opponent`)."""
+        self.opponent_name = ""
+        self.opponent_rng = np.random.default_rng(0)
+
+        # The two threads meet here
         self._events: queue.SimpleQueue[Question | _End] = queue.SimpleQueue()
         self._refusal: BaseException | None = None
         self._lock = threading.Lock()
         self._unanswered: set[Question] = set()
+
+    @property
+    def rewards(self) -> list[float] | None:
+        """Rewards of all agents as numbers; None if the program has failed, or has left out one of them."""
+        if self.end is None or self.has_failed:
+            return None
+        results = [self.end.result]
+        if self._agents > 1:
+            results = list(cast("Sequence[object]", self.end.result))
+        numbers = []
+        for result in results:
+            parts = result.values() if isinstance(result, Mapping) else [result]
+            if any(part is None for part in parts):
+                return None
+            numbers.append(sum(float(cast("float", part)) for part in parts))
+        return numbers
 
     @property
     def has_failed(self) -> bool:
@@ -185,21 +216,32 @@ class ProgramRun:
         seconds_left = max(deadline - time.monotonic(), 0.0)
         return self._events.get(timeout=seconds_left)
 
-    def give_answer(self, turn: Turn) -> None:
-        """Give the program the model's answer to its `question`, and note in which row of the rollout it stands."""
+    def give_answer(self, turn: Turn, answer: str) -> None:
+        """Give the program the model's answer to its `question`, and note in which row of the rollout it stands.
+
+        Args:
+            turn: the turn of the answer.
+            answer: its text.
+        """
         question = self.question
         assert question is not None
-        content = _with_answer(question.content, turn.completion)
+        content = _with_answer(question.content, answer)
         row = self.row_before(question)
         if row is None:
             self.rows.append(Row(question.agent, content, turn))
         else:
             row.content = content
             row.turn = turn
+        self.give_text(answer)
+
+    def give_text(self, text: str) -> None:
+        """Give the program the answer of an opponent to its `question`."""
+        question = self.question
+        assert question is not None
         with self._lock:
             self._unanswered.discard(question)
         with suppress(InvalidStateError):  # nobody waits for it any more
-            question.answer.set_result(turn.completion)
+            question.answer.set_result(text)
 
     def refuse_question(self, error: Exception) -> None:
         """Let the `question` raise this error in the program."""

@@ -6,6 +6,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeGuard
 from weakref import WeakSet
 
@@ -13,7 +14,9 @@ import numpy as np
 
 from textenv.envs.limits import check_at_least, check_tokenizer
 from textenv.envs.task import rows_of
+from textenv.envs.tools import Tools
 from textenv.envs.turn import TRUNCATED, Continuation, Cut, Turn
+from textenv.programs.opponents import BatchOpponent, Opponents, answer_for_opponents, opponent_metrics
 from textenv.programs.run import LimitReached, ProgramRun, Question, added_content
 from textenv.prompts.prompts import Prompt, TurnLimits, by_position, shuffled_indices
 from textenv.prompts.tokenize import prompt_ids, reply_ids
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
+_Reply = Prompt | Continuation | Literal[Cut.TRUNCATED] | None
 RNG = "rng"
 """Name of the argument with which a program gets its random generator."""
 
@@ -39,6 +43,7 @@ class Programs:
         room: number of tokens of a row, without those that an answer needs at least.
         words: texts that a question may allow; empty if the environment has no list of them.
         timeout: seconds that the programs may take for each step, or None.
+        opponents: who plays the other agents; None: the policy plays all.
 
     Raises:
         TypeError, ValueError: as `ProgramVectorEnv`.
@@ -55,22 +60,31 @@ class Programs:
         room: int,
         words: Sequence[str],
         timeout: float | None,
+        opponents: Opponents | None = None,
     ) -> None:
         check_tokenizer(tokenizer)
         check_at_least("agents", agents, 1)
         check_at_least("max_turns", max_turns, 1)
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout is {timeout!r}, expected seconds above 0, or None")
+
+        # The program, its tasks and limits
         self.play = play
         self.tasks = _checked_tasks(tasks)
         self.tokenizer = tokenizer
         self.agents = agents
         self.max_turns = max_turns
         self.room = room
-        self.words = frozenset(words)
+        self.word_of_text = {word.strip(): word for word in words}
+        """Texts that a question may allow, by what the model writes, without spaces around it."""
         self.timeout = timeout
+        self.opponents = opponents
+        self.tools: Tools | None = None
+        """Tools of the environment, which prompts show; set by the environment."""
         self.name = str(getattr(play, "__name__", type(play).__name__))
         """Name of the program, for errors."""
+
+        # How it is called
         self._takes_task = _takes_task(play, self.name, agents=agents, has_tasks=tasks is not None)
         self._takes_rng = RNG in _parameters(play)
         self._has_succeeded = False
@@ -79,28 +93,28 @@ class Programs:
     def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
         """Start programs, and return their first questions; see `textenv.envs.task.Task.sample_prompts`."""
         runs = [self._start(number, seed) for number in numbers]
-        deadline = self._deadline()
         prompts = []
-        for run in runs:
-            prompt = self._next_reply(run, deadline)
+        for run, reply in zip(runs, self._next_replies(runs), strict=True):
+            prompt = reply
             if not isinstance(prompt, Prompt):
                 # The program has ended without a question: one token stands for it, and its episode is left out
                 prompt = Prompt((0,), state=run, limits=TurnLimits(max_new_tokens=1))
             prompts.append(prompt)
         return prompts
 
-    def reply(self, turns: Sequence[Turn]) -> list[Prompt | Continuation | Literal[Cut.TRUNCATED] | None]:
+    def reply(self, turns: Sequence[Turn]) -> list[_Reply]:
         """Answer the programs, and return their next questions; see `textenv.envs.task.Conversation.reply`."""
+        runs: list[ProgramRun] = []
         for turn in turns:
-            run: ProgramRun = turn.prompt.state
+            run = turn.prompt.state
             if run.question is not None:
-                run.give_answer(turn)
-        deadline = self._deadline()
-        replies = []
-        for turn in turns:
-            is_last = turn.index + 1 >= self.max_turns
-            replies.append(self._next_reply(turn.prompt.state, deadline, is_last=is_last))
-        return replies
+                run.give_answer(turn, self._answer(turn))
+            runs.append(run)
+        return self._next_replies(runs)
+
+    def _answer(self, turn: Turn) -> str:
+        """Return the text of an answer; of words, the one that was allowed, without the tokenizer's spaces."""
+        return self.word_of_text.get(turn.completion.strip(), turn.completion)
 
     def score(self, turns: Sequence[Turn]) -> Scores:
         """Return what the programs returned; see `textenv.envs.task.Task.score`."""
@@ -144,6 +158,8 @@ class Programs:
         if self._takes_rng:
             options[RNG] = np.random.default_rng([seed, number])
         run = ProgramRun(self.play, arguments, options, agents=self.agents)
+        if self.opponents is not None:
+            self.opponents.draw(run, seed=seed, number=number)
         self._running.add(run)
         run.start()
         return run
@@ -160,26 +176,44 @@ class Programs:
         """Return the time until which programs must ask their next question, or return."""
         return None if self.timeout is None else time.monotonic() + self.timeout
 
-    def _next_reply(
-        self, run: ProgramRun, deadline: float | None, *, is_last: bool = False
-    ) -> Prompt | Continuation | Literal[Cut.TRUNCATED] | None:
-        """Wait for a program's next question, and return it as a reply.
+    def _next_replies(self, runs: Sequence[ProgramRun]) -> list[_Reply]:
+        """Wait for the next question of each program to the policy, and return them as replies.
 
-        Args:
-            run: the program.
-            deadline: time at which it is given up.
-            is_last: True if the turn before was the episode's last one: a further question is refused.
+        Questions to opponents are answered here, all together, until none is left.
+        """
+        replies: dict[ProgramRun, _Reply] = {}
+        waiting_runs = list(runs)
+        while waiting_runs:
+            deadline = self._deadline()
+            asks_opponent = []
+            for run in waiting_runs:
+                reply = self._next_reply(run, deadline)
+                if isinstance(reply, Question):
+                    asks_opponent.append(run)
+                else:
+                    replies[run] = reply
+            answer_for_opponents(asks_opponent)
+            waiting_runs = asks_opponent
+        return [replies[run] for run in runs]
+
+    def _next_reply(self, run: ProgramRun, deadline: float | None) -> _Reply | Question:
+        """Wait for a program's next question until a time, and return it as a reply.
 
         Returns:
-            The reply; None if the program has returned, TRUNCATED if it has failed or reached a limit.
+            The reply; None if the program has returned, TRUNCATED if it has failed or reached a limit. A question to an
+            opponent is returned as it is.
         """
         question = run.next_question(deadline)
         while question is not None:
-            if is_last:
+            if run.num_questions > self.max_turns:
                 self._end_at_limit(run, deadline)
                 break
             try:
-                return self._as_reply(run, question)
+                if question.agent in run.learners:
+                    return self._as_reply(run, question)
+                if isinstance(run.opponent, BatchOpponent):
+                    self._as_reply(run, question)
+                return question
             except (ValueError, LimitReached) as error:  # the chat template refuses it, or it is too long
                 run.refuse_question(error)
             question = run.next_question(deadline)
@@ -200,24 +234,29 @@ class Programs:
             ValueError: if the model cannot read it.
             LimitReached: if it has too many tokens.
         """
-        if question.allowed is not None and not self.words.issuperset(question.allowed):
+        words = self.word_of_text.values()
+        if question.allowed is not None and not set(words).issuperset(question.allowed):
             raise ValueError(
                 f"allowed is {list(question.allowed)}, expected texts among those of the environment, "
-                f"ProgramVectorEnv(allowed={sorted(self.words)})"
+                f"ProgramVectorEnv(allowed={list(words)})"
             )
         # It begins a row, or is appended to one
         reply: Prompt | Continuation
         row = run.row_before(question)
         if row is None:
             prompt = Prompt(question.content, state=run, agent=question.agent, limits=question.limits)
-            num_tokens = len(prompt_ids(prompt, self.tokenizer))
-            reply = prompt
+            if self.tools is None:
+                ids = prompt_ids(prompt, self.tokenizer)
+            else:
+                ids = self.tools.prompt_ids(prompt)
+            reply = replace(prompt, ids=tuple(ids))
+            num_tokens = len(ids)
         else:
             turn = row.turn
             content = added_content(row, question.content)
-            reply = Continuation(turn, content, question.limits)
-            added_ids = reply_ids(content, turn.prompt, turn.completion_ids, self.tokenizer)
-            num_tokens = len(turn.context_ids) + len(turn.completion_ids) + len(added_ids)
+            ids = reply_ids(content, turn.prompt, turn.completion_ids, self.tokenizer)
+            reply = Continuation(turn, ids, question.limits)
+            num_tokens = len(turn.context_ids) + len(turn.completion_ids) + len(ids)
 
         # An answer must have room behind it
         if num_tokens > self.room:
@@ -280,9 +319,10 @@ def program_metrics(runs: Sequence[ProgramRun]) -> dict[str, float]:
           ``programs/timeouts`` took too long, and ``programs/limit`` did not catch `LimitReached`.
         - ``programs/questions``: mean number of questions of a program.
         - ``programs/rows``: mean number of rows of a program, 1 for each agent if every question continues the last.
+        - those of `textenv.programs.opponents.opponent_metrics`.
     """
     count = len(runs)
-    return {
+    metrics = {
         "reward/failed": sum(run.has_failed for run in runs),
         "reward/left_out": sum(not run.has_failed and run.end is not None and run.end.result is None for run in runs),
         "programs/failed": sum(run.has_failed for run in runs),
@@ -291,6 +331,7 @@ def program_metrics(runs: Sequence[ProgramRun]) -> dict[str, float]:
         "programs/questions": sum(run.num_questions for run in runs) / count,
         "programs/rows": sum(len(run.rows) for run in runs) / count,
     }
+    return metrics | opponent_metrics(runs)
 
 
 def _checked_tasks(tasks: Sequence[object] | None) -> Sequence[object] | None:

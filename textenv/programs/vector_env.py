@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from textenv.envs.action_masks import Rule, WordRule
 from textenv.envs.limits import StopConditions, check_at_least
 from textenv.envs.turn import Turn
 from textenv.envs.vector_env import DEFAULT_SLOTS, TextObservation, TextVectorEnv
 from textenv.names import check_names
+from textenv.programs.opponents import Opponent, Opponents
+from textenv.programs.run import Question
 from textenv.programs.task import Programs, program_metrics, runs_of
+from textenv.prompts.prompts import Prompt
 from textenv.rewards.scores import Scores
 
 if TYPE_CHECKING:
@@ -22,6 +25,38 @@ MAX_LENGTH = 1024
 """Default maximum number of tokens of a text."""
 TIMEOUT = 60.0
 """Default time limit of a program for each step, in seconds."""
+
+
+ANSWER_ARGUMENTS = (
+    "tokenizer", "num_envs", "max_prompt_tokens", "max_length", "max_new_tokens", "min_new_tokens", "stop", "forbidden",
+    "allowed",
+)  # fmt: skip
+"""Arguments of `TextVectorEnv` that decide how an answer is written."""
+
+
+class _Questions:
+    """Questions as a task with one turn each and no reward."""
+
+    def __init__(self, questions: Sequence[Question]) -> None:
+        self._questions = iter(questions)
+
+    def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
+        """Return the questions in their order, whatever the numbers."""
+        prompts = []
+        for _ in numbers:
+            question = next(self._questions)
+            prompts.append(Prompt(question.content, state=_Asked(question), limits=question.limits))
+        return prompts
+
+    def score(self, turns: Sequence[Turn]) -> list[float]:
+        """Return 0 for each turn."""
+        return [0.0] * len(turns)
+
+
+class _Asked(NamedTuple):
+    """State of a prompt that is a question, as in `ProgramRun`."""
+
+    question: Question
 
 
 class ProgramVectorEnv(TextVectorEnv):
@@ -44,6 +79,10 @@ class ProgramVectorEnv(TextVectorEnv):
         tokenizer: the policy's tokenizer. Messages need its chat template.
         num_envs: number of programs that run at the same time.
         agents: number of agents, which have the same policy. A game is an episode for each agent.
+        opponents: who plays the agents of a game besides the policy's; None: the policy plays all. A list, or a mapping
+            with names for the log, of functions from what the agent reads to its answer (with arguments ``allowed`` and
+            ``rng`` if they have these), earlier policies (`algos.League`), and None, which is the policy. For each game
+            one is drawn, and the agent that the policy plays; the episodes of the other agents are empty.
         max_turns: maximum number of questions of a program, all agents together. A further one raises `LimitReached`
             in the program, which may catch it and return its reward.
         max_length: maximum number of tokens of a text, answers included. A question that does not fit raises
@@ -80,6 +119,7 @@ class ProgramVectorEnv(TextVectorEnv):
         tokenizer: PreTrainedTokenizerBase,
         num_envs: int = DEFAULT_SLOTS,
         agents: int = 1,
+        opponents: Sequence[Opponent] | Mapping[str, Opponent] | None = None,
         max_turns: int = MAX_TURNS,
         max_length: int = MAX_LENGTH,
         max_new_tokens: int = 32,
@@ -99,6 +139,9 @@ class ProgramVectorEnv(TextVectorEnv):
             tokens_of_answer = rule.num_tokens
             allowed = rule
 
+        pool = None
+        if opponents is not None:
+            pool = Opponents(opponents, agents=agents)
         room = max_length - tokens_of_answer
         task = Programs(
             play,
@@ -109,18 +152,20 @@ class ProgramVectorEnv(TextVectorEnv):
             room=room,
             words=words,
             timeout=timeout,
+            opponents=pool,
         )
-        super().__init__(
-            task,
+        arguments |= dict(
             tokenizer=tokenizer,
             num_envs=num_envs,
-            max_turns=max_turns,
             max_prompt_tokens=room,
             max_length=max_length,
             max_new_tokens=max_new_tokens,
             allowed=allowed,
-            **arguments,
         )
+        super().__init__(task, max_turns=max_turns, **arguments)
+        task.tools = self.tools
+        self._answering_env: TextVectorEnv | None = None
+        self._arguments = arguments
 
     def start_episodes(
         self, episodes: int, *, seed: int | None = None, group_size: int = 1, slots: int | None = None
@@ -128,6 +173,19 @@ class ProgramVectorEnv(TextVectorEnv):
         """See `TextVectorEnv.start_episodes`; programs of episodes that were not finished are given up."""
         self.task.close_waiting()
         return super().start_episodes(episodes, seed=seed, group_size=group_size, slots=slots)
+
+    def answering_env(self, questions: Sequence[Question]) -> TextVectorEnv:
+        """Return an environment of single answers to these questions, for a `BatchOpponent`; limits are those of here.
+
+        Its episodes are the questions in their order, and all scores are 0. The next call changes the questions of the
+        environment that this one returned.
+        """
+        task = _Questions(questions)
+        if self._answering_env is None:
+            arguments = {name: self._arguments[name] for name in ANSWER_ARGUMENTS if name in self._arguments}
+            self._answering_env = TextVectorEnv(task, **arguments)
+        self._answering_env.task = task
+        return self._answering_env
 
     def report(self, turns: list[Turn], episodes: list[int], scores: Scores) -> None:
         """See `TextVectorEnv.report`; the metrics of `program_metrics` are added."""

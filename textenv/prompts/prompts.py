@@ -59,6 +59,8 @@ class Prompt:
     """Who reads it, in a game of several agents."""
     limits: TurnLimits = TurnLimits()
     """Limits of the turn after it."""
+    ids: tuple[int, ...] | None = None
+    """Token ids of the content, if they are known."""
 
     @property
     def messages(self) -> Messages:

@@ -174,8 +174,7 @@ def test_max_tokens_and_allowed_hold_for_one_question():
     answers = []
 
     def play(ask):
-        of_questions = ask("a", max_tokens=1), ask("b", allowed=["good"]), ask("c", allowed=["bad", "a"]), ask("d")
-        answers.append([answer.strip() for answer in of_questions])
+        answers.append((ask("a", max_tokens=1), ask("b", allowed=["good"]), ask("c", allowed=["bad", "a"]), ask("d")))
         return 1.0
 
     rollout, env = played(play, episodes=20, allowed=["good", "bad", "a"])

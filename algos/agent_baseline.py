@@ -1,0 +1,58 @@
+"""`AgentBaseline`: a baseline for each agent of a game in which one policy plays all of them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from algos.advantages import episode_returns
+
+
+class AgentBaseline:
+    """Running mean of each agent's returns, as a baseline of games in which one policy plays all agents.
+
+    A policy that plays against itself wins as much as it loses, but one agent may have the better seat: the mean of all
+    returns is then no baseline of either (role-conditioned advantage estimation: Liu et al. 2025, SPIRAL, section 3.2).
+
+    Args:
+        decay: weight of the former mean when an episode's return is added.
+    """
+
+    def __init__(self, decay: float = 0.95) -> None:
+        self.decay = decay
+        self.means: dict[int, float] = {}
+        """Running mean of the returns, by agent; begins at 0."""
+
+    def __call__(self, episodes: TensorDict) -> Tensor:
+        """Add the returns of these episodes, one after the other.
+
+        Args:
+            episodes: one row for each episode (`textenv.rollout.join_episodes`), in the order in which they are added.
+
+        Returns:
+            float32 ``[E]``: the agent's running mean after each episode; 0 for episodes without a step. Since an
+            episode's own return enters it with weight ``1 - decay``, an advantage is ``decay`` times the return minus
+            the mean before, which does not depend on the episode's actions.
+        """
+        returns = episode_returns(episodes).tolist()
+        has_steps = episodes["mask"].any(dim=1).tolist()
+        agents = [0] * len(returns)
+        if "agent" in episodes.keys():
+            agents = episodes["agent"][:, 0].tolist()
+        baseline = torch.zeros(len(returns))
+        for episode, agent in enumerate(agents):
+            if has_steps[episode]:
+                former_mean = self.means.get(agent, 0.0)
+                self.means[agent] = self.decay * former_mean + (1 - self.decay) * returns[episode]
+                baseline[episode] = self.means[agent]
+        return baseline.to(episodes["mask"].device)
+
+    def state_dict(self) -> dict[str, object]:
+        """Return the running means."""
+        return {"agents": list(self.means), "means": list(self.means.values())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.means = dict(zip(state["agents"], state["means"], strict=True))

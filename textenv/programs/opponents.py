@@ -1,0 +1,165 @@
+"""Opponents: who plays the other agents of a game, if not the policy."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from textenv.programs.run import ProgramRun, Question
+from textenv.prompts.messages import Message
+
+SELF = "self"
+"""Name of the policy itself in the log, as an opponent."""
+_OPTIONS = ("allowed", "rng")
+"""Keyword arguments that a function may have, as an opponent."""
+
+
+@runtime_checkable
+class BatchOpponent(Protocol):
+    """Opponent that answers the questions of many games in one call, such as an earlier policy."""
+
+    def answer(self, questions: Sequence[Question]) -> Sequence[str]:
+        """Return an answer to each question; `Question.seed` is its source of random numbers."""
+
+
+Opponent = Callable[..., str] | BatchOpponent | None
+"""A function from what an agent reads to its answer, a `BatchOpponent`, or None, the policy itself."""
+
+
+class Opponents:
+    """Pool of opponents, one of which is drawn for each game, and for it the agent that the policy plays.
+
+    Args:
+        opponents: list, or by name, see `textenv.ProgramVectorEnv`.
+        agents: number of agents of a game.
+
+    Raises:
+        TypeError, ValueError: if it is empty, has something else than opponents, or there is a single agent.
+    """
+
+    def __init__(self, opponents: Sequence[Opponent] | Mapping[str, Opponent], *, agents: int) -> None:
+        if agents < 2:
+            raise ValueError("opponents are given for one agent, expected agents=2 or more")
+        if isinstance(opponents, Mapping):
+            named = dict(opponents)
+        else:
+            named = {_name(opponent, number): opponent for number, opponent in enumerate(opponents)}
+        if not named:
+            raise ValueError("opponents is empty, expected at least one: a function, a policy's opponent, or None")
+        self.agents = agents
+        self.by_name: dict[str, Opponent] = {}
+        """The opponents, in the order in which they were added."""
+        for name, opponent in named.items():
+            self.add(name, opponent)
+
+    def add(self, name: str, opponent: Opponent) -> None:
+        """Add an opponent, or replace the one with this name; raise a TypeError if it is none."""
+        if opponent is not None and not isinstance(opponent, BatchOpponent) and not callable(opponent):
+            raise TypeError(
+                f"opponent {name!r} is {opponent!r:.200}, expected a function from what it reads to its answer, an "
+                "object with a method answer(questions), or None for the policy itself"
+            )
+        self.by_name[name] = opponent
+
+    def remove(self, name: str) -> None:
+        """Remove an opponent; games that are running go on with it."""
+        del self.by_name[name]
+
+    def draw(self, run: ProgramRun, *, seed: int, number: int) -> None:
+        """Draw the opponent of a game, and the agent that the policy plays; both depend on seed and number only."""
+        rng = np.random.default_rng([seed, number, 1])
+        names = list(self.by_name)
+        name = names[int(rng.integers(len(names)))]
+        learner = int(rng.integers(self.agents))
+        run.opponent_name = name
+        run.opponent = self.by_name[name]
+        if run.opponent is not None:
+            run.learners = frozenset({learner})
+        run.opponent_rng = rng
+
+
+def answer_for_opponents(runs: Sequence[ProgramRun]) -> None:
+    """Answer the questions of these runs, which are put to their opponents; an error is raised in the program."""
+    runs_of: dict[int, list[ProgramRun]] = {}
+    for run in runs:
+        runs_of.setdefault(id(run.opponent), []).append(run)
+    for runs_of_opponent in runs_of.values():
+        opponent = runs_of_opponent[0].opponent
+        if isinstance(opponent, BatchOpponent):
+            _answer_together(opponent, runs_of_opponent)
+        else:
+            for run in runs_of_opponent:
+                _answer_alone(run)
+
+
+def _answer_together(opponent: BatchOpponent, runs: Sequence[ProgramRun]) -> None:
+    questions = []
+    for run in runs:
+        assert run.question is not None
+        run.question.seed = int(run.opponent_rng.integers(2**62))
+        questions.append(run.question)
+    answers = opponent.answer(questions)
+    for run, text in zip(runs, answers, strict=True):
+        run.give_text(text)
+
+
+def _answer_alone(run: ProgramRun) -> None:
+    question = run.question
+    opponent = run.opponent
+    assert question is not None and callable(opponent)
+    content: str | list[Message] = question.content if isinstance(question.content, str) else list(question.content)
+    options: dict[str, object] = {"allowed": question.allowed, "rng": run.opponent_rng}
+    names = inspect.signature(opponent).parameters
+    try:
+        text = opponent(content, **{name: options[name] for name in _OPTIONS if name in names})
+        if not isinstance(text, str):
+            raise TypeError(f"the opponent {run.opponent_name!r} returned {text!r:.200}, expected a text")
+    except Exception as error:  # a user's function may raise anything
+        run.refuse_question(error)
+        return
+    run.give_text(text)
+
+
+def opponent_metrics(runs: Sequence[ProgramRun]) -> dict[str, float]:
+    """Compute, for each opponent, what the policy has achieved against it.
+
+    Returns:
+        For each NAME ``opponents/NAME/games``; and of the games that have not failed ``…/return``, the policy's mean
+        return, ``…/won``, the fraction in which it is higher than all others', and ``…/drawn``, equal to the highest.
+    """
+    runs_of: dict[str, list[ProgramRun]] = {}
+    for run in runs:
+        if run.opponent is not None:
+            runs_of.setdefault(run.opponent_name, []).append(run)
+
+    # By opponent: the policy's reward, beside the highest of the others
+    metrics: dict[str, float] = {}
+    for name, runs_of_opponent in runs_of.items():
+        metrics[f"opponents/{name}/games"] = len(runs_of_opponent)
+        returns = []
+        won = []
+        drawn = []
+        for run in runs_of_opponent:
+            rewards = run.rewards
+            if rewards is None:
+                continue
+            [learner] = run.learners
+            best_of_others = max(reward for agent, reward in enumerate(rewards) if agent != learner)
+            returns.append(rewards[learner])
+            won.append(rewards[learner] > best_of_others)
+            drawn.append(rewards[learner] == best_of_others)
+        if returns:
+            metrics[f"opponents/{name}/return"] = float(np.mean(returns))
+            metrics[f"opponents/{name}/won"] = float(np.mean(won))
+            metrics[f"opponents/{name}/drawn"] = float(np.mean(drawn))
+    return metrics
+
+
+def _name(opponent: object, number: int) -> str:
+    """Return the name of an opponent in a list."""
+    if opponent is None:
+        return SELF
+    return str(getattr(opponent, "__name__", f"{type(opponent).__name__} {number}"))
