@@ -18,6 +18,7 @@ import numpy as np
 
 from textenv.envs.limits import check_at_least
 from textenv.envs.turn import Turn
+from textenv.programs.threads import run_in_thread
 from textenv.prompts.messages import Message, is_messages, read_messages
 from textenv.prompts.prompts import TurnLimits
 from textenv.prompts.special_tokens import check_unicode
@@ -42,6 +43,17 @@ class ProgramStopped(BaseException):  # noqa: N818  (a request to end, as asynci
     """Raised by ``ask`` in a program whose episode has been given up. Do not catch it."""
 
 
+@dataclass
+class Row:
+    """What a program has asked in one row of the rollout, and been answered."""
+
+    agent: int
+    content: Content
+    """All questions and answers, as the program knows them."""
+    turn: Turn
+    """The turn of the last answer."""
+
+
 @dataclass(eq=False)
 class Question:
     """One call of ``ask``."""
@@ -53,18 +65,9 @@ class Question:
     """Texts, one of which is the answer; None: all that the environment allows."""
     seed: int = 0
     """Seed of the answer of an opponent (`textenv.programs.opponents`)."""
+    row: Row | None = None
+    """The row that it continues; None if it begins one."""
     answer: Future[str] = field(default_factory=Future)
-
-
-@dataclass
-class Row:
-    """What a program has asked in one row of the rollout, and been answered."""
-
-    agent: int
-    content: Content
-    """All questions and answers, as the program knows them."""
-    turn: Turn
-    """The turn of the last answer."""
 
 
 @dataclass
@@ -153,7 +156,7 @@ class ProgramRun:
 
     def start(self) -> None:
         """Start the program in a thread."""
-        threading.Thread(target=self._run, name="program", daemon=True).start()
+        run_in_thread(self._run)
 
     # --- in the program's thread -----------------------------------------------------------------------------
 
@@ -226,12 +229,11 @@ class ProgramRun:
         question = self.question
         assert question is not None
         content = _with_answer(question.content, answer)
-        row = self.row_before(question)
-        if row is None:
+        if question.row is None:
             self.rows.append(Row(question.agent, content, turn))
         else:
-            row.content = content
-            row.turn = turn
+            question.row.content = content
+            question.row.turn = turn
         self.give_text(answer)
 
     def give_text(self, text: str) -> None:
@@ -251,12 +253,20 @@ class ProgramRun:
             self._unanswered.discard(question)
         _raise_in(question, error)
 
-    def row_before(self, question: Question) -> Row | None:
-        """Return the row that a question continues: the latest one with which its content begins; None if none."""
+    def find_row(self, question: Question) -> str | list[Message]:
+        """Set the row that a question continues: the latest one of its agent with which its content begins.
+
+        Returns:
+            What the question adds to this row; nothing if it begins one.
+        """
         for row in reversed(self.rows):
-            if row.agent == question.agent and added_content(row, question.content):
-                return row
-        return None
+            if row.agent == question.agent:
+                added = added_content(row, question.content)
+                if added:
+                    question.row = row
+                    return added
+        question.row = None
+        return ""
 
     def finish(self, error: LimitReached, deadline: float | None) -> None:
         """Let the open questions and all further ones raise this error, and wait for the program's end."""

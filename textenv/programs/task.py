@@ -17,7 +17,7 @@ from textenv.envs.task import rows_of
 from textenv.envs.tools import Tools
 from textenv.envs.turn import TRUNCATED, Continuation, Cut, Turn
 from textenv.programs.opponents import BatchOpponent, Opponents, answer_for_opponents, opponent_metrics
-from textenv.programs.run import LimitReached, ProgramRun, Question, added_content
+from textenv.programs.run import LimitReached, ProgramRun, Question
 from textenv.prompts.prompts import Prompt, TurnLimits, by_position, shuffled_indices
 from textenv.prompts.tokenize import prompt_ids, reply_ids
 from textenv.rewards.scores import RewardError, Scores, read_scores
@@ -242,8 +242,8 @@ class Programs:
             )
         # It begins a row, or is appended to one
         reply: Prompt | Continuation
-        row = run.row_before(question)
-        if row is None:
+        added = run.find_row(question)
+        if question.row is None:
             prompt = Prompt(question.content, state=run, agent=question.agent, limits=question.limits)
             if self.tools is None:
                 ids = prompt_ids(prompt, self.tokenizer)
@@ -252,9 +252,8 @@ class Programs:
             reply = replace(prompt, ids=tuple(ids))
             num_tokens = len(ids)
         else:
-            turn = row.turn
-            content = added_content(row, question.content)
-            ids = reply_ids(content, turn.prompt, turn.completion_ids, self.tokenizer)
+            turn = question.row.turn
+            ids = reply_ids(added, turn.prompt, turn.completion_ids, self.tokenizer)
             reply = Continuation(turn, ids, question.limits)
             num_tokens = len(turn.context_ids) + len(turn.completion_ids) + len(ids)
 
