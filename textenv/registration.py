@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 NAMES = (
     "Periods", "Reviews", "Copy", "Sort", "GuessNumber", "Calculator", "TwentyQuestions", "ReasoningGym", "TextWorld",
-    "OpenEnv", "Words", "Prompts", "KuhnPoker", "TicTacToe"
+    "OpenEnv", "Words", "Prompts", "Program", "KuhnPoker", "TicTacToe"
 )  # fmt: skip
-GAMES_OF_AGENTS = ("KuhnPoker", "TicTacToe")
-"""Games of several agents, which exist as vector environments only."""
+PROGRAMS = ("Program", "KuhnPoker", "TicTacToe")
+"""Programs that ask the model (`textenv.programs`), which exist as vector environments only."""
 OPTIMAL_RETURNS = {
     "TwentyQuestions": 33 / 40,
     "OpenEnv": None,
@@ -53,11 +53,11 @@ def make_env(task: str, **arguments: Any) -> TextEnv:
     """Make a built-in task as a single environment; the arguments are those of `make_vector_env`.
 
     Raises:
-        ValueError: if it is a game of several agents.
+        ValueError: if it is a program.
     """
-    if task in GAMES_OF_AGENTS:
+    if task in PROGRAMS:
         raise ValueError(
-            f"textenv/{task}-v0 has several agents, and no single environment: use "
+            f"textenv/{task}-v0 is a program, for which there is no single environment: use "
             f'gymnasium.make_vec("textenv/{task}-v0", num_envs=64)'
         )
     from textenv.envs.text_env import TextEnv
@@ -70,8 +70,8 @@ def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVecto
 
     Args:
         task: one of `NAMES`; ``"ReasoningGym"`` needs a ``dataset``, ``"OpenEnv"`` a ``url``,
-            ``"Words"`` an ``env``, ``"Prompts"`` ``prompts`` and ``reward``; ``"KuhnPoker"`` and ``"TicTacToe"`` may
-            have ``opponents``.
+            ``"Words"`` an ``env``, ``"Prompts"`` ``prompts`` and ``reward``, ``"Program"`` a ``play``; ``"KuhnPoker"``
+            and ``"TicTacToe"`` may have ``opponents``.
         num_envs: number of slots.
         arguments: ``model`` (``"embedded"``, ``"smollm2"``, a folder, a GGUF file or a hub name); ``split``
             (``"train"`` or ``"test"``, which share no prompt except in games); ``kl_coef`` (β of a k1 KL penalty to the
@@ -80,19 +80,18 @@ def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVecto
     """
     from textenv.envs.vector_env import TextVectorEnv
 
-    if task in GAMES_OF_AGENTS:
-        return _make_game(task, num_envs, **arguments)
+    if task in PROGRAMS:
+        return _make_program(task, num_envs, **arguments)
     return TextVectorEnv(num_envs=num_envs, **_constructor_arguments(task, **arguments))
 
 
-def _make_game(
+def _make_program(
     task: str, num_envs: int, *, model: str = "embedded", kl_coef: CoefficientLike | None = None, **arguments: Any
 ) -> TextVectorEnv:
-    """Make a game of several agents, see `textenv.programs.builtin`; arguments as for `make_vector_env`."""
+    """Make a program as an environment, see `textenv.programs.builtin`; arguments as for `make_vector_env`."""
     from textenv.lm.loading import load_tokenizer
     from textenv.programs.builtin import make_program_env
 
-    arguments.pop("split", None)  # games are drawn at random, and have no splits
     penalty = _penalty(model, kl_coef, arguments.pop("penalty", None))
     return make_program_env(task, tokenizer=load_tokenizer(model), num_envs=num_envs, penalty=penalty, **arguments)
 

@@ -69,6 +69,10 @@ def _is_plain(value: object) -> bool:
     return value is None or _is_number(value) or _is_switch(value) or _is_word(value)
 
 
+def _are_words(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_word, value))
+
+
 def _are_actions(value: object) -> bool:
     """Return True for words, or lists of words, as `textenv.words` takes them; also for ``"free"``."""
     if isinstance(value, list):
@@ -93,6 +97,7 @@ TEXT = "a text", _is_text
 PROMPTS = "a file's name or a list of prompts", _are_prompts
 STOPS = "a list of texts and token ids", _are_stops
 ACTIONS = "a list of words", _are_actions
+WORDS = "a list of names", _are_words
 OBJECT = "arguments that are plain data", _is_plain_object
 Kind = tuple[str, Callable[[object], bool]]
 """What an argument must be: in words, and as a function that returns True if it is."""
@@ -143,6 +148,9 @@ OF_TASK: dict[str, dict[str, Kind]] = {
         "instructions": TEXT,
         "chat": SWITCH,
     },
+    "Program": {"agents": SIZE, "timeout": NUMBER},  # the program itself is run only if it is named
+    "KuhnPoker": {"opponents": WORDS, "timeout": NUMBER},
+    "TicTacToe": {"opponents": WORDS, "timeout": NUMBER},
     "OpenEnv": {},  # an address is asked only if it is named
     "Prompts": {
         "prompts": PROMPTS,

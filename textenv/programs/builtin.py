@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import numpy as np
+
+from textenv.importing import load_function
 from textenv.programs import kuhn_poker, tic_tac_toe
-from textenv.programs.opponents import SELF, Opponent
+from textenv.programs.opponents import SELF, Opponent, opponent_name
 from textenv.programs.vector_env import ProgramVectorEnv
+from textenv.prompts.files import load_prompts
+from textenv.prompts.prompts import SPLITS, Subset
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+logger = logging.getLogger(__name__)
 
 
 class _Game(NamedTuple):
@@ -44,32 +55,95 @@ def make_program_env(
     name: str,
     *,
     tokenizer: PreTrainedTokenizerBase,
-    opponents: Sequence[str | Opponent] | None = None,
+    split: str = "train",
+    opponents: Sequence[str | Opponent] | Mapping[str, str | Opponent] | None = None,
     **arguments: Any,
 ) -> ProgramVectorEnv:
-    """Make a game by its name in `PROGRAMS`.
+    """Make a game by its name in `PROGRAMS`, or with ``"Program"`` a program of one's own.
 
     Args:
-        name: name of the game.
+        name: name of the game, or ``"Program"``.
         tokenizer: the policy's tokenizer.
-        opponents: as in `ProgramVectorEnv`; also by name: ``"self"``, in tic-tac-toe ``"perfect"`` and ``"random"``.
-        arguments: other arguments of `ProgramVectorEnv`.
+        split: ``"train"`` or ``"test"``: about three quarters of the tasks of a program, by content, and the others.
+        opponents: as in `ProgramVectorEnv`; also ``"self"`` and ``"file.py:function"``, and in tic-tac-toe
+            ``"perfect"`` and ``"random"``.
+        arguments: other arguments of `ProgramVectorEnv`. Of a program ``play`` may be ``"file.py:function"``, and
+            ``tasks`` a file as in `textenv.load_prompts`.
 
     Raises:
-        ValueError: if there is no opponent of such a name.
+        ValueError: if a program has no ``play``, or there is no such file, function or opponent.
     """
-    game = PROGRAMS[name]
-    pool: dict[str, Opponent] | Sequence[Opponent] | None = None
+    options = dict(arguments)
+    known_opponents: dict[str, Opponent] = {SELF: None}
+    if name in PROGRAMS:
+        game = PROGRAMS[name]
+        play = game.play
+        known_opponents = game.opponents
+        options = {"agents": 2, "allowed": game.words} | game.limits | options
+    else:
+        play = _read_play(options.pop("play", None))
+        options["tasks"] = _tasks_of_split(options.pop("tasks", None), split)
+    pool = None
     if opponents is not None:
-        pool = {}
-        for number, opponent in enumerate(opponents):
-            if not isinstance(opponent, str):
-                pool[getattr(opponent, "__name__", f"opponent {number}")] = opponent
-            elif opponent in game.opponents:
-                pool[opponent] = game.opponents[opponent]
-            else:
-                raise ValueError(
-                    f"opponents has {opponent!r}, expected functions or names among {sorted(game.opponents)}"
-                )
-    options: dict[str, Any] = {"agents": 2, "allowed": game.words} | game.limits | arguments
-    return ProgramVectorEnv(game.play, tokenizer=tokenizer, opponents=pool, **options)
+        pool = _read_opponents(opponents, known_opponents)
+    return ProgramVectorEnv(play, tokenizer=tokenizer, opponents=pool, **options)
+
+
+def _read_play(play: object) -> Callable[..., object]:
+    """Return a program that is given by itself or by name; raise a ValueError if there is none."""
+    if play is None:
+        raise ValueError(
+            "textenv/Program-v0 has no play: give play='my_agent.py:play', on the command line "
+            '--env-kwargs \'{"play": "my_agent.py:play"}\''
+        )
+    if isinstance(play, str):
+        return load_function(play)
+    return cast("Callable[..., object]", play)
+
+
+def _tasks_of_split(tasks: object, split: str) -> object:
+    """Return the tasks of a split, from a file or a list; None if there are none.
+
+    A task's split depends on its content alone. If one of the splits would be empty, both have all tasks.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split is {split!r}, expected one of {sorted(SPLITS)}")
+    if tasks is None:
+        return None
+    if isinstance(tasks, (str, Path)):
+        tasks = load_prompts(tasks, prompt_column=None)
+    if not isinstance(tasks, Sequence):
+        return tasks  # refused by `ProgramVectorEnv`, or a table without splits
+    indices = []
+    for index in range(len(tasks)):
+        digest = hashlib.sha256(repr(tasks[index]).encode()).digest()
+        if digest[0] % 4 in SPLITS[split]:
+            indices.append(index)
+    if not 0 < len(indices) < len(tasks):
+        logger.warning("%d tasks are too few to hold some out: training and evaluation use them all", len(tasks))
+        return tasks
+    return Subset(tasks, np.array(indices))
+
+
+def _read_opponents(
+    opponents: Sequence[str | Opponent] | Mapping[str, str | Opponent], known_opponents: Mapping[str, Opponent]
+) -> dict[str, Opponent]:
+    """Return opponents by name, where names of players and functions are replaced by these."""
+    if isinstance(opponents, Mapping):
+        named = dict(opponents)
+    else:
+        named = {opponent_name(opponent, number): opponent for number, opponent in enumerate(opponents)}
+    pool: dict[str, Opponent] = {}
+    for name, opponent in named.items():
+        if not isinstance(opponent, str):
+            pool[name] = opponent
+        elif opponent in known_opponents:
+            pool[name] = known_opponents[opponent]
+        elif ":" in opponent:
+            pool[name] = cast("Callable[..., str]", load_function(opponent))
+        else:
+            raise ValueError(
+                f"opponents has {opponent!r}, expected functions, 'file.py:function', or names among "
+                f"{sorted(known_opponents)}"
+            )
+    return pool

@@ -46,7 +46,7 @@ class Opponents:
         if isinstance(opponents, Mapping):
             named = dict(opponents)
         else:
-            named = {_name(opponent, number): opponent for number, opponent in enumerate(opponents)}
+            named = {opponent_name(opponent, number): opponent for number, opponent in enumerate(opponents)}
         if not named:
             raise ValueError("opponents is empty, expected at least one: a function, a policy's opponent, or None")
         self.agents = agents
@@ -158,8 +158,10 @@ def opponent_metrics(runs: Sequence[ProgramRun]) -> dict[str, float]:
     return metrics
 
 
-def _name(opponent: object, number: int) -> str:
+def opponent_name(opponent: object, number: int) -> str:
     """Return the name of an opponent in a list."""
     if opponent is None:
         return SELF
+    if isinstance(opponent, str):
+        return opponent
     return str(getattr(opponent, "__name__", f"{type(opponent).__name__} {number}"))

@@ -18,13 +18,14 @@ MAX_LINE = 2**24
 """Maximum line length, in bytes, so that a file without newlines is not read into memory whole."""
 
 
-def load_prompts(path: str | Path, *, prompt_column: str = "prompt") -> Sequence[dict[str, object]]:
+def load_prompts(path: str | Path, *, prompt_column: str | None = "prompt") -> Sequence[dict[str, object]]:
     """Open a file of prompts as a sequence of mappings for `PromptList`.
 
     Args:
         path: ``.jsonl`` (one object per line), ``.csv`` or ``.tsv`` (with a header line), ``.parquet``, or a
             folder written by ``datasets.Dataset.save_to_disk``; the last two need ``pip install 'textenv[data]'``.
-        prompt_column: name of the prompt's column; records have it under the name ``"prompt"``.
+        prompt_column: name of the prompt's column; records have it under the name ``"prompt"``. None: records are
+            returned as they are, for tasks of a program.
 
     Raises:
         FileNotFoundError: if the file does not exist.
@@ -54,7 +55,7 @@ def load_prompts(path: str | Path, *, prompt_column: str = "prompt") -> Sequence
 class _Records(Sequence[dict[str, object]]):
     """Records of a file, read on demand; the prompt's column gets the name ``"prompt"``."""
 
-    def __init__(self, path: Path, prompt_column: str) -> None:
+    def __init__(self, path: Path, prompt_column: str | None) -> None:
         self.path = path
         self._prompt_column = prompt_column
         self._starts = self._find_starts()
@@ -84,6 +85,8 @@ class _Records(Sequence[dict[str, object]]):
 
         # Rename the prompt's column
         column = self._prompt_column
+        if column is None:
+            return record
         if column not in record:
             reason = f"it has the columns {list(record)} but not {column!r}: name one by --prompt-column"
             raise self._broken(index, reason)

@@ -103,7 +103,7 @@ def test_an_opponent_that_fails_fails_the_program(caplog):
     ("arguments", "error", "message"),
     [
         (dict(opponents=[]), ValueError, "opponents is empty"),
-        (dict(opponents=["perfect"]), TypeError, "opponent 'str 0' is 'perfect', expected a function"),
+        (dict(opponents=["perfect"]), TypeError, "opponent 'perfect' is 'perfect', expected a function"),
         (dict(agents=1, play=lambda ask: 1.0, opponents=[says_bad]), ValueError, "opponents are given for one agent"),
     ],
 )
@@ -118,7 +118,9 @@ def test_registered_games_have_opponents_by_name():
     assert env.task.opponents.by_name["perfect"] is perfect_player
     result = evaluate(env, LMPolicy.load("embedded"), num_episodes=64)
     assert len(result.returns) == 32 and env.metrics["opponents/perfect/won"] == 0
-    with pytest.raises(ValueError, match=r"opponents has 'best', expected functions or names among \['perfect'"):
+    with pytest.raises(
+        ValueError, match=r"opponents has 'best', expected functions, 'file.py:function', or names among \['perfect'"
+    ):
         gymnasium.make_vec("textenv/TicTacToe-v0", opponents=["best"])
-    with pytest.raises(ValueError, match="textenv/KuhnPoker-v0 has several agents, and no single environment"):
+    with pytest.raises(ValueError, match="textenv/KuhnPoker-v0 is a program, for which there is no single environment"):
         gymnasium.make("textenv/KuhnPoker-v0")
