@@ -314,8 +314,8 @@ def program_metrics(runs: Sequence[ProgramRun]) -> dict[str, float]:
 
     Returns:
         - ``reward/failed``, ``reward/left_out``: number of programs that failed, and of those that returned None.
-        - ``programs/failed``: number of programs that raised an error, took too long or did not ask; of these
-          ``programs/timeouts`` took too long, and ``programs/limit`` did not catch `LimitReached`.
+        - ``programs/failed``: number of programs that raised an error, took too long or did not ask.
+        - ``programs/timeouts``, ``programs/limit``: of these, those that took too long, or did not catch `LimitReached`.
         - ``programs/questions``: mean number of questions of a program.
         - ``programs/rows``: mean number of rows of a program, 1 for each agent if every question continues the last.
         - those of `textenv.programs.opponents.opponent_metrics`.

@@ -1,0 +1,132 @@
+"""A tiny language model learns two games by playing against itself.
+
+    python examples/self_play.py kuhn           # 5 minutes on one core
+    python examples/self_play.py tic-tac-toe    # 30 minutes
+
+Kuhn poker has hidden cards, so the best play is random: the script prints how much a perfect opponent would win of the
+present policy and of the average of all policies so far, by enumeration (`exploitability`, in antes a game; 0 is an
+equilibrium). In tic-tac-toe it prints how often the policy draws against a perfect player, whom it never meets in
+training.
+"""
+
+import argparse
+import dataclasses
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from algos import PPO, Callback, League, LMPolicy, collect
+from textenv import ProgramVectorEnv
+from textenv.programs.kuhn_poker import ACTIONS, CARDS, SITUATIONS, exploitability, kuhn_poker
+from textenv.programs.tic_tac_toe import SQUARES, perfect_player, tic_tac_toe
+from textenv.rollout import sequences
+
+
+def tiny_policy(words, *, layers, width, seed):
+    """A transformer with random weights, for texts of these words."""
+    vocabulary = {word: number for number, word in enumerate(["<end>", *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<end>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[a-z]+|[^a-z]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    torch.manual_seed(seed)
+    config = GPT2Config(
+        vocab_size=len(vocabulary), n_positions=64, n_embd=width, n_layer=layers, n_head=4,
+        bos_token_id=0, eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    return LMPolicy(GPT2LMHeadModel(config), fast, seed=seed)
+
+
+class WatchPoker(Callback):
+    """Prints the exploitability of the present policy and of the average policy."""
+
+    def __init__(self, every):
+        self.every = every
+        self.bets = dict.fromkeys(SITUATIONS, 0.5)
+        self.sums = dict.fromkeys(SITUATIONS, 0.0)
+        self.weights = dict.fromkeys(SITUATIONS, 1e-9)
+
+    def on_rollout(self, run, rollout):
+        """Read the probabilities of a bet from the log-probabilities of a rollout."""
+        self.bets |= bet_probabilities(rollout, run.agent.env.tokenizer)
+
+        # An average of policies weighs each by how often it comes into a situation; later ones count more
+        iteration = len(run.history) + 1
+        for player, card, moves in SITUATIONS:
+            reach = 1.0
+            if len(moves) == 2:  # after a pass of its own
+                reach = 1 - self.bets[0, card, ()]
+            self.sums[player, card, moves] += iteration * reach * self.bets[player, card, moves]
+            self.weights[player, card, moves] += iteration * reach
+        if iteration % self.every == 0:
+            print(f"{iteration:5}  present {exploitability(self.bets):.3f}  average {self.exploitability():.3f}", flush=True)
+
+    def exploitability(self):
+        """Exploitability of the average policy."""
+        return exploitability({situation: self.sums[situation] / self.weights[situation] for situation in SITUATIONS})
+
+
+def bet_probabilities(rollout, tokenizer):
+    """Probability of a bet in each situation that occurs in a rollout of Kuhn poker."""
+    bets = {}
+    tokens = sequences(rollout).tolist()
+    for row, agent in enumerate(rollout["agent"][:, 0].tolist()):
+        words = tokenizer.convert_ids_to_tokens(tokens[row])
+        for column in rollout["mask"][row].nonzero().flatten().tolist():
+            moves = tuple(word for word in words[1 : column + 1] if word in ACTIONS)
+            probability = rollout["log_prob"][row, column].exp().item()
+            if words[column + 1] == "pass":
+                probability = 1 - probability
+            bets[agent, CARDS.index(words[0]), moves] = probability
+    return bets
+
+
+class LessEntropy(Callback):
+    """Lowers the entropy bonus linearly to 0."""
+
+    def on_start(self, run):
+        """Note the bonus at the beginning."""
+        self.first = run.agent.config.ent_coef
+
+    def on_iteration(self, run, metrics):
+        """Set the bonus of the next iteration."""
+        ent_coef = self.first * (1 - run.agent.progress)
+        run.agent.config = dataclasses.replace(run.agent.config, ent_coef=max(ent_coef, 0.0))
+
+
+def play_kuhn(options):
+    """Train on Kuhn poker."""
+    policy = tiny_policy([*CARDS, *ACTIONS, "you", "other", ":", "\n", " "], layers=1, width=32, seed=options.seed)
+    env = ProgramVectorEnv(
+        kuhn_poker, agents=2, allowed=ACTIONS, tokenizer=policy.tokenizer, num_envs=256, max_length=32
+    )
+    agent = PPO(
+        env, policy, num_episodes=2 * options.games, num_steps=None, minibatch_size=10**6, num_epochs=options.epochs,
+        learning_rate=options.rate, final_learning_rate=options.rate / 20, gamma=1.0, gae_lambda=1.0, ent_coef=options.entropy,
+        seed=options.seed,
+    )  # fmt: skip
+    watch = WatchPoker(options.every)
+    agent.learn(2.4 * options.games * options.iterations, callbacks=[watch, LessEntropy()])
+    print(f"average policy: exploitability {watch.exploitability():.4f}")
+
+
+def main():
+    """Train on one of the games."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("game", choices=["kuhn", "tic-tac-toe"])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--games", type=int, default=512)
+    parser.add_argument("--iterations", type=int, default=400)
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--entropy", type=float, default=0.1)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--every", type=int, default=20)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.game == "kuhn":
+        play_kuhn(options)
+
+
+if __name__ == "__main__":
+    main()
