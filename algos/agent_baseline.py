@@ -14,7 +14,7 @@ class AgentBaseline:
     """Running mean of each agent's returns, as a baseline of games in which one policy plays all agents.
 
     A policy that plays against itself wins as much as it loses, but one agent may have the better seat: the mean of all
-    returns is then no baseline of either (role-conditioned advantage estimation: Liu et al. 2025, SPIRAL, section 3.2).
+    returns then fits neither (role-conditioned advantage estimation: Liu et al. 2025, SPIRAL, section 3.2).
 
     Args:
         decay: weight of the former mean when an episode's return is added.
@@ -26,15 +26,15 @@ class AgentBaseline:
         """Running mean of the returns, by agent; begins at 0."""
 
     def __call__(self, episodes: TensorDict) -> Tensor:
-        """Add the returns of these episodes, one after the other.
+        """Update the means with these episodes, in their order, and return the baseline of each.
 
         Args:
             episodes: one row for each episode (`textenv.rollout.join_episodes`), in the order in which they are added.
 
         Returns:
-            float32 ``[E]``: the agent's running mean after each episode; 0 for episodes without a step. Since an
-            episode's own return enters it with weight ``1 - decay``, an advantage is ``decay`` times the return minus
-            the mean before, which does not depend on the episode's actions.
+            float32 ``[E]``: the agent's mean after each episode; 0 for episodes without a step. It includes the
+            episode's own return with weight ``1 - decay``. So the advantage is ``decay * (return - former mean)``: only
+            the scale changes, and the former mean does not depend on the episode's actions.
         """
         returns = episode_returns(episodes).tolist()
         has_steps = episodes["mask"].any(dim=1).tolist()

@@ -23,7 +23,7 @@ from algos.policies.random_streams import episode_seeds, row_seeds
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.lm.model import language_model_of
 from textenv.names import check_names
-from textenv.rollout import EpisodeEnv, LogProbs, is_episode_env
+from textenv.rollout import WAITING, EpisodeEnv, LogProbs, is_episode_env
 
 if TYPE_CHECKING:
     from algos.policies.lm import LMPolicy
@@ -86,6 +86,10 @@ class Collector:
         """Seed of the next reset; None once used."""
         self.observation: Any = None
         """Observation to act on next; None before the first reset."""
+
+        # What the last step says of each slot
+        self.failed = np.zeros(0, dtype=bool)
+        """Bool ``[N]``: slots whose last step failed."""
         self.only_resets = np.zeros(0, dtype=bool)
         """bool ``[N]``: slots whose next step only resets them (NEXT_STEP mode)."""
         self.action_mask: torch.Tensor | None = None
@@ -299,7 +303,7 @@ class Collector:
 
             # Mask out episodes that were aborted in this step
             done = columns["terminated"][-1] | columns["truncated"][-1]
-            aborted = done & ~columns["mask"][-1]
+            aborted = done & self.failed
             for slot in np.flatnonzero(aborted):
                 _wipe(columns, int(slot), since=int(episode_start[slot]))
 
@@ -366,10 +370,15 @@ class Collector:
         # Slots in which this was no step: the environment only reset itself, or it failed
         no_step = self.only_resets
         is_init = self.is_init
+        self.failed = np.zeros(slots, dtype=bool)
         if FAILED in info:
-            failed = np.asarray(info[FAILED], dtype=bool)
-            no_step = no_step | failed
-            is_init = is_init | failed
+            self.failed = np.asarray(info[FAILED], dtype=bool)
+            no_step = no_step | self.failed
+            is_init = is_init | self.failed
+        waiting = np.zeros(slots, dtype=bool)
+        if WAITING in info:
+            waiting = np.asarray(info[WAITING], dtype=bool)
+            no_step = no_step | waiting
 
         lives = _lives(info, self.lives)
         life_lost = None
@@ -400,9 +409,11 @@ class Collector:
         columns["is_init"].append(is_init)
 
         self.lives = lives
-        self._prepare_next(observation, action_mask, done)
+        self._prepare_next(observation, action_mask, done, waiting)
 
-    def _prepare_next(self, observation: np.ndarray, action_mask: torch.Tensor | None, done: np.ndarray) -> None:
+    def _prepare_next(
+        self, observation: np.ndarray, action_mask: torch.Tensor | None, done: np.ndarray, waiting: np.ndarray
+    ) -> None:
         """Keep what the next step begins with. Reset slots that are done, if the environment does not (DISABLED)."""
         env = self.env
         mode = autoreset_mode(env)
@@ -417,10 +428,10 @@ class Collector:
         self.action_mask = action_mask
 
         # Slots at the first observation of an episode. In NEXT_STEP mode these are the slots that this step has reset;
-        # the slots that are done now are reset by the next step.
+        # the slots that are done now are reset by the next step, or a later one if they wait.
         if mode is AutoresetMode.NEXT_STEP:
-            self.is_init = self.only_resets
-            self.only_resets = done
+            self.is_init = self.only_resets & ~waiting
+            self.only_resets = done | (self.only_resets & waiting)
         else:
             self.is_init = done
             self.only_resets = np.zeros_like(done)

@@ -21,11 +21,12 @@ from textenv.programs.vector_env import ProgramVectorEnv
 class League(Callback):
     """Adds the policy, as it is now, to the opponents of its environment: self-play against earlier versions.
 
-    The environment draws an opponent for each game: with ``opponents=[None]`` the policy itself, or one of the earlier
-    versions, all with the same probability. The log has the return against each of them
-    (`textenv.programs.opponents.opponent_metrics`); its name says after how many iterations it was added.
+    For each game the environment draws one opponent, each with the same probability: an earlier version, or what it was
+    given (``opponents=[None]``: the policy as it is). The log has the return against each of them
+    (`textenv.programs.opponents.opponent_metrics`); the name of a version says after how many iterations it was added.
 
-    Only the weights that train are kept for each version, and one further copy of the policy, which plays them.
+    Of each version only the trained weights are kept. One copy of the policy, into which they are loaded, plays them
+    all.
 
     Args:
         every: iterations between one version and the next.
@@ -87,7 +88,7 @@ class PolicyOpponent:
 
     Args:
         policy: a language model's policy; what becomes of it later does not change the copy.
-        env: the games, for the limits of an answer.
+        env: the environment whose limits (``max_new_tokens``, ``stop``, ``allowed``) an answer obeys.
     """
 
     def __init__(self, policy: Policy, env: ProgramVectorEnv) -> None:

@@ -8,6 +8,7 @@ from .envs.turn import TRUNCATED as TRUNCATED
 from .envs.vector_env import TextVectorEnv as TextVectorEnv
 from .extras.guidance import Guided as Guided
 from .extras.human.human import HumanReward as HumanReward
+from .extras.pettingzoo import from_pettingzoo as from_pettingzoo
 from .extras.reasoning_gym import ReasoningGym as ReasoningGym
 from .extras.service import RewardService as RewardService, serve_reward as serve_reward
 from .extras.torchrl import from_torchrl as from_torchrl, to_torchrl as to_torchrl

@@ -75,6 +75,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+WAITING = "waiting"
+"""Key of ``info`` of a step in control: bool ``[num_envs]``, slots whose action was not used, such as agents who are
+not to move. They are False in the rollout's ``mask``."""
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -82,6 +82,21 @@ def test_a_resumed_run_has_the_same_opponents(tmp_path):
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
+def test_versions_answer_with_the_words_of_the_environment():
+    """As the policy does, whatever spaces the tokenizer writes."""
+    answers = set()
+
+    def play(first, second):
+        pair = first("a", allowed=["good", "bad"]), second("b", allowed=["good", "bad"])
+        answers.update(pair)
+        return 0.0, 0.0
+
+    env = program_env(play, 4, agents=2, opponents=[None], allowed=["good", "bad"])
+    agent = PPO(env, word_policy(head=True), PPOConfig(num_episodes=16, num_steps=None), seed=1)
+    agent.learn(80, callbacks=[League(every=1, size=2)])
+    assert answers == {"good", "bad"}
+
+
 def test_environments_without_opponents_are_refused():
     env = make_env()
     with pytest.raises(ValueError, match="League is for games of programs, not for a TextVectorEnv"):

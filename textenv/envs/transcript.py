@@ -123,8 +123,8 @@ class Transcript:
         """Prompt of each row; None in rows that are not begun, such as those of an agent who has not been asked yet."""
         self.last_turn: list[Turn | None] = [None] * rows
         """Turn of each row that ended last."""
-        self._stop_texts: dict[int, tuple[str, ...]] = {}
-        """By row: texts that end its present turn, besides those of ``ends``."""
+        self._limits_of_turn: dict[int, TurnLimits] = {}
+        """By row: limits of its present turn besides ``limits``, if it has any."""
         self.tool_calls: list[list[ToolCall]] = [[] for _ in range(rows)]
         self._unscored: list[_UnscoredTurn] = []
 
@@ -195,7 +195,7 @@ class Transcript:
             for i in np.flatnonzero(candidates):
                 turn = self._turn(indices[i], terminated=True)
                 ended[i] = turn.find_completed(self.ends.texts) is not None
-        if self._stop_texts:
+        if self._limits_of_turn:
             ended |= self._completed_own_stop(indices)
         if self.masks.complete_turns:
             ended |= self._complete(indices)
@@ -336,7 +336,10 @@ class Transcript:
             continuation = reply
         else:
             ids = reply_ids(reply, turn.prompt, turn.completion_ids, self.tokenizer)
-            continuation = Continuation(turn, ids)
+            limits = TurnLimits()
+            if isinstance(reply, list):  # the results of tools: the model still answers the same question
+                limits = self._limits_of_turn.get(row, limits)
+            continuation = Continuation(turn, ids, limits)
         after = continuation.after
         ids = list(continuation.ids)
         next_row = self._row_of(after, row)
@@ -582,9 +585,9 @@ class Transcript:
         self.length[row] = start
         self.turn_start[row] = start
         self.turn_limit[row] = min(start + max_new_tokens, self.tokens.shape[1])
-        self._stop_texts.pop(row, None)
-        if limits.stop:
-            self._stop_texts[row] = limits.stop
+        self._limits_of_turn.pop(row, None)
+        if limits != TurnLimits():
+            self._limits_of_turn[row] = limits
 
     def _turn(self, row: int, *, terminated: bool) -> Turn:
         """Return the current turn of a row, as far as it is written."""
@@ -594,7 +597,7 @@ class Transcript:
         assert prompt is not None, "call begin first"
         stop_texts: tuple[str, ...] = ()
         if terminated:
-            stop_texts = (*self.ends.stop_texts, *self._stop_texts.get(int(row), ()))
+            stop_texts = (*self.ends.stop_texts, *self._own_stop_texts(row))
         return Turn(
             prompt,
             prompt_ids=ids[: self.prompt_length[row]],
@@ -626,10 +629,16 @@ class Transcript:
         is_completed = np.zeros(len(rows), dtype=bool)
         for i, row in enumerate(rows.tolist()):
             is_long_enough = self.length[row] - self.turn_start[row] >= self.limits.min_new_tokens
-            if row in self._stop_texts and is_long_enough:
+            stop_texts = self._own_stop_texts(row)
+            if stop_texts and is_long_enough:
                 turn = self._turn(row, terminated=True)
-                is_completed[i] = turn.find_completed(self._stop_texts[row]) is not None
+                is_completed[i] = turn.find_completed(stop_texts) is not None
         return is_completed
+
+    def _own_stop_texts(self, row: int) -> tuple[str, ...]:
+        """Return the texts that end the present turn of a row, besides those of ``ends``."""
+        limits = self._limits_of_turn.get(int(row))
+        return () if limits is None else limits.stop
 
     def _complete(self, rows: np.ndarray) -> np.ndarray:
         """Return True for the rows whose turn is a word that ends it by itself (`WordRule`)."""

@@ -1,4 +1,4 @@
-"""Games of programs by name, for ``gymnasium.make_vec("textenv/TicTacToe-v0", num_envs=64)``."""
+"""Programs that have a name, for ``gymnasium.make_vec("textenv/TicTacToe-v0", num_envs=64)``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from textenv.importing import load_function
 from textenv.programs import kuhn_poker, tic_tac_toe
-from textenv.programs.opponents import SELF, Opponent, opponent_name
+from textenv.programs.opponents import SELF, Opponent, with_names
 from textenv.programs.vector_env import ProgramVectorEnv
 from textenv.prompts.files import load_prompts
 from textenv.prompts.prompts import SPLITS, Subset
@@ -64,7 +64,8 @@ def make_program_env(
     Args:
         name: name of the game, or ``"Program"``.
         tokenizer: the policy's tokenizer.
-        split: ``"train"`` or ``"test"``: about three quarters of the tasks of a program, by content, and the others.
+        split: ``"train"``: about three quarters of a program's tasks, chosen by a hash of their content; ``"test"``:
+            the others.
         opponents: as in `ProgramVectorEnv`; also ``"self"`` and ``"file.py:function"``, and in tic-tac-toe
             ``"perfect"`` and ``"random"``.
         arguments: other arguments of `ProgramVectorEnv`. Of a program ``play`` may be ``"file.py:function"``, and
@@ -132,7 +133,7 @@ def _read_opponents(
     if isinstance(opponents, Mapping):
         named = dict(opponents)
     else:
-        named = {opponent_name(opponent, number): opponent for number, opponent in enumerate(opponents)}
+        named = with_names(opponents)
     pool: dict[str, Opponent] = {}
     for name, opponent in named.items():
         if not isinstance(opponent, str):

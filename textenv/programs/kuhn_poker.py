@@ -19,7 +19,7 @@ VALUE = -1 / 18
 
 
 def kuhn_poker(first: Ask, second: Ask, *, rng: np.random.Generator) -> tuple[float, float]:
-    """Play a game, and return what each agent wins, in antes: 1 or 2, or as much below 0.
+    """Play a game, and return what each agent wins, in antes: ±1 or ±2.
 
     An agent reads its card and then, line by line, its own moves and those of the other one. The environment needs
     ``allowed=ACTIONS``.
@@ -90,8 +90,8 @@ def expected_winnings(bets: Mapping[Situation, float]) -> float:
 def exploitability(bets: Mapping[Situation, float]) -> float:
     """Return how much a perfect opponent would win, in antes a game, averaged over both seats.
 
-    It is 0 if and only if the strategies are an equilibrium (half of what is called NashConv). The best answer to each
-    agent is found among all 64 strategies without chance.
+    It is NashConv / 2, and 0 if and only if the strategies are an equilibrium. The best response to each agent is found
+    among all 64 deterministic strategies.
 
     Args:
         bets: the probability of ``bet`` in each of `SITUATIONS`.

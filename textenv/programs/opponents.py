@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -37,16 +37,17 @@ class Opponents:
         agents: number of agents of a game.
 
     Raises:
-        TypeError, ValueError: if it is empty, has something else than opponents, or there is a single agent.
+        TypeError: if one of them is no opponent.
+        ValueError: if there are none, or ``agents`` is 1.
     """
 
     def __init__(self, opponents: Sequence[Opponent] | Mapping[str, Opponent], *, agents: int) -> None:
         if agents < 2:
-            raise ValueError("opponents are given for one agent, expected agents=2 or more")
+            raise ValueError("opponents need a program of several agents: give agents=2")
         if isinstance(opponents, Mapping):
             named = dict(opponents)
         else:
-            named = {opponent_name(opponent, number): opponent for number, opponent in enumerate(opponents)}
+            named = with_names(opponents)
         if not named:
             raise ValueError("opponents is empty, expected at least one: a function, a policy's opponent, or None")
         self.agents = agents
@@ -81,21 +82,26 @@ class Opponents:
         run.opponent_rng = rng
 
 
-def answer_for_opponents(runs: Sequence[ProgramRun]) -> None:
-    """Answer the questions of these runs, which are put to their opponents; an error is raised in the program."""
+def answer_for_opponents(runs: Sequence[ProgramRun], words: Mapping[str, str]) -> None:
+    """Answer the questions of these runs, which are put to their opponents; an error is raised in the program.
+
+    Args:
+        runs: programs, each with a `ProgramRun.question`.
+        words: the environment's words, by their text without spaces around it; none if it has no list of them.
+    """
     runs_of: dict[int, list[ProgramRun]] = {}
     for run in runs:
         runs_of.setdefault(id(run.opponent), []).append(run)
     for runs_of_opponent in runs_of.values():
         opponent = runs_of_opponent[0].opponent
         if isinstance(opponent, BatchOpponent):
-            _answer_together(opponent, runs_of_opponent)
+            _answer_together(opponent, runs_of_opponent, words)
         else:
             for run in runs_of_opponent:
-                _answer_alone(run)
+                _answer_alone(run, words)
 
 
-def _answer_together(opponent: BatchOpponent, runs: Sequence[ProgramRun]) -> None:
+def _answer_together(opponent: BatchOpponent, runs: Sequence[ProgramRun], words: Mapping[str, str]) -> None:
     questions = []
     for run in runs:
         assert run.question is not None
@@ -103,24 +109,33 @@ def _answer_together(opponent: BatchOpponent, runs: Sequence[ProgramRun]) -> Non
         questions.append(run.question)
     answers = opponent.answer(questions)
     for run, text in zip(runs, answers, strict=True):
-        run.give_text(text)
+        run.give_text(words.get(text.strip(), text))
 
 
-def _answer_alone(run: ProgramRun) -> None:
+def _answer_alone(run: ProgramRun, words: Mapping[str, str]) -> None:
     question = run.question
     opponent = run.opponent
     assert question is not None and callable(opponent)
     content: str | list[Message] = question.content if isinstance(question.content, str) else list(question.content)
-    options: dict[str, object] = {"allowed": question.allowed, "rng": run.opponent_rng}
+    allowed = question.allowed
+    if allowed is None and words:
+        allowed = tuple(words.values())
+    options: dict[str, object] = {"allowed": allowed, "rng": run.opponent_rng}
     names = inspect.signature(opponent).parameters
+
+    # Ask it; whatever is wrong with its answer is raised in the program
     try:
         text = opponent(content, **{name: options[name] for name in _OPTIONS if name in names})
         if not isinstance(text, str):
             raise TypeError(f"the opponent {run.opponent_name!r} returned {text!r:.200}, expected a text")
+        if allowed is not None and words.get(text.strip(), text) not in allowed:
+            raise ValueError(
+                f"the opponent {run.opponent_name!r} answered {text!r:.200}, expected one of {list(allowed)}"
+            )
     except Exception as error:  # a user's function may raise anything
         run.refuse_question(error)
         return
-    run.give_text(text)
+    run.give_text(words.get(text.strip(), text))
 
 
 def opponent_metrics(runs: Sequence[ProgramRun]) -> dict[str, float]:
@@ -158,10 +173,24 @@ def opponent_metrics(runs: Sequence[ProgramRun]) -> dict[str, float]:
     return metrics
 
 
-def opponent_name(opponent: object, number: int) -> str:
-    """Return the name of an opponent in a list."""
-    if opponent is None:
-        return SELF
-    if isinstance(opponent, str):
-        return opponent
-    return str(getattr(opponent, "__name__", f"{type(opponent).__name__} {number}"))
+def with_names(opponents: object) -> dict[str, Any]:
+    """Return the opponents of a list by name; a name that is there already gets a number.
+
+    Raises:
+        TypeError: if it is no list.
+    """
+    if isinstance(opponents, str) or not isinstance(opponents, Sequence):
+        raise TypeError(f"opponents is {opponents!r:.200}, expected a list of opponents, or a mapping with their names")
+    named: dict[str, Any] = {}
+    for opponent in opponents:
+        if opponent is None:
+            name = SELF
+        elif isinstance(opponent, str):
+            name = opponent
+        else:
+            name = str(getattr(opponent, "__name__", type(opponent).__name__))
+        unique_name = name
+        while unique_name in named:
+            unique_name = f"{name} {len(named) + 1}"
+        named[unique_name] = opponent
+    return named

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -29,7 +30,7 @@ OTHER_DISTRIBUTION = {
 }  # fmt: skip
 """Options of other services with which the answers would not be samples of the policy."""
 
-HIDDEN_FILES = {__file__, str(inspect.getsourcefile(Future))}
+HIDDEN_FILES = {__file__, str(Path(__file__).with_name("task.py")), str(inspect.getsourcefile(Future))}
 """Files that are left out of the traceback of a program."""
 Content = str | tuple[Message, ...]
 """All that the model is to read: a text, or a chat."""
@@ -64,7 +65,7 @@ class Question:
     allowed: tuple[str, ...] | None
     """Texts, one of which is the answer; None: all that the environment allows."""
     seed: int = 0
-    """Seed of the answer of an opponent (`textenv.programs.opponents`)."""
+    """Seed with which a `textenv.programs.opponents.BatchOpponent` samples its answer."""
     row: Row | None = None
     """The row that it continues; None if it begins one."""
     answer: Future[str] = field(default_factory=Future)
@@ -136,7 +137,7 @@ class ProgramRun:
     @property
     def rewards(self) -> list[float] | None:
         """Rewards of all agents as numbers; None if the program has failed, or has left out one of them."""
-        if self.end is None or self.has_failed:
+        if self.end is None or self.has_failed or self.end.result is None:
             return None
         results = [self.end.result]
         if self._agents > 1:
@@ -150,8 +151,20 @@ class ProgramRun:
         return numbers
 
     @property
+    def num_left_out(self) -> int:
+        """Number of agents of the policy for which the program returned None."""
+        if self.end is None or self.has_failed:
+            return 0
+        if self.end.result is None:
+            return len(self.learners)
+        if self._agents == 1:
+            return 0
+        results = cast("Sequence[object]", self.end.result)
+        return sum(results[agent] is None for agent in self.learners)
+
+    @property
     def has_failed(self) -> bool:
-        """True if the program has ended by an error, or without a question."""
+        """True if the program has ended by an error, or without having asked."""
         return self.end is not None and (self.end.error is not None or not self.num_questions)
 
     def start(self) -> None:
@@ -202,7 +215,8 @@ class ProgramRun:
                 event = self._next_event(deadline)
         except queue.Empty:
             self.has_timed_out = True
-            self.end = _End(error=TimeoutError("the program took too long to ask its next question, or to return"))
+            message = "the program took longer than timeout= to ask its next question, or to return"
+            self.end = _End(error=TimeoutError(message))
             self.stop()
             return None
         if isinstance(event, _End):
@@ -237,7 +251,7 @@ class ProgramRun:
         self.give_text(answer)
 
     def give_text(self, text: str) -> None:
-        """Give the program the answer of an opponent to its `question`."""
+        """Give the program the text that answers its `question`."""
         question = self.question
         assert question is not None
         with self._lock:
@@ -253,20 +267,20 @@ class ProgramRun:
             self._unanswered.discard(question)
         _raise_in(question, error)
 
-    def find_row(self, question: Question) -> str | list[Message]:
+    def find_row(self, question: Question) -> str | list[Message] | None:
         """Set the row that a question continues: the latest one of its agent with which its content begins.
 
         Returns:
-            What the question adds to this row; nothing if it begins one.
+            What the question adds to this row, which may be nothing; None if it begins a row.
         """
         for row in reversed(self.rows):
             if row.agent == question.agent:
                 added = added_content(row, question.content)
-                if added:
+                if added is not None:
                     question.row = row
                     return added
         question.row = None
-        return ""
+        return None
 
     def finish(self, error: LimitReached, deadline: float | None) -> None:
         """Let the open questions and all further ones raise this error, and wait for the program's end."""
@@ -401,31 +415,36 @@ def _with_answer(content: Content, answer: str) -> Content:
     return (*content, message)
 
 
-def added_content(row: Row, content: Content) -> str | list[Message]:
-    """Return what a content adds to all that stands in a row; nothing if it does not begin with that."""
+def added_content(row: Row, content: Content) -> str | list[Message] | None:
+    """Return what a content adds to all that stands in a row; None if it does not continue the row."""
     if isinstance(content, str):
         if isinstance(row.content, str):
             return _added_text(row.content, content, row.turn)
-        return ""
+        return None
     if isinstance(row.content, str):
-        return ""
+        return None
     count = len(row.content)
     added_messages = list(content[count:])
     if content[:count] != row.content or not added_messages:
-        return ""
+        return None
     if added_messages[-1]["role"] == "assistant":  # an answer that is to be continued
-        return ""
+        return None
     return added_messages
 
 
-def _added_text(earlier_text: str, text: str, turn: Turn) -> str:
-    """Return what a text adds to an earlier one, which ends with a turn; nothing if it does not begin with that."""
+def _added_text(earlier_text: str, text: str, turn: Turn) -> str | None:
+    """Return what a text adds to an earlier one, which ends with a turn; None if it does not continue it."""
     if not text.startswith(earlier_text):
-        return ""
+        return None
 
     # The text that stopped the answer stands in the row, but not in the answer
     added = text.removeprefix(earlier_text)
     stop_text = turn.text.removeprefix(turn.completion)
     if not added.startswith(stop_text):
-        return ""
+        return None
+
+    # An answer that is to be continued: not behind a token with which the model has ended it
+    has_end_token = turn.terminated and not stop_text
+    if added == stop_text and has_end_token:
+        return None
     return added.removeprefix(stop_text)

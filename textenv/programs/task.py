@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _Reply = Prompt | Continuation | Literal[Cut.TRUNCATED] | None
+ENOUGH_FAILURES = 8
+"""Number of programs after whose failure, without a success, no more are tried."""
 RNG = "rng"
 """Name of the argument with which a program gets its random generator."""
 
@@ -40,7 +42,7 @@ class Programs:
         tokenizer: the policy's tokenizer.
         agents: number of agents.
         max_turns: maximum number of questions of a program.
-        room: number of tokens of a row, without those that an answer needs at least.
+        room: maximum number of tokens before an answer: ``max_length`` less the shortest answer.
         words: texts that a question may allow; empty if the environment has no list of them.
         timeout: seconds that the programs may take for each step, or None.
         opponents: who plays the other agents; None: the policy plays all.
@@ -87,6 +89,7 @@ class Programs:
         # How it is called
         self._takes_task = _takes_task(play, self.name, agents=agents, has_tasks=tasks is not None)
         self._takes_rng = RNG in _parameters(play)
+        self._num_failed = 0
         self._has_succeeded = False
         self._running: WeakSet[ProgramRun] = WeakSet()
 
@@ -97,8 +100,8 @@ class Programs:
         for run, reply in zip(runs, self._next_replies(runs), strict=True):
             prompt = reply
             if not isinstance(prompt, Prompt):
-                # The program has ended without a question: one token stands for it, and its episode is left out
-                prompt = Prompt((0,), state=run, limits=TurnLimits(max_new_tokens=1))
+                # The program has ended before the policy was asked: one token stands for it, and is left out
+                prompt = Prompt((0,), state=run, limits=TurnLimits(max_new_tokens=1), ids=(0,))
             prompts.append(prompt)
         return prompts
 
@@ -124,7 +127,7 @@ class Programs:
                 self._end_at_limit(run, self._deadline())
         self._report(runs)
 
-        # The reward of an agent is that of its last turn
+        # The last turn of an agent, in the row that was begun last, gets its reward
         rewards: list[object] = []
         failed_turns = []
         for index, turn in enumerate(turns):
@@ -132,7 +135,7 @@ class Programs:
             reward = None
             if run.has_failed:
                 failed_turns.append(index)
-            elif turn.last:
+            elif turn.last and run.rows:  # without rows, the turn only stands for a program that has not asked
                 reward = self._reward(run, turn.prompt.agent)
             rewards.append(reward)
         scores = read_scores(rewards, rows_of(turns), name=self.name)
@@ -192,7 +195,7 @@ class Programs:
                     asks_opponent.append(run)
                 else:
                     replies[run] = reply
-            answer_for_opponents(asks_opponent)
+            answer_for_opponents(asks_opponent, self.word_of_text)
             waiting_runs = asks_opponent
         return [replies[run] for run in runs]
 
@@ -212,7 +215,7 @@ class Programs:
                 if question.agent in run.learners:
                     return self._as_reply(run, question)
                 if isinstance(run.opponent, BatchOpponent):
-                    self._as_reply(run, question)
+                    self._as_reply(run, question)  # only to refuse what a model could not read
                 return question
             except (ValueError, LimitReached) as error:  # the chat template refuses it, or it is too long
                 run.refuse_question(error)
@@ -223,7 +226,8 @@ class Programs:
     def _end_at_limit(self, run: ProgramRun, deadline: float | None) -> None:
         """Let the program return its reward, without a further question."""
         error = LimitReached(
-            f"the episode has had max_turns={self.max_turns} turns: catch this error and return a reward, or raise it"
+            f"the episode has had max_turns={self.max_turns} turns: catch this error and return a reward, or give the "
+            "environment a higher max_turns"
         )
         run.finish(error, deadline)
 
@@ -238,7 +242,7 @@ class Programs:
         if question.allowed is not None and not set(words).issuperset(question.allowed):
             raise ValueError(
                 f"allowed is {list(question.allowed)}, expected texts among those of the environment, "
-                f"ProgramVectorEnv(allowed={list(words)})"
+                f"ProgramVectorEnv(allowed={list(words) or '[...]'})"
             )
         # It begins a row, or is appended to one
         reply: Prompt | Continuation
@@ -253,6 +257,7 @@ class Programs:
             num_tokens = len(ids)
         else:
             turn = question.row.turn
+            assert added is not None
             ids = reply_ids(added, turn.prompt, turn.completion_ids, self.tokenizer)
             reply = Continuation(turn, ids, question.limits)
             num_tokens = len(turn.context_ids) + len(turn.completion_ids) + len(ids)
@@ -281,19 +286,25 @@ class Programs:
         """Log the failures of programs.
 
         Raises:
-            RuntimeError: if all programs have failed, and none has ever returned: it is a mistake in the program.
+            RuntimeError: if all programs have failed so far, and none runs any more, or `ENOUGH_FAILURES` have failed:
+                it is a mistake in the program.
         """
         failed_runs = [run for run in runs if run.has_failed]
+        self._num_failed += len(failed_runs)
         if len(failed_runs) < len(runs):
             self._has_succeeded = True
         if not failed_runs:
             return
+
+        # Raise the first failure, or log it
         first = failed_runs[0]
         what_happened = first.failure() or "It returned without a question."
-        if not self._has_succeeded:
+        all_have_failed = not self._running or self._num_failed >= ENOUGH_FAILURES
+        if all_have_failed and not self._has_succeeded:
             assert first.end is not None
             raise RuntimeError(
-                f"all {len(runs)} programs {self.name!r} failed, the first like this:\n{what_happened}"
+                f"all {self._num_failed} programs {self.name!r} failed, the first of these {len(failed_runs)} like "
+                f"this:\n{what_happened}"
             ) from first.end.error
         logger.warning(
             "%d of %d programs %r failed, and their episodes are left out of the update; the first like this:\n%s",
@@ -313,9 +324,10 @@ def program_metrics(runs: Sequence[ProgramRun]) -> dict[str, float]:
     """Compute the log metrics of programs that have ended.
 
     Returns:
-        - ``reward/failed``, ``reward/left_out``: number of programs that failed, and of those that returned None.
-        - ``programs/failed``: number of programs that raised an error, took too long or did not ask.
-        - ``programs/timeouts``, ``programs/limit``: of these, those that took too long, or did not catch `LimitReached`.
+        - ``reward/left_out``: number of rewards that were None.
+        - ``reward/failed``, ``programs/failed``: number of programs that raised an error, took too long or did not ask.
+        - ``programs/timeouts``, ``programs/limit``: of these, those that took too long, or did not catch
+          `LimitReached`.
         - ``programs/questions``: mean number of questions of a program.
         - ``programs/rows``: mean number of rows of a program, 1 for each agent if every question continues the last.
         - those of `textenv.programs.opponents.opponent_metrics`.
@@ -323,7 +335,7 @@ def program_metrics(runs: Sequence[ProgramRun]) -> dict[str, float]:
     count = len(runs)
     metrics = {
         "reward/failed": sum(run.has_failed for run in runs),
-        "reward/left_out": sum(not run.has_failed and run.end is not None and run.end.result is None for run in runs),
+        "reward/left_out": sum(run.num_left_out for run in runs),
         "programs/failed": sum(run.has_failed for run in runs),
         "programs/timeouts": sum(run.has_timed_out for run in runs),
         "programs/limit": sum(run.end is not None and isinstance(run.end.error, LimitReached) for run in runs),
@@ -349,29 +361,34 @@ def _checked_tasks(tasks: Sequence[object] | None) -> Sequence[object] | None:
 def _parameters(play: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a program; raise a TypeError if it is no function."""
     if not callable(play) or isinstance(play, type):
-        raise TypeError(f"play is {play!r:.200}, expected a function such as play(ask, task)")
+        raise TypeError(f"play is {play!r:.200}, expected a function such as play(ask, task), or an object to call")
     return inspect.signature(play).parameters
 
 
 def _takes_task(play: Callable[..., object], name: str, *, agents: int, has_tasks: bool) -> bool:
     """Return True if a program gets a task behind its functions to ask; raise a TypeError if its arguments differ."""
     by_position_kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = []
+    parameters = []
     for parameter in _parameters(play).values():
         if parameter.name != RNG and parameter.kind in by_position_kinds:
-            names.append(parameter.name)
+            parameters.append(parameter)
+    num_required = sum(parameter.default is inspect.Parameter.empty for parameter in parameters)
+    num_given = agents + has_tasks
+    if num_required <= num_given <= len(parameters):
+        return has_tasks
+
+    # Say what it takes, and what it should take
     asks = "ask"
     if agents > 1:
         asks = ", ".join(f"ask_{agent}" for agent in range(agents))
-    if len(names) == agents and not has_tasks:
-        return False
-    if len(names) == agents + 1:
-        return True
-    if has_tasks:
-        expected = f"{name}({asks}, task)"
-    else:
-        expected = f"{name}({asks}), or with tasks= {name}({asks}, task)"
-    raise TypeError(f"play is {name}({', '.join(names)}), expected {expected}")
+    names = ", ".join(parameter.name for parameter in parameters)
+    expected = f"{name}({asks}, task)"
+    if not has_tasks:
+        expected = f"{name}({asks}), or with tasks= {expected}"
+    advice = ""
+    if num_required == num_given + 1:
+        advice = f". For another function to ask, give agents={agents + 1}"
+    raise TypeError(f"play is {name}({names}), expected {expected}{advice}")
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[object]]:

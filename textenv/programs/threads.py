@@ -3,6 +3,8 @@
 They are daemons: a program that hangs does not keep Python from ending.
 """
 
+import contextvars
+import os
 import queue
 import threading
 from collections import deque
@@ -13,13 +15,17 @@ _idle: deque["queue.SimpleQueue[Callable[[], object]]"] = deque()
 
 
 def run_in_thread(function: Callable[[], object]) -> None:
-    """Call a function in a thread that is idle, or in a new one; what it returns is dropped, and it must not raise."""
+    """Call a function in a thread that is idle, or in a new one, with the context variables of here.
+
+    What it returns is dropped, and it must not raise.
+    """
+    context = contextvars.copy_context()
     try:
         functions = _idle.pop()
     except IndexError:
         functions = queue.SimpleQueue()
         threading.Thread(target=_serve, args=(functions,), name="program", daemon=True).start()
-    functions.put(function)
+    functions.put(lambda: context.run(function))
 
 
 def _serve(functions: "queue.SimpleQueue[Callable[[], object]]") -> None:
@@ -27,3 +33,7 @@ def _serve(functions: "queue.SimpleQueue[Callable[[], object]]") -> None:
     while True:
         functions.get()()
         _idle.append(functions)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_idle.clear)  # a forked process has no threads but one

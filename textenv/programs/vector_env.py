@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from textenv.envs.action_masks import Rule, WordRule
 from textenv.envs.limits import StopConditions, check_at_least
 from textenv.envs.turn import Turn
 from textenv.envs.vector_env import DEFAULT_SLOTS, TextObservation, TextVectorEnv
-from textenv.names import check_names
+from textenv.names import check_names, refuse_unknown
 from textenv.programs.opponents import Opponent, Opponents
 from textenv.programs.run import Question
 from textenv.programs.task import Programs, program_metrics, runs_of
@@ -17,6 +20,7 @@ from textenv.prompts.prompts import Prompt
 from textenv.rewards.scores import Scores
 
 if TYPE_CHECKING:
+    from tensordict import TensorDict
     from transformers import PreTrainedTokenizerBase
 
 MAX_TURNS = 20
@@ -27,6 +31,8 @@ TIMEOUT = 60.0
 """Default time limit of a program for each step, in seconds."""
 
 
+MADE_HERE = ("self", "arguments", "task", "prompts", "reward", "max_prompt_tokens", "overlong")
+"""Arguments that only other environments have: a program has its tasks, its reward and its questions."""
 ANSWER_ARGUMENTS = (
     "tokenizer", "num_envs", "max_prompt_tokens", "max_length", "max_new_tokens", "min_new_tokens", "stop", "forbidden",
     "allowed",
@@ -73,16 +79,17 @@ class ProgramVectorEnv(TextVectorEnv):
     Args:
         play: the program, ``play(ask, task)``, or without ``tasks`` ``play(ask)``; it may be ``async``. It returns a
             reward, a dictionary of named rewards, which are added, or None, which leaves the episode out. With several
-            agents it is ``play(ask_0, ask_1, task)``, and returns a list of rewards. An argument ``rng`` gets NumPy's
-            random generator of the episode: with other random numbers, a resumed training is not the same.
+            agents it is ``play(ask_0, ask_1, task)``, and returns a list with such a reward for each. An argument named
+            ``rng`` gets NumPy's random generator of the episode; with other random numbers a resumed training differs.
+            All episodes call the same object at the same time: what belongs to an episode is kept in local variables.
         tasks: tasks of any kind, such as rows of a data set, in shuffled order as prompts are.
         tokenizer: the policy's tokenizer. Messages need its chat template.
         num_envs: number of programs that run at the same time.
         agents: number of agents, which have the same policy. A game is an episode for each agent.
-        opponents: who plays the agents of a game besides the policy's; None: the policy plays all. A list, or a mapping
-            with names for the log, of functions from what the agent reads to its answer (with arguments ``allowed`` and
-            ``rng`` if they have these), earlier policies (`algos.League`), and None, which is the policy. For each game
-            one is drawn, and the agent that the policy plays; the episodes of the other agents are empty.
+        opponents: None: the policy plays all agents. Else a list, or a mapping from name (in the log) to opponent. An
+            opponent is a function from what an agent reads to its answer (it may have arguments ``allowed`` and
+            ``rng``), an earlier policy (`algos.League`), or None, the policy itself. An opponent is drawn for each
+            game, and the agent that the policy plays; the episodes of the other agents are empty.
         max_turns: maximum number of questions of a program, all agents together. A further one raises `LimitReached`
             in the program, which may catch it and return its reward.
         max_length: maximum number of tokens of a text, answers included. A question that does not fit raises
@@ -127,12 +134,24 @@ class ProgramVectorEnv(TextVectorEnv):
         timeout: float | None = TIMEOUT,
         **arguments: Any,
     ) -> None:
+        accepted = [*inspect.signature(ProgramVectorEnv).parameters, *inspect.signature(TextVectorEnv).parameters]
+        accepted = [name for name in accepted if name not in MADE_HERE]
+        refuse_unknown(arguments, accepted, owner="ProgramVectorEnv")
         check_at_least("max_length", max_length, 2)
+        if arguments.pop("score_while_generating", False):
+            raise ValueError(
+                "score_while_generating is True, but programs return their rewards themselves, while others still "
+                "run: leave it out"
+            )
 
         # A list of texts becomes a rule of words, of which a question may allow only some
         words: list[str] = []
         tokens_of_answer = 1
-        if isinstance(allowed, Collection) and all(isinstance(text, str) for text in allowed):
+        if (
+            isinstance(allowed, Collection)
+            and not isinstance(allowed, str)
+            and all(isinstance(text, str) for text in allowed)
+        ):
             words = [str(text) for text in allowed]
             ends = StopConditions(tokenizer, arguments.get("stop", ())).ids
             rule = WordRule(words, tokenizer, ends=ends, available=self._available)
@@ -174,11 +193,17 @@ class ProgramVectorEnv(TextVectorEnv):
         self.task.close_waiting()
         return super().start_episodes(episodes, seed=seed, group_size=group_size, slots=slots)
 
-    def answering_env(self, questions: Sequence[Question]) -> TextVectorEnv:
-        """Return an environment of single answers to these questions, for a `BatchOpponent`; limits are those of here.
+    def given_episodes(self, prompts: Sequence[object], completions: Sequence[object], scores: object) -> TensorDict:
+        """Raise a ValueError: episodes of programs are those that the programs play."""
+        raise ValueError(
+            "texts that were written elsewhere (step, given_episodes) are no episodes of a program: use a TextVectorEnv"
+        )
 
-        Its episodes are the questions in their order, and all scores are 0. The next call changes the questions of the
-        environment that this one returned.
+    def answering_env(self, questions: Sequence[Question]) -> TextVectorEnv:
+        """Return an environment of single answers to these questions, for a `BatchOpponent`, with this one's limits.
+
+        Its episodes are the questions in their order, and all scores are 0. It is used again: be done with it before
+        the next call.
         """
         task = _Questions(questions)
         if self._answering_env is None:
@@ -191,6 +216,14 @@ class ProgramVectorEnv(TextVectorEnv):
         """See `TextVectorEnv.report`; the metrics of `program_metrics` are added."""
         super().report(turns, episodes, scores)
         self.metrics |= program_metrics(runs_of(turns))
+
+    def _begin(self, slots: np.ndarray) -> None:
+        """See `TextVectorEnv._begin`; programs that still run in these slots are given up."""
+        for slot in slots.tolist():
+            prompt = self._step_transcript.prompts[slot]
+            if prompt is not None:
+                prompt.state.stop()
+        super()._begin(slots)
 
     def _available(self, turn: Turn) -> Collection[str] | None:
         """Return the texts that the present question of a program allows; None: all."""

@@ -11,6 +11,7 @@ from algos import PPO, LMPolicy, PPOConfig, collect
 from tests.helpers.conversations import Parrot
 from tests.helpers.errors import refused
 from tests.helpers.models import make_gpt2
+from tests.helpers.tool_calls import PLAIN, QUESTION, SIX, byte_tokenizer, call, multiply
 from textenv import TextVectorEnv, TokenVectorEnv
 
 QWEN = """\
@@ -35,34 +36,6 @@ QWEN = """\
 {%- endfor %}\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 """The tool parts of the template of Qwen2.5 and Qwen3."""
-PLAIN = (  # SmolLM2's: it does not know tools
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-
-
-def byte_tokenizer(template=None):
-    """Bytes and two marks of a chat."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE({character: index for index, character in enumerate(alphabet)}, []))
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>", pad_token="<pad>")
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
-    tokenizer.chat_template = template
-    return tokenizer
-
-
-def multiply(a: int, b: int) -> int:
-    """Multiply two numbers.
-
-    Args:
-        a: the first
-        b: the second
-    """
-    return a * b
 
 
 def look_up(word: str) -> str:
@@ -82,14 +55,6 @@ def wait(seconds: float = 30.0) -> str:
     """
     time.sleep(seconds)
     return "done"
-
-
-def call(name, **arguments):
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {str(arguments).replace(chr(39), chr(34))}}}\n</tool_call>'
-
-
-QUESTION = [{"role": "user", "content": "What is 12 * 34?"}]
-SIX = call("multiply", a=2, b=3)
 
 
 def make_env(template=PLAIN, *, tools=(multiply, look_up), prompt=QUESTION, reward=None, **options):

@@ -8,7 +8,7 @@ import torch
 import textenv  # noqa: F401 (registers the environments)
 from algos import LMPolicy, collect, evaluate
 from tests.helpers.programs import played, program_env, turns_of, word_policy
-from textenv.programs.tic_tac_toe import perfect_player
+from textenv.programs.tic_tac_toe import perfect_player, random_player
 
 
 def higher(first, second):
@@ -99,12 +99,67 @@ def test_an_opponent_that_fails_fails_the_program(caplog):
     assert "the opponent '<lambda>' returned 3, expected a text" in caplog.text
 
 
+def test_an_agent_who_is_not_asked_gets_nothing():
+    """The opponent's question is the only one: no row has its reward, and nothing is trained on."""
+
+    def play(first, second):
+        first("a")
+        return 1.0, -1.0
+
+    rollout, env = played(play, agents=2, opponents=[says_bad], episodes=32)
+    asked = rollout["mask"].any(1).reshape(16, 2)
+    assert not asked[:, 1].any() and 0 < asked[:, 0].sum() < 16
+    assert rollout["reward"].sum() == asked[:, 0].sum() and env.metrics["programs/failed"] == 0
+
+
+def test_none_leaves_out_all_agents():
+    def play(first, second, rng):
+        first("a")
+        second("b")
+        return None if rng.integers(2) else (1.0, -1.0)
+
+    rollout, env = played(play, agents=2, opponents=[says_bad], episodes=32)
+    left_out = env.metrics["reward/left_out"]
+    assert 0 < left_out < 16 and rollout["mask"].any(1).sum() == 16 - left_out
+    assert env.metrics["opponents/says_bad/games"] == 16
+
+
+def test_answers_of_opponents_are_the_words_of_the_environment():
+    """Without spaces around them, and none that is not allowed."""
+    answers = []
+
+    def play(first, second):
+        answers.append((first("a", allowed=["good"]), second("b")))
+        return 0.0, 0.0
+
+    options = dict(agents=2, allowed=["good", "bad"], episodes=16)
+    played(play, opponents=[lambda content, allowed: f" {allowed[0]} "], **options)
+    assert {word for pair in answers for word in pair} <= {"good", "bad"}
+    played(play, opponents=[random_player], **options)
+    with pytest.raises(RuntimeError, match="the opponent 'says_much' answered 'much', expected one of"):
+        played(play, opponents=[says_much], **options)
+
+
+def says_much(content):
+    return "much"
+
+
+def test_opponents_of_one_name_get_numbers():
+    env = program_env(higher, agents=2, opponents=[lambda content: "a", lambda content: "b", None, None])
+    assert list(env.task.opponents.by_name) == ["<lambda>", "<lambda> 2", "self", "self 4"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
+        (dict(opponents=says_bad), TypeError, "expected a list of opponents, or a mapping"),
         (dict(opponents=[]), ValueError, "opponents is empty"),
         (dict(opponents=["perfect"]), TypeError, "opponent 'perfect' is 'perfect', expected a function"),
-        (dict(agents=1, play=lambda ask: 1.0, opponents=[says_bad]), ValueError, "opponents are given for one agent"),
+        (
+            dict(agents=1, play=lambda ask: 1.0, opponents=[says_bad]),
+            ValueError,
+            "opponents need a program of several agents",
+        ),
     ],
 )
 def test_wrong_opponents_are_refused(arguments, error, message):

@@ -9,13 +9,14 @@ import time
 import pytest
 import torch
 
-from algos import PPO, PPOConfig, collect
+from algos import PPO, PPOConfig, collect, evaluate
 from algos.advantages import discounted_returns
 from tests.helpers.conversations import CHAT_WORDS, Walk, chat_tokenizer
 from tests.helpers.engines import FakeEngine
 from tests.helpers.models import WORDS, make_tokenizer
 from tests.helpers.programs import played, program_env, reader_policy, turns_of, walk, word_policy
 from textenv import LimitReached, ProgramVectorEnv, TokenVectorEnv
+from textenv.rewards.training import NOW
 from textenv.rollout import episode_of_row, join_episodes, number_in_episode
 
 EOS = WORDS.index("<eos>")
@@ -294,7 +295,7 @@ def asks_a_chat(ask, answer):
     ("fail", "message"),
     [
         (raises, "KeyError: 'no such city'"),
-        (hangs, "TimeoutError: the program took too long"),
+        (hangs, "TimeoutError: the program took longer than timeout="),
         (leaves, "SystemExit: 3"),
         (asks_forever, "max_turns=20 turns: catch this error and return a reward"),
         (asks_too_much, "the text has 100 tokens with this question"),
@@ -434,6 +435,99 @@ def test_programs_that_are_given_up_end():
         assert ended.acquire(timeout=5)
 
 
+def test_an_answer_goes_on_in_its_row_if_the_model_has_not_ended_it():
+    """Cut by a limit, or by a stop text; behind EOS a row begins."""
+
+    def cut(ask):
+        text = "a"
+        for _ in range(3):
+            text += ask(text, max_tokens=2)
+        return 1.0
+
+    rollout, env = played(cut, episodes=8, forbidden=[EOS])
+    assert env.metrics["programs/rows"] == 1
+    assert [len(turns[0][1]) for turns in turns_of(rollout)] == [6] * 8, "three answers, one behind the other"
+
+    def stopped(ask):
+        text = "a"
+        for _ in range(3):
+            text += ask(text, stop="good") + "good"
+        return 1.0
+
+    rollout, env = played(stopped, episodes=8, forbidden=[EOS], max_new_tokens=60, max_length=200)
+    assert env.metrics["programs/rows"] == 1
+
+    def ended(ask):
+        text = "a" + ask("a")
+        ask(text)
+        return 1.0
+
+    rollout, env = played(ended, episodes=16)
+    ended_by_eos = sum(turns[0][1][-1] == EOS for turns in turns_of(rollout)[:16] if turns)
+    assert 1 < env.metrics["programs/rows"] < 2 and ended_by_eos > 0
+
+
+def test_a_program_whose_questions_were_all_refused_is_left_out(caplog):
+    """The policy has answered nothing, so there is nothing to train on."""
+
+    def play(ask, rng):
+        try:
+            return 1.0 if ask("a " * (100 if rng.integers(2) else 3)) else 2.0
+        except LimitReached:
+            return -1.0
+
+    rollout, env = played(play, episodes=12)
+    assert not (rollout["reward"] < 0).any() and env.metrics["programs/failed"] == 0
+    assert 0 < (~rollout["mask"].any(1)).sum() < 12
+
+
+def test_arguments_with_defaults_keep_them():
+    def play(ask, task="b", bonus=0.5):
+        return len(ask(task)) * 0 + bonus
+
+    rollout, _ = played(play, episodes=4)
+    assert (rollout["reward"].sum(1) == 0.5).all()
+    rollout, _ = played(play, episodes=4, tasks=["a"])
+    assert (rollout["observation"][:, 0] == WORDS.index("a")).all()
+
+
+def test_an_environment_of_programs_takes_no_texts_from_elsewhere():
+    with pytest.raises(ValueError, match="are no episodes of a program"):
+        program_env(walk).given_episodes(["a"], ["b"], [1.0])
+
+
+def test_programs_know_that_they_are_evaluated():
+    """By the context variable that rewards read, in the thread of the program, too."""
+    seen = []
+
+    def play(ask):
+        seen.append(NOW.get().evaluating)
+        ask("a")
+        return 1.0
+
+    env = program_env(play)
+    collect(env, word_policy(), num_episodes=2)
+    evaluate(env, word_policy(), num_episodes=2)
+    assert seen == [False, False, True, True]
+
+
+def test_a_reset_gives_up_the_programs_of_its_slots():
+    def play(ask):
+        text = "a" + ask("a")
+        ask(text + " b")
+        return 1.0
+
+    env = program_env(play, 3)
+    before = threading.active_count()
+    for seed in range(20):
+        env.reset(seed=seed)
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before + 6 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before + 6
+    env.close()
+
+
 def test_step_plays_programs():
     env = program_env(walk, 2, max_length=128)
     env.reset(seed=1)
@@ -452,6 +546,15 @@ def test_step_plays_programs():
         (dict(play=Walk), TypeError, "expected a function such as play"),
         (dict(play=lambda: 1), TypeError, r"expected <lambda>\(ask\), or with tasks="),
         (dict(play=lambda ask: 1, tasks=["a"]), TypeError, r"expected <lambda>\(ask, task\)"),
+        (
+            dict(play=lambda ask, task: 1),
+            TypeError,
+            r"or with tasks= <lambda>\(ask, task\). For another function to ask, give agents=2",
+        ),
+        (dict(allowed="yes"), TypeError, "allowed is 'yes', expected a list of texts"),
+        (dict(score_while_generating=True), ValueError, "programs return their rewards themselves"),
+        (dict(max_turn=3), TypeError, "ProgramVectorEnv has no 'max_turn': did you mean 'max_turns'"),
+        (dict(reward=len), TypeError, "ProgramVectorEnv has no 'reward'"),
         (dict(tasks=[]), ValueError, "tasks is empty"),
         (dict(tasks="abc"), TypeError, "expected a list with one entry for each task"),
         (dict(tasks={"a": 1}), TypeError, "expected a list with one entry for each task"),
@@ -462,7 +565,7 @@ def test_step_plays_programs():
     ],
 )
 def test_wrong_arguments_are_refused_before_the_first_program(arguments, error, message):
-    defaults = dict(play=lambda ask, task: 1.0, tokenizer=make_tokenizer(WORDS))
+    defaults = dict(play=lambda ask, task=None: 1.0, tokenizer=make_tokenizer(WORDS))
     with pytest.raises(error, match=message):
         ProgramVectorEnv(**(defaults | arguments))
 
