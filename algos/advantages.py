@@ -220,6 +220,28 @@ def episode_returns(rollout: TensorDict) -> Tensor:
     return rewards_to_go.gather(1, first_step).squeeze(1)
 
 
+@masked
+def after_waiting(next_value: Tensor, *, mask: Tensor, done: Tensor) -> Tensor:
+    """Return the values of the states in which the agents act next.
+
+    Between two of its steps an agent may have waited (`textenv.rollout.WAITING`), and no value is learnt of what it saw
+    meanwhile. All tensors are ``[B, T]``.
+
+    Args:
+        next_value: value of the next observation, whoever acts then.
+        mask: False where an agent has waited.
+        done: True where an episode ended, also while an agent waited.
+    """
+    waits_next = mask[:, :-1] & ~done[:, :-1] & ~mask[:, 1:]
+    if not waits_next.any():
+        return next_value
+    next_value = next_value.clone()
+    for t in reversed(range(mask.shape[1] - 1)):
+        waits = ~done[:, t] & ~mask[:, t + 1]
+        next_value[:, t] = torch.where(waits, next_value[:, t + 1], next_value[:, t])
+    return next_value
+
+
 def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> None:
     """Write ``value``, ``next_value``, ``advantage`` and ``value_target`` into a rollout, by GAE.
 
@@ -258,7 +280,10 @@ def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> No
         )
         value, next_value = agent.fitted_value(agent.policy, rollout, split_column(returns, rollout))
     rollout["value"] = value
-    rollout["next_value"] = next_values(rollout, value=value, next_value=next_value)
+    next_value = next_values(rollout, value=value, next_value=next_value)
+    if "next_observation" in rollout.keys():
+        next_value = after_waiting(next_value, mask=mask, done=terminated | truncated)
+    rollout["next_value"] = next_value
 
     # A lost life ends the episode, though the game goes on
     if config.end_with_life and "life_lost" in episodes.keys():

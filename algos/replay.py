@@ -42,7 +42,19 @@ def replay_buffer(config: ReplayConfig, generator: torch.Generator) -> "TensorDi
 
 
 def store(rollout: TensorDict, buffer: "TensorDictReplayBuffer") -> int:
-    """Add a rollout's steps (True entries) to the buffer; return their number."""
+    """Add a rollout's steps (True entries) to the buffer; return their number.
+
+    Raises:
+        ValueError: if agents wait for one another: the reward of a step, and the state after it, come later.
+    """
+    mask = rollout["mask"]
+    done = rollout["terminated"] | rollout["truncated"]
+    waits_next = mask[:, :-1] & ~done[:, :-1] & ~mask[:, 1:] & ~rollout["is_init"][:, 1:]
+    if waits_next.any():
+        raise ValueError(
+            "in this environment agents wait for one another, so a step is not complete when it is taken, which the "
+            "replay buffer of DQN, SAC and TD3 needs: use PPO or A2C"
+        )
     columns = list(STORED)
     if "action_mask" in rollout.keys():
         columns.append("next_action_mask")
