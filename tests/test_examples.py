@@ -555,3 +555,16 @@ def test_ppo_raises_the_score_and_the_judge_agrees(example, critic):
     assert after["reward model's score"] > before["reward model's score"] + 1.5
     assert after["judge: positive"] > before["judge: positive"] + 0.1
     assert after["ended by itself"] > 0.9 and after["distinct-2"] > 0.65
+
+
+def test_self_play_finds_the_way_to_an_equilibrium(capsys):
+    """In miniature; the average policy of the first iterations is that of random weights."""
+    example = load_example("self_play")
+    options = SimpleNamespace(seed=1, games=64, iterations=40, rate=5e-3, entropy=0.1, epochs=2, every=5)
+    example.play_kuhn(options)
+    averages = [float(number) for number in re.findall(r"average (\d\.\d+)", capsys.readouterr().out)]
+    assert len(averages) > 4 and averages[-1] < averages[0]
+
+    options = SimpleNamespace(seed=1, games=8, iterations=4, rate=1e-3, entropy=0.1, epochs=1, every=2)
+    example.play_tic_tac_toe(options)
+    assert re.search(r"500 sampled games against the perfect player: 0\.\d+ drawn", capsys.readouterr().out)

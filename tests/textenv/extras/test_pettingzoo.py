@@ -144,7 +144,7 @@ def test_different_spaces_are_padded_as_supersuit_does():
 
 
 def test_values_come_from_the_states_in_which_an_agent_acts_next():
-    """By hand: while the agent waits, nothing that it sees has a value; a game that ends meanwhile has none after it."""
+    """By hand: what an agent sees while it waits has no value, and nothing follows a game that ends meanwhile."""
     mask = torch.tensor([[1, 0, 1, 0, 0, 1], [0, 1, 0, 1, 1, 0]]).bool()
     done = torch.tensor([[0, 0, 0, 0, 1, 0], [0, 0, 1, 0, 0, 0]]).bool()
     next_value = torch.arange(12.0).reshape(2, 6)
