@@ -40,7 +40,7 @@ from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from textenv import TextEnv
 from textenv.lm.loading import load_tokenizer
-from textenv.registration import NAMES
+from textenv.registration import NAMES, PROGRAMS
 
 DATA = Path(__file__).parents[1] / "data"
 RAW = ["FrozenLake-v1", "Blackjack-v1", "Taxi-v4", "CartPole-v1"]
@@ -282,6 +282,14 @@ def test_every_registered_id_needs_no_arguments(name):
     own = {"Words": {"env": "FrozenLake-v1"}}.get(name, {})
     if name == "Prompts":
         own = {"prompts": ["the film"], "reward": lambda completions: [1.0] * len(completions)}
+    if name == "Program":
+        own = {"play": lambda ask: float(len(ask("the film")) > 0), "max_length": 64}
+    if name in PROGRAMS:
+        with refused(ValueError, f"textenv/{name}-v0 is a program, for which there is no single environment"):
+            gymnasium.make(f"textenv/{name}-v0", **own)
+        with closing(gymnasium.make_vec(f"textenv/{name}-v0", num_envs=2, **own)) as env:
+            assert len(algos.collect(env, algos.LMPolicy.load("embedded"), num_episodes=4)) >= 4
+        return
     with closing(gymnasium.make(f"textenv/{name}-v0", **own)) as env:
         assert env.observation_space.contains(env.reset(seed=0)[0])
     with closing(gymnasium.make_vec(f"textenv/{name}-v0", num_envs=2, **own)) as env:

@@ -507,6 +507,7 @@ BEFORE_THE_STEPS = {
     "textenv.rollout:join_episodes",
     "textenv.rollout:next_values",
     "textenv.rollout:split_column",
+    "algos.advantages:after_waiting",
 }
 """What `PPO.update` calls before its steps, whichever way they are computed, and a context of nothing."""
 INSIDE = {
