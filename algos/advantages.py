@@ -221,7 +221,7 @@ def episode_returns(rollout: TensorDict) -> Tensor:
 
 
 @masked
-def after_waiting(next_value: Tensor, *, mask: Tensor, done: Tensor) -> Tensor:
+def after_waiting(*, next_value: Tensor, mask: Tensor, done: Tensor) -> Tensor:
     """Return the values of the states in which the agents act next.
 
     Between two of its steps an agent may have waited (`textenv.rollout.WAITING`), and no value is learnt of what it saw
@@ -282,7 +282,7 @@ def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> No
     rollout["value"] = value
     next_value = next_values(rollout, value=value, next_value=next_value)
     if "next_observation" in rollout.keys():
-        next_value = after_waiting(next_value, mask=mask, done=terminated | truncated)
+        next_value = after_waiting(next_value=next_value, mask=mask, done=terminated | truncated)
     rollout["next_value"] = next_value
 
     # A lost life ends the episode, though the game goes on

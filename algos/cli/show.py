@@ -62,6 +62,8 @@ class Envs(Command):
     def run(self) -> list[dict[str, object]]:
         """Read the first line about each task."""
         from textenv.extras.reasoning_gym import ReasoningGym
+        from textenv.programs.builtin import PROGRAMS
+        from textenv.programs.vector_env import ProgramVectorEnv
         from textenv.tasks.builtin import GAMES, TASKS, WORLDS
         from textenv.words.wrapper import LanguageWrapper
 
@@ -71,6 +73,9 @@ class Envs(Command):
             tasks[name] = make
         for name, world in WORLDS.items():
             tasks[name] = resolve_name(world)
+        for name, game in PROGRAMS.items():
+            tasks[name] = game.play
+        tasks["Program"] = ProgramVectorEnv
         tasks["ReasoningGym"] = ReasoningGym
         tasks["Words"] = LanguageWrapper
 

@@ -326,8 +326,8 @@ def program_metrics(runs: Sequence[ProgramRun]) -> dict[str, float]:
     Returns:
         - ``reward/left_out``: number of rewards that were None.
         - ``reward/failed``, ``programs/failed``: number of programs that raised an error, took too long or did not ask.
-        - ``programs/timeouts``, ``programs/limit``: of these, those that took too long, or did not catch
-          `LimitReached`.
+        - ``programs/timeouts``: those of them that took too long.
+        - ``programs/limit``: those of them that did not catch `LimitReached`.
         - ``programs/questions``: mean number of questions of a program.
         - ``programs/rows``: mean number of rows of a program, 1 for each agent if every question continues the last.
         - those of `textenv.programs.opponents.opponent_metrics`.

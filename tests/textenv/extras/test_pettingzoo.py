@@ -149,9 +149,9 @@ def test_values_come_from_the_states_in_which_an_agent_acts_next():
     done = torch.tensor([[0, 0, 0, 0, 1, 0], [0, 0, 1, 0, 0, 0]]).bool()
     next_value = torch.arange(12.0).reshape(2, 6)
     expected = [[1, 1, 4, 4, 4, 5], [6, 8, 8, 9, 11, 11]]
-    assert after_waiting(next_value, mask=mask, done=done).tolist() == expected
+    assert after_waiting(next_value=next_value, mask=mask, done=done).tolist() == expected
     rows_without_waiting = mask | True
-    assert after_waiting(next_value, mask=rows_without_waiting, done=done) is next_value
+    assert after_waiting(next_value=next_value, mask=rows_without_waiting, done=done) is next_value
 
 
 def test_a_replay_buffer_refuses_steps_that_are_not_complete():

@@ -16,7 +16,7 @@ from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.text_envs import DISABLED, EOS, text_arguments, text_vector_env
 from textenv import TextEnv, TextVectorEnv
 from textenv.extras.torchrl import to_torchrl
-from textenv.registration import NAMES
+from textenv.registration import NAMES, PROGRAMS
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +37,8 @@ def model_folder(tmp_path_factory):
 def test_registered_environments_pass_check_env_specs(name, batched, model_folder):
     if name in ("OpenEnv", "TextWorld", "Words"):
         pytest.skip("needs a server, longer prompts, or other tokens: tests of its own")
+    if name in PROGRAMS:
+        pytest.skip("programs have no single environment, and games of several agents no step")
     made = dict(model=str(model_folder), max_prompt_tokens=80, max_length=128)
     made |= {"dataset": "chain_sum"} if name == "ReasoningGym" else {}
     if name == "Prompts":
