@@ -266,7 +266,7 @@ def raises(ask, answer):
 
 
 def hangs(ask, answer):
-    time.sleep(1.0)
+    time.sleep(6.0)
     ask("b")
 
 
@@ -310,7 +310,8 @@ def asks_a_chat(ask, answer):
 )
 def test_a_program_that_fails_leaves_out_its_episode(fail, message, caplog):
     with caplog.at_level(logging.WARNING):
-        rollout, env = played(fails_sometimes(fail), 8, episodes=8, timeout=0.3)
+        timeout = 3.0 if fail is hangs else None  # long enough for the others on any machine
+        rollout, env = played(fails_sometimes(fail), 8, episodes=8, timeout=timeout)
     assert env.metrics["programs/failed"] == env.metrics["reward/failed"] == 4
     assert message in caplog.text and "4 of 8 programs 'play' failed" in caplog.text
     scored = rollout["mask"].any(1)
@@ -380,10 +381,12 @@ def test_a_program_may_return_none():
 
 def test_a_question_after_the_end_raises_in_the_program():
     errors = []
+    threads = []
+    all_have_ended = threading.Event()
 
     def play(ask):
         def late():
-            time.sleep(0.05)
+            all_have_ended.wait()
             try:
                 ask("b")
             except RuntimeError as error:
@@ -393,8 +396,8 @@ def test_a_question_after_the_end_raises_in_the_program():
         threads[-1].start()
         return float(len(ask("a")))
 
-    threads = []
     played(play)
+    all_have_ended.set()
     for thread in threads:
         thread.join()
     assert errors == ["the program has already returned: ask before that"] * 8
