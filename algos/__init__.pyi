@@ -15,7 +15,6 @@ from .lab.comparison.report import report as report
 from .lab.comparison.summary import Case as Case
 from .lab.comparison.tune import tune as tune
 from .lab.model_card import push_to_hub as push_to_hub
-from .league import League as League
 from .policies.cnn import CNNPolicy as CNNPolicy
 from .policies.critic import Critic as Critic
 from .policies.gsde import GSDEPolicy as GSDEPolicy, SACGSDEPolicy as SACGSDEPolicy
@@ -36,6 +35,7 @@ from .sac import SAC as SAC, SACConfig as SACConfig
 from .td3 import TD3 as TD3, TD3Config as TD3Config
 from .training.callbacks import StopAtKL as StopAtKL
 from .training.invariants import InvariantError as InvariantError
+from .training.league import League as League
 from .training.run import Callback as Callback
 from .training.save import from_hub as from_hub, load as load
 from .trpo import TRPO as TRPO, TRPOConfig as TRPOConfig

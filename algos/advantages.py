@@ -14,7 +14,7 @@ from algos.config import ActorCriticConfig
 from algos.policies.policy import Policy
 from algos.ranks import collectives
 from algos.training.learner import Learner
-from textenv.rollout import join_column, join_episodes, masked, masked_mean, next_values, split_column
+from textenv.rollout import join_column, join_episodes, masked, masked_mean, next_values, split_column, waits_after
 
 ROUNDING_SPREAD = 1e-6
 """Maximum standard deviation, relative to the largest magnitude, that counts as rounding error."""
@@ -220,25 +220,20 @@ def episode_returns(rollout: TensorDict) -> Tensor:
     return rewards_to_go.gather(1, first_step).squeeze(1)
 
 
-@masked
-def after_waiting(*, next_value: Tensor, mask: Tensor, done: Tensor) -> Tensor:
+def after_waiting(*, next_value: Tensor, waits: Tensor) -> Tensor:
     """Return the values of the states in which the agents act next.
 
-    Between two of its steps an agent may have waited (`textenv.rollout.WAITING`), and no value is learnt of what it saw
-    meanwhile. All tensors are ``[B, T]``.
+    Between two of its steps an agent may have waited, and no value is learnt of what it saw meanwhile.
 
     Args:
-        next_value: value of the next observation, whoever acts then.
-        mask: False where an agent has waited.
-        done: True where an episode ended, also while an agent waited.
+        next_value: float32 ``[B, T]``, value of the next observation, whoever acts then.
+        waits: bool ``[B, T]``, where the agent waits after an entry (`textenv.rollout.waits_after`).
     """
-    waits_next = mask[:, :-1] & ~done[:, :-1] & ~mask[:, 1:]
-    if not waits_next.any():
+    if not waits.any():
         return next_value
     next_value = next_value.clone()
-    for t in reversed(range(mask.shape[1] - 1)):
-        waits = ~done[:, t] & ~mask[:, t + 1]
-        next_value[:, t] = torch.where(waits, next_value[:, t + 1], next_value[:, t])
+    for t in reversed(range(waits.shape[1] - 1)):
+        next_value[:, t] = torch.where(waits[:, t], next_value[:, t + 1], next_value[:, t])
     return next_value
 
 
@@ -282,7 +277,7 @@ def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> No
     rollout["value"] = value
     next_value = next_values(rollout, value=value, next_value=next_value)
     if "next_observation" in rollout.keys():
-        next_value = after_waiting(next_value=next_value, mask=mask, done=terminated | truncated)
+        next_value = after_waiting(next_value=next_value, waits=waits_after(rollout))
     rollout["next_value"] = next_value
 
     # A lost life ends the episode, though the game goes on

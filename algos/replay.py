@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 from algos.config import ReplayConfig
 from algos.envs.flatten import pack
 from textenv.device import free_memory
+from textenv.rollout import waits_after
 
 logger = logging.getLogger(__name__)
 
@@ -47,10 +48,7 @@ def store(rollout: TensorDict, buffer: "TensorDictReplayBuffer") -> int:
     Raises:
         ValueError: if agents wait for one another: the reward of a step, and the state after it, come later.
     """
-    mask = rollout["mask"]
-    done = rollout["terminated"] | rollout["truncated"]
-    waits_next = mask[:, :-1] & ~done[:, :-1] & ~mask[:, 1:] & ~rollout["is_init"][:, 1:]
-    if waits_next.any():
+    if (rollout["mask"] & waits_after(rollout)).any():
         raise ValueError(
             "in this environment agents wait for one another, so a step is not complete when it is taken, which the "
             "replay buffer of DQN, SAC and TD3 needs: use PPO or A2C"

@@ -40,7 +40,7 @@ LAYERS = {
     "algos": """
         cli
         lab
-        presets recipe make evaluation league
+        presets recipe make evaluation
         extras
         ppo a2c reinforce rloo grpo trpo dqn sac td3
         agent

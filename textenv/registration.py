@@ -26,6 +26,7 @@ OPTIMAL_RETURNS = {
     "OpenEnv": None,
     "Words": None,
     "Prompts": None,
+    "Program": None,
     "KuhnPoker": None,
     "TicTacToe": None,
 }

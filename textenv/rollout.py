@@ -509,6 +509,14 @@ def _steps_after(mask: Tensor) -> Tensor:
     return count[:, -1:] - count
 
 
+def waits_after(rollout: TensorDict) -> Tensor:
+    """Return where an agent waits after an entry, in the same episode: bool ``[B, T]``; for control, see `WAITING`."""
+    done = rollout["terminated"] | rollout["truncated"]
+    waits = torch.zeros_like(done)
+    waits[:, :-1] = ~done[:, :-1] & ~rollout["mask"][:, 1:] & ~rollout["is_init"][:, 1:]
+    return waits
+
+
 class Allowed(NamedTuple):
     """Allowed-token masks of m entries, each distinct mask stored once."""
 

@@ -628,9 +628,8 @@ class Transcript:
         """Return True for the rows whose turn has just completed a text that only this turn ends with."""
         is_completed = np.zeros(len(rows), dtype=bool)
         for i, row in enumerate(rows.tolist()):
-            is_long_enough = self.length[row] - self.turn_start[row] >= self.limits.min_new_tokens
             stop_texts = self._own_stop_texts(row)
-            if stop_texts and is_long_enough:
+            if stop_texts and self.length[row] - self.turn_start[row] >= self.limits.min_new_tokens:
                 turn = self._turn(row, terminated=True)
                 is_completed[i] = turn.find_completed(stop_texts) is not None
         return is_completed

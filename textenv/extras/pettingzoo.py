@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -17,18 +16,6 @@ from textenv.rollout import WAITING
 
 MASK = "action_mask"
 """Key of the mask of legal actions, in an agent's observation or info."""
-
-
-class _PettingZooEnv(Protocol):
-    """What both interfaces of PettingZoo have."""
-
-    possible_agents: list[str]
-    agents: list[str]
-
-    def observation_space(self, agent: str) -> gymnasium.Space[Any]: ...
-    def action_space(self, agent: str) -> gymnasium.Space[Any]: ...
-    def reset(self, seed: int | None = None) -> Any: ...
-    def close(self) -> None: ...
 
 
 def from_pettingzoo(make_env: str | Callable[[], Any] | Any, num_envs: int = 1) -> PettingZooVectorEnv:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -15,13 +13,10 @@ from textenv.programs import kuhn_poker, tic_tac_toe
 from textenv.programs.opponents import SELF, Opponent, with_names
 from textenv.programs.vector_env import ProgramVectorEnv
 from textenv.prompts.files import load_prompts
-from textenv.prompts.prompts import SPLITS, Subset
+from textenv.prompts.prompts import SPLITS, Subset, split_prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-logger = logging.getLogger(__name__)
 
 
 class _Game(NamedTuple):
@@ -115,14 +110,10 @@ def _tasks_of_split(tasks: object, split: str) -> object:
         tasks = load_prompts(tasks, prompt_column=None)
     if not isinstance(tasks, Sequence):
         return tasks  # refused by `ProgramVectorEnv`, or a table without splits
-    indices = []
-    for index in range(len(tasks)):
-        digest = hashlib.sha256(repr(tasks[index]).encode()).digest()
-        if digest[0] % 4 in SPLITS[split]:
-            indices.append(index)
-    if not 0 < len(indices) < len(tasks):
-        logger.warning("%d tasks are too few to hold some out: training and evaluation use them all", len(tasks))
-        return tasks
+    if not len(tasks):
+        return tasks  # refused, too
+    texts = split_prompts([repr(task) for task in tasks], split, all_if_few=True)
+    indices = [texts.row(index) for index in range(len(texts))]
     return Subset(tasks, np.array(indices))
 
 

@@ -13,8 +13,6 @@ from textenv.prompts.messages import Message
 
 SELF = "self"
 """Name of the policy itself in the log, as an opponent."""
-_OPTIONS = ("allowed", "rng")
-"""Keyword arguments that a function may have, as an opponent."""
 
 
 @runtime_checkable
@@ -120,12 +118,16 @@ def _answer_alone(run: ProgramRun, words: Mapping[str, str]) -> None:
     allowed = question.allowed
     if allowed is None and words:
         allowed = tuple(words.values())
-    options: dict[str, object] = {"allowed": allowed, "rng": run.opponent_rng}
     names = inspect.signature(opponent).parameters
+    options: dict[str, object] = {}
+    if "allowed" in names:
+        options["allowed"] = allowed
+    if "rng" in names:
+        options["rng"] = run.opponent_rng
 
     # Ask it; whatever is wrong with its answer is raised in the program
     try:
-        text = opponent(content, **{name: options[name] for name in _OPTIONS if name in names})
+        text = opponent(content, **options)
         if not isinstance(text, str):
             raise TypeError(f"the opponent {run.opponent_name!r} returned {text!r:.200}, expected a text")
         if allowed is not None and words.get(text.strip(), text) not in allowed:

@@ -135,16 +135,22 @@ class ProgramRun:
         self._unanswered: set[Question] = set()
 
     @property
-    def rewards(self) -> list[float] | None:
-        """Rewards of all agents as numbers; None if the program has failed, or has left out one of them."""
+    def results(self) -> list[object]:
+        """What the program has returned for each agent; None for those who are left out, or all if it has failed."""
         if self.end is None or self.has_failed or self.end.result is None:
-            return None
-        results = [self.end.result]
-        if self._agents > 1:
-            results = list(cast("Sequence[object]", self.end.result))
+            return [None] * self._agents
+        if self._agents == 1:
+            return [self.end.result]
+        return list(cast("Sequence[object]", self.end.result))
+
+    @property
+    def rewards(self) -> list[float] | None:
+        """Rewards of all agents as numbers; None if one of them is left out."""
         numbers = []
-        for result in results:
-            parts = result.values() if isinstance(result, Mapping) else [result]
+        for result in self.results:
+            parts = [result]
+            if isinstance(result, Mapping):
+                parts = list(result.values())
             if any(part is None for part in parts):
                 return None
             numbers.append(sum(float(cast("float", part)) for part in parts))
@@ -152,14 +158,10 @@ class ProgramRun:
 
     @property
     def num_left_out(self) -> int:
-        """Number of agents of the policy for which the program returned None."""
-        if self.end is None or self.has_failed:
+        """Number of agents of the policy for which the program has returned None."""
+        if self.has_failed:
             return 0
-        if self.end.result is None:
-            return len(self.learners)
-        if self._agents == 1:
-            return 0
-        results = cast("Sequence[object]", self.end.result)
+        results = self.results
         return sum(results[agent] is None for agent in self.learners)
 
     @property

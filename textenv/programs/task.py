@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, TypeGuard
+from typing import TYPE_CHECKING, Literal
 from weakref import WeakSet
 
 import numpy as np
@@ -244,6 +244,7 @@ class Programs:
                 f"allowed is {list(question.allowed)}, expected texts among those of the environment, "
                 f"ProgramVectorEnv(allowed={list(words) or '[...]'})"
             )
+
         # It begins a row, or is appended to one
         reply: Prompt | Continuation
         added = run.find_row(question)
@@ -271,16 +272,15 @@ class Programs:
         return reply
 
     def _reward(self, run: ProgramRun, agent: int) -> object:
-        """Return the reward of an agent."""
+        """Return the reward of an agent; raise a `RewardError` unless the program has returned one for each agent."""
         assert run.end is not None
         result = run.end.result
-        if self.agents == 1 or result is None:
-            return result
-        if not _is_list(result) or len(result) != self.agents:
+        count = len(result) if isinstance(result, (list, tuple, np.ndarray)) else None
+        if self.agents > 1 and result is not None and count != self.agents:
             raise RewardError(
                 f"{self.name} returned {result!r:.200}, expected a list of {self.agents} rewards, one for each agent"
             )
-        return result[agent]
+        return run.results[agent]
 
     def _report(self, runs: Sequence[ProgramRun]) -> None:
         """Log the failures of programs.
@@ -389,8 +389,3 @@ def _takes_task(play: Callable[..., object], name: str, *, agents: int, has_task
     if num_required == num_given + 1:
         advice = f". For another function to ask, give agents={agents + 1}"
     raise TypeError(f"play is {name}({names}), expected {expected}{advice}")
-
-
-def _is_list(value: object) -> TypeGuard[Sequence[object]]:
-    """Return True for a list, tuple or array."""
-    return isinstance(value, (list, tuple, np.ndarray))

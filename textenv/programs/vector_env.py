@@ -158,6 +158,7 @@ class ProgramVectorEnv(TextVectorEnv):
             tokens_of_answer = rule.num_tokens
             allowed = rule
 
+        # The task; a question needs room for an answer behind it
         pool = None
         if opponents is not None:
             pool = Opponents(opponents, agents=agents)
@@ -184,7 +185,7 @@ class ProgramVectorEnv(TextVectorEnv):
         super().__init__(task, max_turns=max_turns, **arguments)
         task.tools = self.tools
         self._answering_env: TextVectorEnv | None = None
-        self._arguments = arguments
+        self._answer_arguments = {name: arguments[name] for name in ANSWER_ARGUMENTS if name in arguments}
 
     def start_episodes(
         self, episodes: int, *, seed: int | None = None, group_size: int = 1, slots: int | None = None
@@ -207,8 +208,7 @@ class ProgramVectorEnv(TextVectorEnv):
         """
         task = _Questions(questions)
         if self._answering_env is None:
-            arguments = {name: self._arguments[name] for name in ANSWER_ARGUMENTS if name in self._arguments}
-            self._answering_env = TextVectorEnv(task, **arguments)
+            self._answering_env = TextVectorEnv(task, **self._answer_arguments)
         self._answering_env.task = task
         return self._answering_env
 

@@ -508,6 +508,7 @@ BEFORE_THE_STEPS = {
     "textenv.rollout:next_values",
     "textenv.rollout:split_column",
     "algos.advantages:after_waiting",
+    "textenv.rollout:waits_after",
 }
 """What `PPO.update` calls before its steps, whichever way they are computed, and a context of nothing."""
 INSIDE = {

@@ -8,10 +8,12 @@ import torch
 pettingzoo = pytest.importorskip("pettingzoo")
 from gymnasium import spaces  # noqa: E402
 from pettingzoo import ParallelEnv  # noqa: E402
+from tensordict import TensorDict  # noqa: E402
 
 from algos import DQN, PPO, RLOO, MLPPolicy, PPOConfig, collect, evaluate  # noqa: E402
 from algos.advantages import after_waiting, discounted_returns  # noqa: E402
 from textenv import from_pettingzoo  # noqa: E402
+from textenv.rollout import waits_after  # noqa: E402
 
 TICTACTOE = "classic/tictactoe-v3"
 
@@ -148,10 +150,16 @@ def test_values_come_from_the_states_in_which_an_agent_acts_next():
     mask = torch.tensor([[1, 0, 1, 0, 0, 1], [0, 1, 0, 1, 1, 0]]).bool()
     done = torch.tensor([[0, 0, 0, 0, 1, 0], [0, 0, 1, 0, 0, 0]]).bool()
     next_value = torch.arange(12.0).reshape(2, 6)
+    columns = {"mask": mask, "terminated": done, "truncated": done & False, "is_init": done & False}
+    waits = waits_after(TensorDict(columns, batch_size=(2, 6)))
     expected = [[1, 1, 4, 4, 4, 5], [6, 8, 8, 9, 11, 11]]
-    assert after_waiting(next_value=next_value, mask=mask, done=done).tolist() == expected
-    rows_without_waiting = mask | True
-    assert after_waiting(next_value=next_value, mask=rows_without_waiting, done=done) is next_value
+    assert after_waiting(next_value=next_value, waits=waits).tolist() == expected
+
+    # Nothing is passed on where no agent waits, nor where an environment failed and began anew
+    columns["mask"] = mask | True
+    assert not waits_after(TensorDict(columns, batch_size=(2, 6))).any()
+    columns |= {"mask": mask, "is_init": ~mask}
+    assert not waits_after(TensorDict(columns, batch_size=(2, 6))).any()
 
 
 def test_a_replay_buffer_refuses_steps_that_are_not_complete():

@@ -7,6 +7,7 @@ import pytest
 
 import textenv  # noqa: F401 (registers the environments)
 from algos.cli import main
+from textenv.registration import PROGRAMS
 
 AGENT = """
 def play(ask, task):
@@ -43,6 +44,11 @@ def test_tasks_of_a_file_are_split_by_content(folder):
 
     env = make(play="agent.py:play", tasks=[{"film": "one"}], split="test")
     assert len(env.task.tasks) == 1, "too few to hold one out"
+
+
+def test_the_best_return_of_a_program_is_not_known():
+    """So that no report takes 1 for it."""
+    assert [gymnasium.spec(f"textenv/{name}-v0").reward_threshold for name in PROGRAMS] == [None] * len(PROGRAMS)
 
 
 @pytest.mark.parametrize(

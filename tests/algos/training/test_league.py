@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from algos import PPO, PPOConfig
-from algos.league import League, PolicyOpponent
+from algos.training.league import League, PolicyOpponent
 from tests.helpers.programs import program_env, word_policy
 from tests.helpers.small_agents import cartpole, mlp_for
 from tests.helpers.text_envs import make_env
