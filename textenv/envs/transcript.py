@@ -535,7 +535,7 @@ class Transcript:
         if prompt.ids is not None:
             ids = list(prompt.ids)
         elif self.tools:
-            ids = self.tools.prompt_ids(prompt)
+            ids = self.tools.schemas.prompt_ids(prompt)
         else:
             ids = prompt_ids(prompt, self.tokenizer)
         num_tokens = self.ends.num_tokens

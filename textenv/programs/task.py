@@ -253,7 +253,7 @@ class Programs:
             if self.tools is None:
                 ids = prompt_ids(prompt, self.tokenizer)
             else:
-                ids = self.tools.prompt_ids(prompt)
+                ids = self.tools.schemas.prompt_ids(prompt)
             reply = replace(prompt, ids=tuple(ids))
             num_tokens = len(ids)
         else:

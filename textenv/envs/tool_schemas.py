@@ -1,0 +1,127 @@
+"""`ToolSchemas`: functions that a model may call, as JSON schemas: shown in prompts, and read from answers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from textenv.lm.ends import turn_ends
+from textenv.prompts.messages import Message
+from textenv.prompts.prompts import Messages, Prompt
+from textenv.prompts.tokenize import is_chat, prompt_ids, render, reply_ids, without_end
+from textenv.rewards.workers import attempt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CALL = re.compile(r"<tool_call>(.*?)(?=</tool_call>|<tool_call>|\Z)", re.DOTALL)
+"""A call: the text after its opening tag. The closing tag may be missing."""
+HOW_TO_CALL = (
+    'To call one, write\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+)
+CALL_ID = "0" * 9
+"""Identifier of every call: some chat templates demand one, of nine characters."""
+
+
+class ToolSchemas:
+    """JSON schemas of functions, for prompts and answers of a model.
+
+    A chat template that takes ``tools`` shows the schemas; otherwise they are in the system message, or before a prompt
+    that is text. Calls are read by the tokenizer's ``response_template``, else as JSON in ``<tool_call>`` tags.
+
+    Args:
+        schemas: as in OpenAI's protocol: ``{"type": "function", "function": {"name": ..., "parameters": ...}}``.
+        tokenizer: the policy's tokenizer.
+
+    Raises:
+        ValueError: if the chat template would lose the calls or their results.
+    """
+
+    def __init__(self, schemas: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> None:
+        self.schemas = list(schemas)
+        self.tokenizer = tokenizer
+        lines = ["You may call:", "<tools>", *map(json.dumps, self.schemas), "</tools>", HOW_TO_CALL]
+        self.text = "\n".join(lines)
+        """Description of the functions, for prompts in which no chat template shows the schemas."""
+        self.template_shows_schemas = bool(tokenizer.chat_template) and self._check_template()
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of a prompt with the schemas; see `textenv.prompts.tokenize.prompt_ids`.
+
+        Raises:
+            ValueError: if the prompt is token ids, or as that function does.
+        """
+        content = prompt.content
+        if isinstance(content, str):
+            content = f"{self.text}\n\n{content}"
+        elif not is_chat(prompt):
+            raise ValueError(f"prompt {content!r:.200} is token ids, expected a chat or a text, to show the tools in")
+        elif not self.template_shows_schemas:
+            content = self._with_system_message(prompt.messages)
+        schemas = self.schemas if self.template_shows_schemas else ()
+        return prompt_ids(replace(prompt, content=content), self.tokenizer, tools=schemas)
+
+    def read(self, ids: list[int], context_ids: list[int]) -> list[object]:
+        """Return the calls in a message of the model.
+
+        Args:
+            ids: token ids of the message.
+            context_ids: token ids before it.
+
+        Returns:
+            For each call a mapping with ``name`` and ``arguments``, or whatever other JSON the model wrote (its texts
+            may have unpaired surrogates), or the exception if it is no JSON.
+        """
+        if self.tokenizer.response_template:
+            response = self.tokenizer.parse_response(ids, prefix=context_ids, tools=self.schemas)
+            return [call["function"] for call in response.get("tool_calls") or []]
+
+        if ids and ids[-1] in turn_ends(self.tokenizer).ids:
+            ids = ids[:-1]
+        message = without_end(str(self.tokenizer.decode(ids)), self.tokenizer)
+        calls: list[object] = []
+        for text in CALL.findall(message):
+            call: object = attempt(partial(json.loads, text))
+            if isinstance(call, list):  # several calls in one pair of tags
+                calls += call
+            else:
+                calls.append(call)
+        return calls
+
+    def _with_system_message(self, chat: Messages) -> Messages:
+        """Return a chat whose system message ends with the description of the functions."""
+        if chat[0]["role"] == "system":
+            text = "\n\n".join([chat[0]["content"], self.text])
+            return ({"role": "system", "content": text}, *chat[1:])
+        return ({"role": "system", "content": self.text}, *chat)
+
+    def _check_template(self) -> bool:
+        """Return True if the chat template shows the schemas; raise a ValueError if it loses calls or results."""
+        question: Message = {"role": "user", "content": "the-question"}
+        shows_schemas = render([question], self.tokenizer) != render([question], self.tokenizer, tools=self.schemas)
+
+        # A conversation with a call and its result
+        name = self.schemas[0]["function"]["name"]
+        call = {"name": name, "arguments": {"x": "1"}}
+        calls: list[dict[str, object]] = [{"type": "function", "id": CALL_ID, "function": call}]
+        answer: Message = {"role": "assistant", "content": "", "tool_calls": calls}
+        result: Message = {"role": "tool", "tool_call_id": CALL_ID, "name": name, "content": "the-result"}
+        reply_ids([result], Prompt((question,)), [-1], self.tokenizer)  # raises if the template refuses the result
+
+        # The call must be read from what the template writes, and the result must stand behind it
+        rendered = render([question, answer, result], self.tokenizer)
+        _, _, after_question = rendered.rpartition("the-question")
+        written_call, shown_result, _ = after_question.partition("the-result")
+        written_ids = self.tokenizer(written_call, add_special_tokens=False)["input_ids"]
+        calls_read = attempt(partial(self.read, written_ids, []))
+        if not shown_result or (shows_schemas and calls_read != [call]):
+            raise ValueError(
+                f"the chat template writes {written_call!r:.200}, from which {calls_read!r:.200} is read, expected "
+                f"{call!r} and the result of role 'tool': set tokenizer.response_template (see transformers) or "
+                "another template"
+            )
+        return shows_schemas
