@@ -28,7 +28,7 @@ MODULES = {module_of(path): path for path in FILES}
 LAYERS = {
     "textenv": """
         registration
-        tasks checks programs
+        tasks checks programs gateway
         extras
         envs
         rewards kl

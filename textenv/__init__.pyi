@@ -13,6 +13,7 @@ from .extras.reasoning_gym import ReasoningGym as ReasoningGym
 from .extras.service import RewardService as RewardService, serve_reward as serve_reward
 from .extras.torchrl import from_torchrl as from_torchrl, to_torchrl as to_torchrl
 from .extras.verifiers import Verifiers as Verifiers
+from .gateway.vector_env import Gateway as Gateway
 from .kl.coefficients import AdaptiveCoefficient as AdaptiveCoefficient, ScheduledCoefficient as ScheduledCoefficient
 from .kl.penalty import KLPenalty as KLPenalty
 from .lm.model import LanguageModel as LanguageModel

@@ -21,6 +21,8 @@ NAMES = (
 )  # fmt: skip
 PROGRAMS = ("Program", "KuhnPoker", "TicTacToe")
 """Programs that ask the model (`textenv.programs`), which exist as vector environments only."""
+GATEWAY = {"command", "port"}
+"""Arguments of ``textenv/Program-v0`` with which the program asks over HTTP (`textenv.Gateway`)."""
 OPTIMAL_RETURNS = {
     "TwentyQuestions": 33 / 40,
     "OpenEnv": None,
@@ -71,8 +73,8 @@ def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVecto
 
     Args:
         task: one of `NAMES`; ``"ReasoningGym"`` needs a ``dataset``, ``"OpenEnv"`` a ``url``,
-            ``"Words"`` an ``env``, ``"Prompts"`` ``prompts`` and ``reward``, ``"Program"`` a ``play``; ``"KuhnPoker"``
-            and ``"TicTacToe"`` may have ``opponents``.
+            ``"Words"`` an ``env``, ``"Prompts"`` ``prompts`` and ``reward``, ``"Program"`` a ``play`` or a ``command``;
+            ``"KuhnPoker"`` and ``"TicTacToe"`` may have ``opponents``.
         num_envs: number of slots.
         arguments: ``model`` (``"embedded"``, ``"smollm2"``, a folder, a GGUF file or a hub name); ``split``
             (``"train"`` or ``"test"``, which share no prompt except in games); ``kl_coef`` (β of a k1 KL penalty to the
@@ -94,7 +96,12 @@ def _make_program(
     from textenv.programs.builtin import make_program_env
 
     penalty = _penalty(model, kl_coef, arguments.pop("penalty", None))
-    return make_program_env(task, tokenizer=load_tokenizer(model), num_envs=num_envs, penalty=penalty, **arguments)
+    options: dict[str, Any] = dict(tokenizer=load_tokenizer(model), num_envs=num_envs, penalty=penalty)
+    if task == "Program" and not GATEWAY.isdisjoint(arguments):
+        from textenv.gateway.vector_env import make_gateway
+
+        return make_gateway(**options, **arguments)
+    return make_program_env(task, **options, **arguments)
 
 
 def _penalty(model: str, kl_coef: CoefficientLike | None, penalty: KLPenalty | None) -> KLPenalty | None:

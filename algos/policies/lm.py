@@ -258,10 +258,7 @@ class LMPolicy(nn.Module, Policy):
         """Decoder with its cache for tokens ``[N, L]``: the present one if it has this shape, else a new one."""
         if self.decoder is None or self.decoder.shape != tokens.shape:
             num_slots, max_length = tokens.shape
-            if self.lm.seq2seq is None:
-                self.decoder = Decoder(self.lm, num_slots=num_slots, max_length=max_length)
-            else:
-                self.decoder = Seq2SeqDecoder(self.lm, num_slots=num_slots, max_length=max_length)
+            self.decoder = make_decoder(self.lm, num_slots=num_slots, max_length=max_length)
         return self.decoder
 
     def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
@@ -526,6 +523,13 @@ def default_learning_rate(lm: LanguageModel) -> float:
     if is_adapted(lm.model):
         return 1.4e-4
     return 1.41e-5
+
+
+def make_decoder(lm: LanguageModel, *, num_slots: int, max_length: int) -> Decoder | Seq2SeqDecoder:
+    """Make a decoder with its cache for texts of up to ``max_length`` tokens; see `Decoder`."""
+    if lm.seq2seq is None:
+        return Decoder(lm, num_slots=num_slots, max_length=max_length)
+    return Seq2SeqDecoder(lm, num_slots=num_slots, max_length=max_length)
 
 
 def _remove(path: Path) -> None:

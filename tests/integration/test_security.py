@@ -757,9 +757,9 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for place in ("textenv", "algos", "examples") for path in (ROOT / place).rglob("*.py"))
 NEVER = {"eval", "exec", "compile", "__import__", "torch.load", "torch.save", "pickle.load", "pickle.loads",
          "yaml.load", "joblib.load", "marshal.loads", "os.system"}  # fmt: skip
-LISTENING = {"algos/cli/serve.py", "examples/zoo.py", "examples/worlds/praise_server.py", "textenv/extras/service.py",
-             "examples/benchmarks/reward_load.py", "textenv/loopback.py"}  # fmt: skip
-"""Files that may listen, on the loopback only, or with a token; `tests/algos/cli/test_serve.py`,
+LISTENING = {"textenv/gateway/server.py", "textenv/extras/service.py", "textenv/loopback.py", "examples/zoo.py",
+             "examples/worlds/praise_server.py", "examples/benchmarks/reward_load.py"}  # fmt: skip
+"""Files that may listen, on the loopback only, or with a token; `tests/algos/extras/test_serving.py`,
 `tests/textenv/extras/test_service.py` and `tests/textenv/test_loopback.py` have the attacks on them."""
 SERVERS = {"http.server", "socketserver", "socket", "wsgiref", "xmlrpc", "flask", "fastapi", "starlette", "uvicorn",
            "aiohttp"}  # fmt: skip

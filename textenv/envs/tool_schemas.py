@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
+from textenv.envs.turn import Turn
 from textenv.lm.ends import turn_ends
 from textenv.prompts.messages import Message
 from textenv.prompts.prompts import Messages, Prompt
@@ -92,6 +93,27 @@ class ToolSchemas:
                 calls.append(call)
         return calls
 
+    def message(self, turn: Turn) -> Message:
+        """Return an answer of the model as a message; if it calls functions, with the calls and the text before them.
+
+        An answer whose calls cannot be read is its text.
+        """
+        outcome = attempt(partial(self.read, turn.completion_ids, turn.context_ids))
+        entries = [outcome] if isinstance(outcome, Exception) else outcome
+        calls = [entry for entry in entries if _is_call(entry)]
+        if not calls or len(calls) < len(entries):
+            return {"role": "assistant", "content": turn.completion}
+        tool_calls: list[dict[str, Any]] = []
+        for index, call in enumerate(calls):
+            call_id = f"{turn.index % 10**5:05d}{index % 10**4:04d}"  # nine characters, see CALL_ID
+            function = {"name": call["name"], "arguments": call.get("arguments") or {}}
+            tool_calls.append({"id": call_id, "type": "function", "function": function})
+        text, _, _ = turn.completion.partition("<tool_call>")
+        if self.tokenizer.response_template:
+            response = self.tokenizer.parse_response(turn.completion_ids, prefix=turn.context_ids, tools=self.schemas)
+            text = str(response.get("content") or "")
+        return {"role": "assistant", "content": text.strip(), "tool_calls": tool_calls}
+
     def _with_system_message(self, chat: Messages) -> Messages:
         """Return a chat whose system message ends with the description of the functions."""
         if chat[0]["role"] == "system":
@@ -125,3 +147,10 @@ class ToolSchemas:
                 "another template"
             )
         return shows_schemas
+
+
+def _is_call(call: object) -> TypeGuard[Mapping[str, Any]]:
+    """Return True for a call with a name and, if any, arguments by name."""
+    if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
+        return False
+    return isinstance(call.get("arguments") or {}, Mapping)

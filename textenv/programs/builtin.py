@@ -78,7 +78,7 @@ def make_program_env(
         options = {"agents": 2, "allowed": game.words} | game.limits | options
     else:
         play = _read_play(options.pop("play", None))
-        options["tasks"] = _tasks_of_split(options.pop("tasks", None), split)
+        options["tasks"] = tasks_of_split(options.pop("tasks", None), split)
     pool = None
     if opponents is not None:
         pool = _read_opponents(opponents, known_opponents)
@@ -90,14 +90,14 @@ def _read_play(play: object) -> Callable[..., object]:
     if play is None:
         raise ValueError(
             "textenv/Program-v0 has no play: give play='my_agent.py:play', on the command line "
-            '--env-kwargs \'{"play": "my_agent.py:play"}\''
+            "--env-kwargs '{\"play\": \"my_agent.py:play\"}'; or command='python my_agent.py', which asks over HTTP"
         )
     if isinstance(play, str):
         return load_function(play)
     return cast("Callable[..., object]", play)
 
 
-def _tasks_of_split(tasks: object, split: str) -> object:
+def tasks_of_split(tasks: object, split: str) -> object:
     """Return the tasks of a split, from a file or a list; None if there are none.
 
     A task's split depends on its content alone. If one of the splits would be empty, both have all tasks.

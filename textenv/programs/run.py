@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from textenv.envs.limits import check_at_least
+from textenv.envs.tool_schemas import ToolSchemas
 from textenv.envs.turn import Turn
 from textenv.programs.threads import run_in_thread
 from textenv.prompts.messages import Message, is_messages, read_messages
@@ -40,6 +41,10 @@ class LimitReached(RuntimeError):  # noqa: N818  (the name says what has happene
     """Raised by ``ask`` when an episode may have no further turn; a program may catch it and return its reward."""
 
 
+class ProcessFailedError(RuntimeError):
+    """A program in another process has failed. The text tells how; a traceback of this process would not."""
+
+
 class ProgramStopped(BaseException):  # noqa: N818  (a request to end, as asyncio.CancelledError)
     """Raised by ``ask`` in a program whose episode has been given up. Do not catch it."""
 
@@ -53,11 +58,13 @@ class Row:
     """All questions and answers, as the program knows them."""
     turn: Turn
     """The turn of the last answer."""
+    tools: str
+    """Description of the functions that its prompt shows; empty if it shows none."""
 
 
 @dataclass(eq=False)
 class Question:
-    """One call of ``ask``."""
+    """One question of a program: a call of ``ask``, or a request over HTTP."""
 
     agent: int
     content: Content
@@ -66,9 +73,20 @@ class Question:
     """Texts, one of which is the answer; None: all that the environment allows."""
     seed: int = 0
     """Seed with which a `textenv.programs.opponents.BatchOpponent` samples its answer."""
+    tools: ToolSchemas | None = None
+    """Functions that the model may call, and the program runs; None: none but those of the environment."""
     row: Row | None = None
     """The row that it continues; None if it begins one."""
     answer: Future[str] = field(default_factory=Future)
+    turn: Turn | None = None
+    """The turn of the policy's answer; None before, and if another has answered."""
+    message: Message | None = None
+    """The policy's answer as a message, which may call `tools`; None without tools."""
+
+    @property
+    def shown_tools(self) -> str:
+        """Description of its tools; empty if it has none."""
+        return "" if self.tools is None else self.tools.text
 
 
 @dataclass
@@ -133,6 +151,7 @@ class ProgramRun:
         self._refusal: BaseException | None = None
         self._lock = threading.Lock()
         self._unanswered: set[Question] = set()
+        self._on_stop: Callable[[], None] | None = None
 
     @property
     def results(self) -> list[object]:
@@ -244,9 +263,12 @@ class ProgramRun:
         """
         question = self.question
         assert question is not None
-        content = _with_answer(question.content, answer)
+        question.turn = turn
+        if question.tools is not None:
+            question.message = question.tools.message(turn)
+        content = _with_answer(question, answer)
         if question.row is None:
-            self.rows.append(Row(question.agent, content, turn))
+            self.rows.append(Row(question.agent, content, turn, question.shown_tools))
         else:
             question.row.content = content
             question.row.turn = turn
@@ -276,7 +298,7 @@ class ProgramRun:
             What the question adds to this row, which may be nothing; None if it begins a row.
         """
         for row in reversed(self.rows):
-            if row.agent == question.agent:
+            if row.agent == question.agent and row.tools == question.shown_tools:
                 added = added_content(row, question.content)
                 if added is not None:
                     question.row = row
@@ -294,6 +316,18 @@ class ProgramRun:
     def stop(self) -> None:
         """Give the program up: whatever it asks raises `ProgramStopped`."""
         self._refuse(ProgramStopped("the episode has been given up"))
+        with self._lock:
+            on_stop = self._on_stop
+        if on_stop is not None:
+            on_stop()
+
+    def on_stop(self, function: Callable[[], None]) -> None:
+        """Let a function be called when the program is given up; at once if it already is."""
+        with self._lock:
+            self._on_stop = function
+            is_stopped = isinstance(self._refusal, ProgramStopped)
+        if is_stopped:
+            function()
 
     def _refuse(self, error: BaseException) -> None:
         """Let the open questions and all further ones raise this error; the first refusal stays."""
@@ -306,10 +340,15 @@ class ProgramRun:
             _raise_in(question, error)
 
     def failure(self) -> str:
-        """Return the traceback of the program's error, without the lines of ``ask``; an empty text if it has none."""
+        """Return the traceback of the program's error, without the lines of ``ask``; an empty text if it has none.
+
+        Of a `ProcessFailedError` it is the text.
+        """
         if self.end is None or self.end.error is None:
             return ""
         error = self.end.error
+        if isinstance(error, ProcessFailedError):
+            return str(error)
         summary = traceback.TracebackException.from_exception(error)
         summary.stack = traceback.StackSummary.from_list(
             [frame for frame in summary.stack if frame.filename not in HIDDEN_FILES]
@@ -327,7 +366,7 @@ class Ask:
     """Function with which a program asks the model; see `ProgramVectorEnv`."""
 
     def __init__(self, run: ProgramRun, agent: int) -> None:
-        self._run = run
+        self.run = run
         self._agent = agent
 
     def __call__(self, content: object, **options: Any) -> str:
@@ -345,7 +384,7 @@ class Ask:
             TypeError, ValueError: if the content or an option cannot be read.
             LimitReached: if the episode may have no further turn, or no room for the question.
         """
-        return self._run.put(read_question(self._agent, content, options)).result()
+        return self.run.put(read_question(self._agent, content, options)).result()
 
 
 class AsyncAsk(Ask):
@@ -353,7 +392,7 @@ class AsyncAsk(Ask):
 
     async def __call__(self, content: object, **options: Any) -> str:  # type: ignore[override]
         """See `Ask`."""
-        return await asyncio.wrap_future(self._run.put(read_question(self._agent, content, options)))
+        return await asyncio.wrap_future(self.run.put(read_question(self._agent, content, options)))
 
 
 def _is_async(play: Callable[..., object]) -> bool:
@@ -409,12 +448,14 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
     return tuple(str(text) for text in texts)
 
 
-def _with_answer(content: Content, answer: str) -> Content:
+def _with_answer(question: Question, answer: str) -> Content:
     """Return what was asked with the answer behind it."""
-    if isinstance(content, str):
-        return content + answer
+    if isinstance(question.content, str):
+        return question.content + answer
     message: Message = {"role": "assistant", "content": answer}
-    return (*content, message)
+    if question.message is not None:
+        message = question.message
+    return (*question.content, message)
 
 
 def added_content(row: Row, content: Content) -> str | list[Message] | None:
@@ -427,11 +468,20 @@ def added_content(row: Row, content: Content) -> str | list[Message] | None:
         return None
     count = len(row.content)
     added_messages = list(content[count:])
-    if content[:count] != row.content or not added_messages:
+    begins_with_row = [*map(_meaning, content[:count])] == [*map(_meaning, row.content)]
+    if not begins_with_row or not added_messages:
         return None
     if added_messages[-1]["role"] == "assistant":  # an answer that is to be continued
         return None
     return added_messages
+
+
+def _meaning(message: Message) -> dict[str, object]:
+    """Return what a message means: programs may send back calls without identifiers, and an empty text for none."""
+    meaning: dict[str, object] = {"content": "", **message}
+    if "tool_calls" in message:
+        meaning["tool_calls"] = [call.get("function") for call in message["tool_calls"]]
+    return meaning
 
 
 def _added_text(earlier_text: str, text: str, turn: Turn) -> str | None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from textenv.envs.limits import check_at_least, check_tokenizer
 from textenv.envs.task import rows_of
+from textenv.envs.tool_schemas import ToolSchemas
 from textenv.envs.tools import Tools
 from textenv.envs.turn import TRUNCATED, Continuation, Cut, Turn
 from textenv.programs.opponents import BatchOpponent, Opponents, answer_for_opponents, opponent_metrics
@@ -250,10 +251,11 @@ class Programs:
         added = run.find_row(question)
         if question.row is None:
             prompt = Prompt(question.content, state=run, agent=question.agent, limits=question.limits)
-            if self.tools is None:
+            schemas = self._schemas(question)
+            if schemas is None:
                 ids = prompt_ids(prompt, self.tokenizer)
             else:
-                ids = self.tools.schemas.prompt_ids(prompt)
+                ids = schemas.prompt_ids(prompt)
             reply = replace(prompt, ids=tuple(ids))
             num_tokens = len(ids)
         else:
@@ -270,6 +272,14 @@ class Programs:
                 "it: ask with a shorter text, catch this error and return a reward, or raise max_length"
             )
         return reply
+
+    def _schemas(self, question: Question) -> ToolSchemas | None:
+        """Return the functions that a prompt shows: the question's, or the environment's; a ValueError if both."""
+        if self.tools is None:
+            return question.tools
+        if question.tools is not None:
+            raise ValueError("the question has tools, and so has the environment (tools=): leave out one of them")
+        return self.tools.schemas
 
     def _reward(self, run: ProgramRun, agent: int) -> object:
         """Return the reward of an agent; raise a `RewardError` unless the program has returned one for each agent."""

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,9 @@ import pytest
 pytest.importorskip("verifiers.v1", reason="pip install 'textenv[verifiers]'")
 
 from algos import LMPolicy, collect
-from algos.cli.serve import PolicyServer
+from algos.extras.serving import PolicyAnswerer
 from textenv import TokenVectorEnv, Verifiers
+from textenv.gateway.server import CompletionServer
 
 HELPERS = str(Path(__file__).parents[2] / "helpers")
 
@@ -126,8 +126,8 @@ def test_a_missing_package_says_what_to_install(monkeypatch):
 def test_its_own_evaluation_runs_against_algos_serve(tmp_path):
     policy = LMPolicy.load("embedded")
     policy.tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
-    with PolicyServer(policy, "critic", token="secret", limit=40) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+    answerer = PolicyAnswerer(policy, "critic", limit=40)
+    with CompletionServer(answerer, token="secret") as server:
         words = ["adding_up", "--model", "critic", "--client.base-url", server.url, "--client.api-key-var", "MY_KEY",
                  "--env.agent.runtime.type", "subprocess", "--no-push", "--no-rich", "-n", "3",
                  "--sampling.max-tokens", "8", "--output-dir", str(tmp_path)]  # fmt: skip
@@ -135,7 +135,7 @@ def test_its_own_evaluation_runs_against_algos_serve(tmp_path):
         places = os.pathsep.join([HELPERS, *sys.path])
         env = os.environ | {"MY_KEY": "secret", "PYTHONPATH": places}
         run = subprocess.run([sys.executable, "-c", code, *words], env=env, capture_output=True, text=True)
-        server.shutdown()
+    answerer.close()
     assert run.returncode == 0, run.stderr
     (path,) = tmp_path.rglob("traces.jsonl")
     traces = [trace for line in path.read_text().splitlines() for trace in json.loads(line).get("traces", [])]

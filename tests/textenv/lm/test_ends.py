@@ -1,5 +1,6 @@
 """What ends a turn: one set for environment, decoder, server and engine, compared with `generate` of `transformers`."""
 
+import asyncio
 import json
 
 import gymnasium
@@ -9,14 +10,15 @@ import torch
 from transformers import AutoTokenizer
 
 from algos import PPO, LMPolicy, PPOConfig, evaluate, load
-from algos.cli.serve import PolicyServer
 from algos.collection import Collector, collect
+from algos.extras.serving import PolicyAnswerer
 from algos.finetuning.packing import read_example
 from tests.helpers.chat_families import FAMILIES, byte_tokenizer, scripted_model, tokenizer_of
 from tests.helpers.engines import FakeEngine
 from tests.helpers.text_envs import zero
 from textenv import RewardModel, TextEnv, TextVectorEnv, check_text_env
 from textenv.envs.string_env import TokenEnv
+from textenv.gateway.requests import read_request
 from textenv.lm.ends import closing_ids, ids_after_end, turn_ends
 from textenv.prompts.prompts import Prompt
 from textenv.prompts.tokenize import prompt_ids, reply_ids
@@ -89,12 +91,18 @@ def test_all_end_a_turn_at_the_same_token(name, end):
     assert (info["end_reason"][0], str(info["completion"][0])) == ("eos", "ab")
 
     # A server
-    server = PolicyServer(policy, "m", token="key")
     name, content = ("messages", CHAT) if tokenizer.chat_template else ("prompt", "Hi")
-    body = {"model": "m", "temperature": 0, name: content}
-    *_, (_, turn, _, finish) = server.generate(body, chat=name == "messages")
-    server.server_close()
-    assert (turn.completion_ids, turn.completion, finish) == (expected, "ab", "stop")
+    request = read_request({"model": "m", "temperature": 0, name: content}, chat=name == "messages")
+    last = asyncio.run(last_piece(policy, request))
+    assert (last.turn.completion_ids, last.turn.completion, last.finish) == (expected, "ab", "stop")
+
+
+async def last_piece(policy, request):
+    """The whole answer of a server."""
+    answerer = PolicyAnswerer(policy, "m")
+    pieces = [piece async for piece in answerer.answer(request, None)]
+    answerer.close()
+    return pieces[-1]
 
 
 @pytest.mark.parametrize(("name", "end"), LISTED)

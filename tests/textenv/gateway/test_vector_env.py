@@ -1,0 +1,472 @@
+"""Programs in other processes that are trained by the address of their model."""
+
+import contextlib
+import http.client
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("starlette", reason="pip install 'textenv[service]'")
+
+from algos import collect
+from algos.cli import main
+from tests.helpers.conversations import chat_tokenizer
+from tests.helpers.http_player import Player
+from tests.helpers.models import WORDS, make_tokenizer
+from tests.helpers.programs import program_env, reader_policy, turns_of, word_policy
+from tests.helpers.small_agents import agent_of
+from tests.helpers.tool_calls import PLAIN, QUESTION, SIX, byte_tokenizer
+from textenv import Gateway
+
+PLAYER = [sys.executable, str(Path(__file__).parents[2] / "helpers" / "http_player.py")]
+"""Command that plays an episode."""
+
+
+@contextlib.contextmanager
+def gateway(command=None, num_envs=3, **options):
+    """Gateway for the nine-word model."""
+    arguments = dict(tokenizer=make_tokenizer(WORDS), num_envs=num_envs, max_new_tokens=4, max_length=64, timeout=30.0)
+    env = Gateway(command, **(arguments | options))
+    yield env
+    env.close()
+
+
+@contextlib.contextmanager
+def playing(env, play, num_clients):
+    """Let clients play one episode each, in threads; yield their futures."""
+
+    def run(number):
+        return play(Player(f"{env.url}/sessions/client-{number}", env.token))
+
+    with ThreadPoolExecutor(num_clients) as threads:
+        yield [threads.submit(run, number) for number in range(num_clients)]
+
+
+def play_with(env, play, *, policy=None, num_clients=1):
+    """Rollout of an episode of each client; and what the clients return."""
+    with playing(env, play, num_clients) as clients:
+        rollout = collect(env, word_policy() if policy is None else policy, num_episodes=num_clients, seed=1)
+    return rollout, [client.result() for client in clients]
+
+
+def refusal(function, *arguments, **options):
+    """Status and words of the error with which the server answers."""
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        function(*arguments, **options)
+    with caught.value as error:
+        return error.code, error.read().decode()
+
+
+# --- programs that the gateway starts ---------------------------------------------------------------------------------
+
+
+def test_a_started_program_gives_the_rollout_of_the_same_function():
+    """To the bit; its tasks and rewards included."""
+
+    def play(ask, task):
+        ask("a")
+        text = task
+        total = 0
+        for _ in range(2):
+            answer = ask(text)
+            total += len(answer.split())
+            text += answer + " a"
+        return {"words": float(total), "bonus": 0.5}
+
+    tasks = ["a b", "c", "d c a"]
+    expected = collect(program_env(play, tasks=tasks), word_policy(), num_episodes=8, seed=1)
+    with gateway(PLAYER, tasks=tasks) as env:
+        rollout = collect(env, word_policy(), num_episodes=8, seed=1)
+        assert env.metrics["programs/failed"] == 0 and env.metrics["programs/rows"] == 2
+        assert env.samples(range(1))[0]["parts"]["bonus"] == 0.5
+    assert set(rollout.keys()) == set(expected.keys()) and rollout["reward"].sum() > 4
+    for column in expected.keys():
+        assert torch.equal(rollout[column], expected[column]), column
+
+
+def test_a_resumed_training_of_a_started_program_gives_the_same_bits(tmp_path):
+    def trained(folder, **options):
+        with gateway(PLAYER, tasks=["a b", "c", "d"]) as env:
+            agent = agent_of(env, word_policy(), learning_rate=1e-3, num_episodes=4)
+            agent.learn(100, run_dir=folder, checkpoint_every=1, **options)
+        return torch.cat([weight.detach().flatten() for weight in agent.policy.parameters()])
+
+    expected = trained(tmp_path / "whole")
+    trained(tmp_path / "part", on_iteration=lambda metrics: metrics["iteration"] == 2)
+    assert torch.equal(trained(tmp_path / "part", resume=tmp_path / "part"), expected)
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("crash", "ended with status 3 and sent no reward.*the last words"),
+        ("silent", r"ended with status 0 and sent no reward.*\(none\)"),
+    ],
+)
+def test_a_program_that_fails_is_left_out_and_its_output_logged(task, words, caplog):
+    with gateway(PLAYER, tasks=["a", task], num_envs=2) as env:
+        collect(env, word_policy(), num_episodes=4, seed=1)
+        assert env.metrics["programs/failed"] == 2
+    assert re.search(f"(?s){words}", caplog.text)
+
+
+def test_programs_that_all_fail_end_the_training():
+    with gateway(PLAYER, tasks=["crash"]) as env, pytest.raises(RuntimeError, match="(?s)all 3 programs.*status 3"):
+        collect(env, word_policy(), num_episodes=3, seed=1)
+
+
+def test_a_program_that_hangs_is_killed(caplog):
+    with gateway([*PLAYER, "the-hanging-one"], tasks=["hang", "a"], num_envs=2, timeout=3.0) as env:
+        collect(env, word_policy(), num_episodes=2, seed=1)
+        assert env.metrics["programs/timeouts"] == 1
+        deadline = time.monotonic() + 20
+        while processes("the-hanging-one") and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not processes("the-hanging-one")
+    assert "took longer than timeout=" in caplog.text
+
+
+def test_what_a_program_does_after_its_reward_keeps_nobody_waiting():
+    start = time.monotonic()
+    with gateway([*PLAYER, "the-staying-one"], tasks=["stay"]) as env:
+        rollout = collect(env, word_policy(), num_episodes=2, seed=1)
+        assert rollout["reward"].sum() == 2
+        assert len(processes("the-staying-one")) == 2
+    assert not processes("the-staying-one")  # the gateway is closed
+    assert time.monotonic() - start < 40
+
+
+def processes(word):
+    """Process numbers of the programs that have a word in their command line."""
+    lines = subprocess.run(["ps", "-ewwo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line.split()[0] for line in lines if word in line.split() and "ps" not in line.split()[1]]
+
+
+def test_a_reward_of_null_leaves_an_episode_out():
+    with gateway(PLAYER, tasks=["leave out", "a"], num_envs=2) as env:
+        collect(env, word_policy(), num_episodes=4, seed=1)
+        assert env.metrics["reward/left_out"] == 2 and env.metrics["programs/failed"] == 0
+
+
+def test_it_is_trained_on_the_command_line(tmp_path, monkeypatch):
+    lines = [json.dumps({"text": text}) for text in ("the film", "the actor", "a story", "the plot")]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    kwargs = f'{{"command": "{PLAYER[0]} {PLAYER[1]}", "tasks": "tasks.jsonl", "max_length": 64, "max_new_tokens": 4}}'
+    options = ["--total-steps", "100", "--num-episodes", "8", "--run-dir", str(tmp_path / "run"), "--quiet"]
+    main(["train", "textenv/Program-v0", "--env-kwargs", kwargs, *options])
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("programs/questions") > 0
+
+
+# --- programs that connect --------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_64_parallel_clients_is_lost_or_mixed():
+    """Each asks for a text of its own, several times at once, and gets a reward of its own."""
+    policy = reader_policy(make_tokenizer(WORDS))
+    words = [word for word in WORDS if not word.startswith("<")]
+
+    def play(player):
+        number = int(player.session.rpartition("-")[2])
+        text = " ".join(words[number // len(words) ** power % len(words)] for power in range(3))
+        with ThreadPoolExecutor(3) as threads:
+            answers = list(threads.map(lambda ending: player.complete(f"{text} {ending}"), words[:3]))
+        player.reward(number)
+        return text, answers
+
+    with gateway(num_envs=64) as env:
+        rollout, played = play_with(env, play, policy=policy, num_clients=64)
+        assert env.metrics["programs/questions"] == 3 and env.metrics["programs/rows"] == 3
+        tokenizer = env.tokenizer
+    rows = {}
+    for turns in turns_of(rollout):
+        for context, answer in turns:
+            rows.setdefault(tokenizer.decode(context), []).append(tokenizer.decode(answer, skip_special_tokens=True))
+    for text, answers in played:
+        for ending, answer in zip(words[:3], answers, strict=True):
+            assert answer.strip() in [written.strip() for written in rows[f"{text} {ending}"]]
+    assert rollout["reward"].sum() == sum(range(64))
+    assert sorted(rollout["reward"].sum(1)[rollout["reward"].any(1)].tolist()) == list(range(1, 64))
+
+
+@pytest.mark.parametrize("how", ["path", "key", "header"])
+def test_a_client_names_its_session_in_three_ways(how):
+    def play(player):
+        headers = {"Authorization": f"Bearer {player.key}", "Content-Type": "application/json"}
+        path = "/v1/completions"
+        if how == "path":
+            path = f"/sessions/mine{path}"
+        elif how == "key":
+            headers["Authorization"] += ":mine"
+        else:
+            headers["X-Session-ID"] = "mine"
+        host = player.session.split("/")[2]
+        with contextlib.closing(http.client.HTTPConnection(host)) as connection:
+            connection.request("POST", path, '{"prompt": "a", "max_tokens": 2}', headers)
+            status = connection.getresponse().status
+        Player(f"http://{host}/sessions/mine", player.key).reward(2.0)
+        return status
+
+    with gateway() as env:
+        rollout, statuses = play_with(env, play)
+    assert statuses == [200] and rollout["reward"].sum() == 2
+
+
+def test_several_answers_are_rows_of_the_same_episode():
+    def play(player):
+        body = {"prompt": "a b", "n": 3, "return_token_ids": True, "max_tokens": 3}
+        reply = player.send("/v1/completions", body)
+        player.reward(1.0)
+        return reply
+
+    with gateway() as env:
+        rollout, (reply,) = play_with(env, play)
+    rows = turns_of(rollout)
+    assert len(rows) == 3
+    for choice, ((context, answer),) in zip(reply["choices"], rows, strict=True):
+        assert (reply["prompt_token_ids"], choice["token_ids"]) == (context, answer)
+        assert choice["finish_reason"] == ("stop" if answer[-1] == WORDS.index("<eos>") else "length")
+    assert reply["usage"]["completion_tokens"] == sum(len(answer) for ((_, answer),) in rows)
+
+
+def test_openai_s_client_streams_and_continues_a_chat():
+    openai = pytest.importorskip("openai", reason="the client of OpenAI, which comes with verifiers")
+    tokenizer = chat_tokenizer()
+
+    def play(player):
+        client = openai.OpenAI(base_url=f"{player.session}/v1", api_key=player.key, max_retries=0)
+        chat = [{"role": "user", "content": "a b"}]
+        for _ in range(2):
+            stream = client.chat.completions.create(model="gpt", messages=chat, stream=True, max_tokens=3)
+            text = "".join(part.choices[0].delta.content for part in stream)
+            chat += [{"role": "assistant", "content": text}, {"role": "user", "content": "c"}]
+        player.reward(1.0)
+
+    with gateway(tokenizer=tokenizer) as env:
+        rollout, _ = play_with(env, play, policy=reader_policy(tokenizer))
+        assert env.metrics["programs/rows"] == 1 and env.metrics["programs/questions"] == 2
+    assert len(turns_of(rollout)[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"temperature": 0.7}, "temperature is 0.7, but the answers must be samples of the policy as it is"),
+        ({"temperature": 0}, "temperature is 0"),
+        ({"top_p": 0.9}, "does not support top_p"),
+        ({"frequency_penalty": 0.5}, "does not support frequency_penalty"),
+        ({"logit_bias": {"5": 1}}, "does not support logit_bias"),
+        ({"logprobs": 0}, "logprobs are not known while the policy is trained"),
+        ({"prompt": [1, 2]}, "prompt is a list of token ids"),
+        ({"messages": QUESTION}, "does not support messages"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+    ],
+)
+def test_what_would_be_another_distribution_is_refused(body, words):
+    def play(player):
+        refused = refusal(player.complete, **{"prompt": "a"} | body)
+        neutral = {"temperature": 1.0, "top_p": 1, "presence_penalty": 0, "seed": 3, "user": "me"}
+        player.complete("a", **neutral)
+        player.reward(1.0)
+        return refused
+
+    with gateway() as env:
+        _, ((status, text),) = play_with(env, play)
+        assert env.metrics["programs/questions"] == 1
+    assert status == 400 and words in text
+
+
+def test_a_limit_is_told_and_the_reward_still_taken():
+    def play(player):
+        player.complete("a")
+        refused = refusal(player.complete, "a b")
+        player.reward(3.0)
+        return refused
+
+    with gateway(max_turns=1) as env:
+        rollout, ((status, text),) = play_with(env, play)
+    assert status == 400 and "max_turns=1" in text and rollout["reward"].sum() == 3
+
+
+def test_a_session_that_has_ended_is_gone():
+    def play(player):
+        player.complete("a")
+        player.reward(1.0)
+        return [refusal(player.complete, "a"), refusal(player.reward, 1.0), refusal(player.task)]
+
+    with gateway() as env:
+        _, (refusals,) = play_with(env, play)
+    assert [status for status, _ in refusals] == [410] * 3 and "has ended" in refusals[0][1]
+
+
+@pytest.mark.parametrize("reward", ["1", True, [1.0], float("nan"), {"a": "b"}, {"a": float("inf")}])
+def test_a_wrong_reward_is_refused_and_another_taken(reward):
+    def play(player):
+        player.complete("a")
+        refused = refusal(player.reward, reward)
+        player.reward(1.0)
+        return refused
+
+    with gateway() as env:
+        rollout, ((status, text),) = play_with(env, play)
+    assert status == 400 and "reward" in text and rollout["reward"].sum() == 1
+
+
+def test_a_client_that_goes_away_does_not_end_the_episode():
+    def play(player):
+        host = player.session.split("/")[2]
+        leaving = http.client.HTTPConnection(host)
+        headers = {"Authorization": f"Bearer {player.key}"}
+        leaving.request("POST", "/sessions/client-0/v1/completions", '{"prompt": "a"}', headers)
+        leaving.close()
+        answer = player.complete("a b")
+        player.reward(1.0)
+        return answer
+
+    with gateway() as env:
+        rollout, _ = play_with(env, play)
+        assert env.metrics["programs/failed"] == 0
+    assert rollout["reward"].sum() == 1
+
+
+def test_clients_wait_until_an_episode_begins():
+    def play(player):
+        player.complete("a")
+        player.reward(1.0)
+
+    with gateway(num_envs=1) as env:
+        with playing(env, play, 5) as clients:
+            time.sleep(0.5)
+            assert not any(client.done() for client in clients)
+            for seed in range(5):
+                collect(env, word_policy(), num_episodes=1, seed=seed)
+        assert all(client.exception() is None for client in clients)
+
+
+def test_clients_are_told_when_no_more_episodes_begin():
+    def play(player):
+        return refusal(player.complete, "a")
+
+    with gateway() as env, playing(env, play, 4) as clients:
+        time.sleep(0.3)
+        env.close()
+        for client in clients:
+            status, text = client.result()
+            assert status == 410 and "the training has ended" in text
+
+
+def test_a_stranger_gets_no_session():
+    with gateway(PLAYER, tasks=["a"]) as env:
+        assert refusal(Player(f"{env.url}/sessions/mine", env.token).task)[0] == 404
+        for key in ("", "wrong", f"{env.token}x"):
+            assert refusal(Player(f"{env.url}/sessions/mine", key).task)[0] == 401
+        request = urllib.request.Request(f"{env.url}/v1/models", headers={"Host": "attacker.example:1"})
+        request.add_header("Authorization", f"Bearer {env.token}")
+        assert refusal(urllib.request.urlopen, request)[0] == 401
+    with gateway() as env:
+        client = Player(f"{env.url}", env.token)
+        assert "names no session" in refusal(client.complete, "a")[1]
+
+
+def test_an_environment_is_closed_with_its_port():
+    with gateway() as env:
+        url = env.url
+        assert Player(url, env.token).send("/v1/models")["data"][0]["id"] == "policy"
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(url)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"command": ""}, ValueError, "expected a program with its arguments"),
+        ({"command": "no-such-program"}, FileNotFoundError, "no program 'no-such-program'"),
+        ({"agents": 2}, TypeError, "Gateway has no agents"),
+        ({"play": print}, TypeError, "use a ProgramVectorEnv"),
+        ({"reward": print}, TypeError, "reward"),
+        ({"tasks": []}, ValueError, "tasks is empty"),
+        ({"port": 70_000}, OSError, "cannot listen on port 70000"),
+        ({"token": "a:b"}, ValueError, "without a colon"),
+    ],
+)
+def test_wrong_arguments_are_told(options, error, words):
+    with pytest.raises(error, match=words), gateway(**options):
+        pass
+
+
+# --- tools ------------------------------------------------------------------------------------------------------------
+
+MULTIPLY = {"type": "function", "function": {"name": "multiply", "parameters": {"type": "object", "properties": {}}}}
+
+
+def write(env, *texts):
+    """Play one episode with these turns."""
+    env.start_episodes(1, seed=0)
+    for text in texts:
+        ids = env.tokenizer(text, add_special_tokens=False)["input_ids"]
+        for token in [*ids, env.tokenizer.eos_token_id]:
+            if env.running.any():
+                env.advance(np.array([token]))
+    return env.take_episodes()
+
+
+@pytest.mark.parametrize("sends_back", ["all", "without ids and with an empty text"])
+def test_calls_of_tools_are_answered_in_the_same_row(sends_back):
+    def play(player):
+        chat = list(QUESTION)
+        message = player.chat(chat, tools=[MULTIPLY])
+        (call,) = message["tool_calls"]
+        if sends_back != "all":
+            message = {"role": "assistant", "content": "", "tool_calls": [{"function": call["function"]}]}
+        chat += [message, {"role": "tool", "tool_call_id": call["id"], "content": "6"}]
+        last = player.chat(chat, tools=[MULTIPLY])
+        player.reward(float(last["content"] == "It is 6"))
+        return call
+
+    env_options = dict(tokenizer=byte_tokenizer(PLAIN), num_envs=1, max_new_tokens=400, max_length=3000)
+    with gateway(**env_options) as env, playing(env, play, 1) as (client,):
+        rollout = write(env, SIX, "It is 6")
+        assert env.metrics["programs/rows"] == 1 and rollout["reward"].sum() == 1
+    assert client.result()["function"] == {"name": "multiply", "arguments": '{"a": 2, "b": 3}'}
+
+
+def test_calls_are_streamed_whole():
+    openai = pytest.importorskip("openai", reason="the client of OpenAI, which comes with verifiers")
+
+    def play(player):
+        client = openai.OpenAI(base_url=f"{player.session}/v1", api_key=player.key, max_retries=0)
+        stream = client.chat.completions.create(model="m", messages=QUESTION, tools=[MULTIPLY], stream=True)
+        choices = [part.choices[0] for part in stream]
+        player.reward(1.0)
+        return choices
+
+    env_options = dict(tokenizer=byte_tokenizer(PLAIN), num_envs=1, max_new_tokens=400, max_length=3000)
+    with gateway(**env_options) as env, playing(env, play, 1) as (client,):
+        write(env, f"So: {SIX}")
+    (choice,) = client.result()
+    assert choice.finish_reason == "tool_calls" and choice.delta.content == "So:"
+    (call,) = choice.delta.tool_calls
+    assert (call.index, call.function.name, json.loads(call.function.arguments)) == (0, "multiply", {"a": 2, "b": 3})
+
+
+@pytest.mark.parametrize("text", ["<tool_call>{</tool_call>", '<tool_call>["a"]</tool_call>', "no call"])
+def test_an_answer_without_a_readable_call_is_its_text(text):
+    def play(player):
+        message = player.chat(QUESTION, tools=[MULTIPLY])
+        player.reward(1.0)
+        return message
+
+    env_options = dict(tokenizer=byte_tokenizer(PLAIN), num_envs=1, max_new_tokens=400, max_length=3000)
+    with gateway(**env_options) as env, playing(env, play, 1) as (client,):
+        write(env, text)
+    assert client.result() == {"role": "assistant", "content": text}

@@ -1,0 +1,1 @@
+"""A policy behind OpenAI's protocol: only to answer, or to be trained on what it answers."""

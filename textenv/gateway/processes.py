@@ -1,0 +1,127 @@
+"""Programs in processes of their own, which are started for one episode each."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from textenv.programs.run import ProcessFailedError
+from textenv.programs.threads import run_in_thread
+
+SECONDS_TO_END = 10
+"""Time that a program has to end by itself after it has sent its reward."""
+SECONDS_TO_OBEY = 2
+"""Time between the signals SIGTERM and SIGKILL."""
+MAX_SHOWN_BYTES = 4000
+"""Bytes of a program's last output that an error shows."""
+
+
+class Processes:
+    """Processes of one command.
+
+    Args:
+        command: program and arguments, as a text that is split like a shell's, or as a list.
+
+    Raises:
+        ValueError: if it is empty.
+        FileNotFoundError: if there is no such program.
+    """
+
+    def __init__(self, command: str | Sequence[str]) -> None:
+        self.words = shlex.split(command) if isinstance(command, str) else list(command)
+        if not self.words or not all(isinstance(word, str) for word in self.words):
+            raise ValueError(f"command is {command!r:.200}, expected a program with its arguments")
+        if shutil.which(self.words[0]) is None:
+            raise FileNotFoundError(f"command is {command!r:.200}, but there is no program {self.words[0]!r}")
+        self._lock = threading.Lock()
+        self._running: set[Process] = set()
+        self._closed = False
+
+    def start(self, variables: Mapping[str, str], *, on_end: Callable[[Exception], None]) -> Process:
+        """Start a process.
+
+        Args:
+            variables: environment variables besides those of this process.
+            on_end: called with an error that tells how it has ended.
+        """
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the environment is closed")
+            process = Process(self.words, variables)
+            self._running.add(process)
+
+        def watch() -> None:
+            error = process.wait()
+            with self._lock:
+                self._running.discard(process)
+            on_end(error)
+
+        run_in_thread(watch)
+        return process
+
+    def close(self) -> None:
+        """Kill all processes; no further ones can be started."""
+        with self._lock:
+            self._closed = True
+            processes = list(self._running)
+        for process in processes:
+            process.kill()
+
+
+class Process:
+    """A process, with a session of its own, so that a signal reaches the programs that it starts too."""
+
+    def __init__(self, words: Sequence[str], variables: Mapping[str, str]) -> None:
+        self._words = words
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `wait`)
+        self._popen = subprocess.Popen(
+            words,
+            env=os.environ | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def wait(self) -> Exception:
+        """Wait for its end, and return an error that tells how it has ended, with its last output."""
+        status = self._popen.wait()
+        with self._output:
+            size = self._output.seek(0, os.SEEK_END)
+            self._output.seek(max(0, size - MAX_SHOWN_BYTES))
+            output = self._output.read().decode(errors="replace").strip()
+        return ProcessFailedError(
+            f"{shlex.join(self._words)} ended with status {status} and sent no reward (POST to the address in "
+            f"TEXTENV_SESSION, /reward). Its output:\n{output or '(none)'}"
+        )
+
+    def let_end(self) -> None:
+        """Let it end by itself; kill it if it does not do so in time."""
+
+        def end() -> None:
+            try:
+                self._popen.wait(SECONDS_TO_END)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+        run_in_thread(end)
+
+    def kill(self) -> None:
+        """End it, and the programs that it has started: politely first."""
+        self._signal(signal.SIGTERM)
+        try:
+            self._popen.wait(SECONDS_TO_OBEY)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self._popen.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._popen.pid, number)

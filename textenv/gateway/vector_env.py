@@ -1,0 +1,316 @@
+"""`Gateway`: programs in other processes and languages that ask a language model over HTTP, as a vector environment."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import weakref
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from textenv.envs.tool_schemas import ToolSchemas
+from textenv.gateway.answers import Piece
+from textenv.gateway.processes import Process, Processes
+from textenv.gateway.requests import CompletionRequest
+from textenv.gateway.server import CompletionServer, read_body
+from textenv.gateway.sessions import GoneError, Session, Sessions, wait_for_reward
+from textenv.json_files import parse_json
+from textenv.names import check_names
+from textenv.programs.builtin import tasks_of_split
+from textenv.programs.run import Ask, LimitReached, ProgramStopped, Question, read_question
+from textenv.programs.vector_env import ProgramVectorEnv
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+TIMEOUT = 600.0
+"""Default time limit of a program between an answer and its next request, in seconds; it includes its start."""
+MODEL = "policy"
+"""Name of the model in answers; requests may name any."""
+MAX_KEPT_TOOLS = 1000
+"""Number of lists of tools that are kept once they are read."""
+
+
+class Gateway(ProgramVectorEnv):
+    """Programs that ask over HTTP: an agent in any language is trained by the address of its model.
+
+    A server on this machine answers OpenAI's protocol with the policy that is being trained (`CompletionServer`).
+    Each episode is a session with an address of its own. The program plays the episode: it asks for chats or
+    completions, several at once if it likes, and sends its reward, which ends the episode.
+
+    - ``POST /sessions/NAME/v1/chat/completions`` and ``/completions``: answers of the policy.
+    - ``GET /sessions/NAME``: ``{"task": ..., "seed": ...}``.
+    - ``POST /sessions/NAME/reward``: ``{"reward": R}``: a number, numbers by name, which are added, or null, which
+      leaves the episode out.
+
+    With ``command``, the program is started for each episode, and finds in its environment variables
+    ``OPENAI_BASE_URL`` (the address of its session, with ``/v1``), ``OPENAI_API_KEY`` and ``TEXTENV_SESSION`` (the
+    address of its session). Without, programs that run elsewhere on this machine connect to `url` with the key `token`.
+    Each brings a name of its own for every episode: in the path, as the key ``KEY:NAME``, or as the header
+    ``X-Session-ID``, as harnesses of verifiers do. If no episode is free, they wait.
+
+    The answers are samples of the policy as it is. So requests for another distribution (``temperature``, ``top_p``,
+    penalties, ``logit_bias``) are refused. Messages that continue what the model has read and written in this episode
+    are appended to it, as in `ProgramVectorEnv`. What the model writes in tags of calls becomes ``tool_calls`` if the
+    request has ``tools``.
+
+    Args:
+        command: the program with its arguments, such as ``"python agent.py"``; None waits for programs that connect.
+        tasks: tasks of any kind that JSON can hold, as in `ProgramVectorEnv`.
+        tokenizer: the policy's tokenizer. Messages need its chat template.
+        num_envs: number of programs that run at the same time.
+        timeout: seconds that programs may take between an answer and their next request or reward, or from their start
+            to their first request; None: no limit.
+        port: port of 127.0.0.1 to listen on; 0 takes a free one.
+        token: key that programs must bring; None makes one.
+        arguments: other arguments of `ProgramVectorEnv`: ``max_turns``, ``max_length``, ``max_new_tokens``, ….
+
+    An episode fails, and is left out of the update, if its program ends without a reward or takes too long. With the
+    default, the first failure is logged with the end of the program's output.
+
+    Raises:
+        ValueError: as `ProgramVectorEnv`, or if the command is empty.
+        FileNotFoundError: if there is no such program.
+        ImportError: without the extra ``service``.
+        OSError: if the port cannot be used.
+
+    Example:
+        >>> env = Gateway("python agent.py", tasks=tasks, tokenizer=tok, num_envs=8)  # doctest: +SKIP
+    """
+
+    @check_names
+    def __init__(
+        self,
+        command: str | Sequence[str] | None = None,
+        *,
+        tasks: Sequence[object] | None = None,
+        tokenizer: PreTrainedTokenizerBase,
+        num_envs: int = 8,
+        timeout: float | None = TIMEOUT,
+        port: int = 0,
+        token: str | None = None,
+        **arguments: Any,
+    ) -> None:
+        for name in ("play", "agents", "opponents"):
+            if name in arguments:
+                raise TypeError(f"Gateway has no {name}: use a ProgramVectorEnv, whose programs are functions")
+        processes = None
+        if command is not None:
+            processes = Processes(command)
+        sessions = Sessions(may_join=command is None)
+        play = _SessionProgram(sessions, processes)
+        options = arguments | {"tasks": tasks, "num_envs": num_envs, "timeout": timeout}
+        super().__init__(play, tokenizer=tokenizer, **options)
+
+        # The server, which ends with the environment
+        answerer = _PolicyAnswerer(sessions, tokenizer)
+        addresses = _Addresses(sessions)
+        routes = [
+            ("GET", "/sessions/{session}", addresses.task),
+            ("POST", "/sessions/{session}/reward", addresses.reward),
+        ]
+        server = CompletionServer(answerer, token=token, port=port, routes=routes)
+        play.server = server.start()
+        self.url = server.address
+        """Address to which programs connect; their model is at ``{url}/sessions/NAME/v1``, or at ``{url}/v1``."""
+        self.token = server.token
+        """Key that programs must bring."""
+        self._finalizer = weakref.finalize(self, _close, sessions, processes, server)
+
+    def close_extras(self, **kwargs: object) -> None:
+        """End the server, and the programs that it has started."""
+        self.task.close_waiting()
+        self._finalizer()
+        super().close_extras(**kwargs)
+
+
+def make_gateway(
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    split: str = "train",
+    command: str | Sequence[str] | None = None,
+    tasks: Any = None,
+    **arguments: Any,
+) -> Gateway:
+    """Make a `Gateway`, for ``textenv/Program-v0``.
+
+    Args:
+        tokenizer: the policy's tokenizer.
+        split: see `textenv.programs.builtin.make_program_env`.
+        command: see `Gateway`.
+        tasks: tasks, or a file of them as in `textenv.load_prompts`.
+        arguments: other arguments of `Gateway`.
+    """
+    env = Gateway(
+        command, tasks=cast("Sequence[object] | None", tasks_of_split(tasks, split)), tokenizer=tokenizer, **arguments
+    )
+    if command is None:
+        print(f"programs connect to {env.url}/sessions/NAME/v1 with the key {env.token}", flush=True)
+    return env
+
+
+def _close(sessions: Sessions, processes: Processes | None, server: CompletionServer) -> None:
+    """End the sessions, the programs that were started, and the server."""
+    sessions.close()
+    if processes is not None:
+        processes.close()
+    server.close()
+
+
+class _SessionProgram:
+    """The program of an episode, in the environment's process: it waits for the reward of the one that asks over HTTP.
+
+    Args:
+        sessions: the sessions of the server.
+        processes: starts the programs; None: they connect.
+    """
+
+    server: CompletionServer
+
+    def __init__(self, sessions: Sessions, processes: Processes | None) -> None:
+        self._sessions = sessions
+        self._processes = processes
+        self.__name__ = "gateway"
+        if processes is not None:
+            self.__name__ = " ".join(processes.words)
+
+    def __call__(self, ask: Ask, task: object = None, *, rng: np.random.Generator) -> object:
+        session = Session(ask.run, task, seed=int(rng.integers(2**31)))
+        self._sessions.begin(session)
+        process: Process | None = None
+        try:
+            if self._processes is not None:
+                process = self._processes.start(self._variables(session), on_end=session.fail)
+            reward = wait_for_reward(session)
+        except BaseException:
+            if process is not None:
+                process.kill()
+            raise
+        finally:
+            self._sessions.end(session)
+        if process is not None:
+            process.let_end()
+        return reward
+
+    def _variables(self, session: Session) -> dict[str, str]:
+        """Return the environment variables with which a program finds its session."""
+        address = f"{self.server.address}/sessions/{session.name}"
+        return {
+            "OPENAI_BASE_URL": f"{address}/v1",
+            "OPENAI_API_KEY": self.server.token,
+            "TEXTENV_SESSION": address,
+        }
+
+
+class _Addresses:
+    """What the server answers besides completions."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+
+    async def task(self, request: Request) -> object:
+        """Return task and seed of a session."""
+        session = await self._sessions.find(request.path_params["session"])
+        return {"task": json.loads(json.dumps(session.task, default=_as_json)), "seed": session.seed}
+
+    async def reward(self, request: Request) -> object:
+        """Set the reward of a session."""
+        content = parse_json(await read_body(request))
+        if not isinstance(content, dict) or "reward" not in content:
+            raise ValueError(f"the request is {content!r:.200}, expected {{'reward': R}}")
+        session = await self._sessions.find(request.path_params["session"])
+        session.set_reward(content["reward"])
+        return {"reward": content["reward"]}
+
+
+class _PolicyAnswerer:
+    """Lets the policy that plays the environment answer requests."""
+
+    model = MODEL
+
+    def __init__(self, sessions: Sessions, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._sessions = sessions
+        self._tokenizer = tokenizer
+        self._tools: dict[str, ToolSchemas] = {}
+        """Tools that were read, by their JSON."""
+
+    async def answer(self, request: CompletionRequest, session: str | None) -> AsyncGenerator[Piece, None]:
+        """See `textenv.gateway.server.Answerer.answer`; each answer is one piece."""
+        _check_same_distribution(request)
+        questions = [self._question(request) for _ in range(request.num_choices)]
+        run = (await self._sessions.find(session)).run
+        try:
+            answers = [_put(run.put, question) for question in questions]
+            for choice, (question, answer) in enumerate(zip(questions, answers, strict=True)):
+                await _result(answer)
+                assert question.turn is not None
+                finish = "stop" if question.turn.terminated else "length"
+                yield Piece(choice, question.turn, None, finish, question.message)
+        finally:
+            for question in questions:  # nobody waits for them any more
+                question.answer.cancel()
+
+    def _question(self, request: CompletionRequest) -> Question:
+        """Return what a request asks, as the question of a program."""
+        options: dict[str, object] = {"stop": request.stop}
+        if request.max_tokens is not None:
+            options["max_tokens"] = request.max_tokens
+        question = read_question(0, request.content, options)
+        if request.tools:
+            question.tools = self._schemas(request)
+        return question
+
+    def _schemas(self, request: CompletionRequest) -> ToolSchemas:
+        """Return the tools of a request; each list of them is read once."""
+        key = json.dumps(request.tools)
+        if key not in self._tools:
+            if len(self._tools) >= MAX_KEPT_TOOLS:
+                self._tools.clear()
+            self._tools[key] = ToolSchemas(request.tools, self._tokenizer)
+        return self._tools[key]
+
+
+def _check_same_distribution(request: CompletionRequest) -> None:
+    """Raise a ValueError if the answer to a request would be no sample of the policy, or has more than the text."""
+    if request.temperature not in (None, 1):
+        raise ValueError(
+            f"temperature is {request.temperature}, but the answers must be samples of the policy as it is: set the "
+            "temperature at the policy, and leave it out here"
+        )
+    if request.logprobs:
+        raise ValueError("logprobs are not known while the policy is trained: leave them out; the rollout has them")
+    if isinstance(request.content, list) and not request.chat:
+        raise ValueError("prompt is a list of token ids, expected a text: the environment makes the tokens")
+
+
+def _put(put: Callable[[Question], Future[str]], question: Question) -> Future[str]:
+    """Put a question to the policy; raise a `GoneError` if the episode is over."""
+    try:
+        return put(question)
+    except LimitReached:
+        raise
+    except ProgramStopped as error:
+        raise GoneError("the episode was given up: its program took too long, or the training has ended") from error
+    except RuntimeError as error:
+        raise GoneError(str(error)) from error
+
+
+async def _result(answer: Future[str]) -> str:
+    """Wait for an answer; raise a `GoneError` if the episode is given up."""
+    try:
+        return await asyncio.wrap_future(answer)
+    except ProgramStopped as error:
+        raise GoneError("the episode was given up: its program took too long, or the training has ended") from error
+
+
+def _as_json(value: object) -> object:
+    """Return what JSON can hold of a value that it does not know: NumPy's numbers and arrays."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    raise TypeError(f"the task has {value!r:.200}, expected what JSON can hold: texts, numbers, lists and objects")
