@@ -1,10 +1,11 @@
 """Requests for completions, as OpenAI's protocol has them: checked, and read."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from textenv.programs.run import Tools, read_tools
 from textenv.prompts.messages import Message, read_messages
 
 MAX_STOP_TEXTS = 64
@@ -58,7 +59,7 @@ class CompletionRequest:
     """Whether it has messages, and is answered by one; else a text is completed."""
     content: str | list[int] | list[Message]
     """What the model is to read: a text, token ids or messages."""
-    tools: tuple[Mapping[str, Any], ...]
+    tools: Tools
     """Schemas of functions that the model may call."""
     model: str | None
     max_tokens: int | None
@@ -118,7 +119,7 @@ def read_request(body: object, *, chat: bool) -> CompletionRequest:
     return CompletionRequest(
         chat=chat,
         content=content,
-        tools=_read_tools(fields.get("tools")),
+        tools=read_tools(fields.get("tools") or ()),
         model=cast("str | None", fields.get("model")),
         max_tokens=max_tokens,
         stop=tuple(stop_texts(fields.get("stop"))),
@@ -266,22 +267,6 @@ def _with_objects(function: object) -> object:
         except ValueError as error:
             raise ValueError(f"messages has a call with the arguments {arguments!r:.200}, expected JSON") from error
     return function | {"arguments": arguments}
-
-
-def _read_tools(tools: object) -> tuple[Mapping[str, Any], ...]:
-    """Return the schemas of functions; a ValueError if they are no functions with names."""
-    if tools is None:
-        return ()
-    if not isinstance(tools, Sequence) or isinstance(tools, str):
-        raise ValueError(f"tools is {tools!r:.200}, expected a list of functions")
-    for tool in tools:
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise ValueError(
-                f"tools has {tool!r:.200}, expected {{'type': 'function', 'function': {{'name': ..., 'parameters': "
-                "...}}"
-            )
-    return tuple(tools)
 
 
 def _number(name: str, value: object, *, low: float, high: float) -> float | None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from textenv.envs.tool_schemas import ToolSchemas
 from textenv.gateway.answers import Piece
 from textenv.gateway.processes import Process, Processes
 from textenv.gateway.requests import CompletionRequest
@@ -33,8 +32,6 @@ TIMEOUT = 600.0
 """Default time limit of a program between an answer and its next request, in seconds; it includes its start."""
 MODEL = "policy"
 """Name of the model in answers; requests may name any."""
-MAX_KEPT_TOOLS = 1000
-"""Number of lists of tools that are kept once they are read."""
 
 
 class Gateway(ProgramVectorEnv):
@@ -109,7 +106,7 @@ class Gateway(ProgramVectorEnv):
         super().__init__(play, tokenizer=tokenizer, **options)
 
         # The server, which ends with the environment
-        answerer = _PolicyAnswerer(sessions, tokenizer)
+        answerer = _PolicyAnswerer(sessions)
         addresses = _Addresses(sessions)
         routes = [
             ("GET", "/sessions/{session}", addresses.task),
@@ -234,11 +231,8 @@ class _PolicyAnswerer:
 
     model = MODEL
 
-    def __init__(self, sessions: Sessions, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._tokenizer = tokenizer
-        self._tools: dict[str, ToolSchemas] = {}
-        """Tools that were read, by their JSON."""
 
     async def answer(self, request: CompletionRequest, session: str | None) -> AsyncGenerator[Piece, None]:
         """See `textenv.gateway.server.Answerer.answer`; each answer is one piece."""
@@ -256,24 +250,13 @@ class _PolicyAnswerer:
             for question in questions:  # nobody waits for them any more
                 question.answer.cancel()
 
-    def _question(self, request: CompletionRequest) -> Question:
+    @staticmethod
+    def _question(request: CompletionRequest) -> Question:
         """Return what a request asks, as the question of a program."""
         options: dict[str, object] = {"stop": request.stop}
         if request.max_tokens is not None:
             options["max_tokens"] = request.max_tokens
-        question = read_question(0, request.content, options)
-        if request.tools:
-            question.tools = self._schemas(request)
-        return question
-
-    def _schemas(self, request: CompletionRequest) -> ToolSchemas:
-        """Return the tools of a request; each list of them is read once."""
-        key = json.dumps(request.tools)
-        if key not in self._tools:
-            if len(self._tools) >= MAX_KEPT_TOOLS:
-                self._tools.clear()
-            self._tools[key] = ToolSchemas(request.tools, self._tokenizer)
-        return self._tools[key]
+        return read_question(0, request.content, options, tools=request.tools)
 
 
 def _check_same_distribution(request: CompletionRequest) -> None:

@@ -35,6 +35,8 @@ HIDDEN_FILES = {__file__, str(Path(__file__).with_name("task.py")), str(inspect.
 """Files that are left out of the traceback of a program."""
 Content = str | tuple[Message, ...]
 """All that the model is to read: a text, or a chat."""
+Tools = tuple[Mapping[str, Any], ...]
+"""JSON schemas of functions, as in OpenAI's protocol."""
 
 
 class LimitReached(RuntimeError):  # noqa: N818  (the name says what has happened)
@@ -58,8 +60,8 @@ class Row:
     """All questions and answers, as the program knows them."""
     turn: Turn
     """The turn of the last answer."""
-    tools: str
-    """Description of the functions that its prompt shows; empty if it shows none."""
+    tools: Tools
+    """Functions that its prompt shows."""
 
 
 @dataclass(eq=False)
@@ -73,8 +75,10 @@ class Question:
     """Texts, one of which is the answer; None: all that the environment allows."""
     seed: int = 0
     """Seed with which a `textenv.programs.opponents.BatchOpponent` samples its answer."""
-    tools: ToolSchemas | None = None
-    """Functions that the model may call, and the program runs; None: none but those of the environment."""
+    tools: Tools = ()
+    """JSON schemas of functions that the model may call, and the program runs."""
+    schemas: ToolSchemas | None = None
+    """The same, once they are read; None without tools."""
     row: Row | None = None
     """The row that it continues; None if it begins one."""
     answer: Future[str] = field(default_factory=Future)
@@ -82,11 +86,6 @@ class Question:
     """The turn of the policy's answer; None before, and if another has answered."""
     message: Message | None = None
     """The policy's answer as a message, which may call `tools`; None without tools."""
-
-    @property
-    def shown_tools(self) -> str:
-        """Description of its tools; empty if it has none."""
-        return "" if self.tools is None else self.tools.text
 
 
 @dataclass
@@ -264,11 +263,11 @@ class ProgramRun:
         question = self.question
         assert question is not None
         question.turn = turn
-        if question.tools is not None:
-            question.message = question.tools.message(turn)
+        if question.schemas is not None:
+            question.message = question.schemas.message(turn)
         content = _with_answer(question, answer)
         if question.row is None:
-            self.rows.append(Row(question.agent, content, turn, question.shown_tools))
+            self.rows.append(Row(question.agent, content, turn, question.tools))
         else:
             question.row.content = content
             question.row.turn = turn
@@ -298,7 +297,7 @@ class ProgramRun:
             What the question adds to this row, which may be nothing; None if it begins a row.
         """
         for row in reversed(self.rows):
-            if row.agent == question.agent and row.tools == question.shown_tools:
+            if row.agent == question.agent and row.tools == question.tools:
                 added = added_content(row, question.content)
                 if added is not None:
                     question.row = row
@@ -386,6 +385,23 @@ class Ask:
         """
         return self.run.put(read_question(self._agent, content, options)).result()
 
+    def message(self, content: object, *, tools: Sequence[Mapping[str, Any]] = (), **options: Any) -> Message:
+        """Ask the model, which may call functions; see `__call__`.
+
+        Args:
+            content: all that the model is to read: messages, among them answers of this method, and for each of their
+                calls ``{"role": "tool", "tool_call_id": ..., "content": ...}``.
+            tools: JSON schemas as in OpenAI's protocol: ``[{"type": "function", "function": {"name": ...}}]``. The
+                program runs the functions.
+            options: see `__call__`.
+
+        Returns:
+            The answer as a message: ``{"role": "assistant", "content": ...}``, and ``"tool_calls"`` if it has calls
+            that can be read; their arguments are objects.
+        """
+        question = read_question(self._agent, content, options, tools=tools)
+        return _message_of(question, self.run.put(question).result())
+
 
 class AsyncAsk(Ask):
     """`Ask` for programs that are ``async``: ``await ask(...)``."""
@@ -394,20 +410,38 @@ class AsyncAsk(Ask):
         """See `Ask`."""
         return await asyncio.wrap_future(self.run.put(read_question(self._agent, content, options)))
 
+    async def message(  # type: ignore[override]
+        self, content: object, *, tools: Sequence[Mapping[str, Any]] = (), **options: Any
+    ) -> Message:
+        """See `Ask.message`."""
+        question = read_question(self._agent, content, options, tools=tools)
+        return _message_of(question, await asyncio.wrap_future(self.run.put(question)))
+
+
+def _message_of(question: Question, text: str) -> Message:
+    """Return the answer to a question, whose text is given, as a message."""
+    if question.message is not None:
+        return question.message
+    return {"role": "assistant", "content": text}
+
 
 def _is_async(play: Callable[..., object]) -> bool:
     """Return True if a program is an ``async`` function, or an object with an ``async`` call."""
     return inspect.iscoroutinefunction(play) or inspect.iscoroutinefunction(getattr(play, "__call__", None))  # noqa: B004
 
 
-def read_question(agent: int, content: object, options: dict[str, Any]) -> Question:
-    """Return a question from the arguments of ``ask``; raise as `Ask` does."""
+def read_question(
+    agent: int, content: object, options: dict[str, Any], *, tools: Sequence[Mapping[str, Any]] = ()
+) -> Question:
+    """Return a question from the arguments of ``ask`` or ``ask.message``; raise as `Ask` does."""
     unknown = sorted(set(options) - {"max_tokens", "stop", "allowed"})
     if OTHER_DISTRIBUTION & set(unknown):
         raise TypeError(
             f"ask got {', '.join(unknown)}: the answers must be samples of the policy as it is, so set temperature "
             "at the policy, and leave out the rest"
         )
+    if unknown == ["tools"]:
+        raise TypeError("ask got tools: use ask.message(messages, tools=...), whose answer is a message")
     if unknown:
         raise TypeError(f"ask got {', '.join(unknown)}, expected max_tokens, stop or allowed")
 
@@ -420,7 +454,23 @@ def read_question(agent: int, content: object, options: dict[str, Any]) -> Quest
         allowed = _texts("allowed", allowed)
         if not allowed:
             raise ValueError("allowed is empty, expected at least one text")
-    return Question(agent, _read_content(content), limits, allowed)
+    return Question(agent, _read_content(content), limits, allowed, tools=read_tools(tools))
+
+
+def read_tools(tools: object) -> Tools:
+    """Return the schemas of functions; raise a ValueError if they are no functions with names."""
+    if not isinstance(tools, Sequence) or isinstance(tools, str):
+        raise ValueError(f"tools is {tools!r:.200}, expected a list of functions")
+    for tool in tools:
+        function = None
+        if isinstance(tool, Mapping):
+            function = tool.get("function")
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise ValueError(
+                f"tools has {tool!r:.200}, expected {{'type': 'function', 'function': {{'name': ..., 'parameters': "
+                "...}}"
+            )
+    return tuple(tools)
 
 
 def _read_content(content: object) -> Content:

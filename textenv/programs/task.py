@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 _Reply = Prompt | Continuation | Literal[Cut.TRUNCATED] | None
 ENOUGH_FAILURES = 8
 """Number of programs after whose failure, without a success, no more are tried."""
+MAX_KEPT_TOOLS = 1000
+"""Number of lists of tools that are kept once they are read."""
 RNG = "rng"
 """Name of the argument with which a program gets its random generator."""
 
@@ -93,6 +96,8 @@ class Programs:
         self._num_failed = 0
         self._has_succeeded = False
         self._running: WeakSet[ProgramRun] = WeakSet()
+        self._schemas_of: dict[str, ToolSchemas] = {}
+        """Tools of questions, by their JSON."""
 
     def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
         """Start programs, and return their first questions; see `textenv.envs.task.Task.sample_prompts`."""
@@ -247,11 +252,11 @@ class Programs:
             )
 
         # It begins a row, or is appended to one
+        schemas = self._schemas(question)
         reply: Prompt | Continuation
         added = run.find_row(question)
         if question.row is None:
             prompt = Prompt(question.content, state=run, agent=question.agent, limits=question.limits)
-            schemas = self._schemas(question)
             if schemas is None:
                 ids = prompt_ids(prompt, self.tokenizer)
             else:
@@ -275,11 +280,19 @@ class Programs:
 
     def _schemas(self, question: Question) -> ToolSchemas | None:
         """Return the functions that a prompt shows: the question's, or the environment's; a ValueError if both."""
-        if self.tools is None:
-            return question.tools
-        if question.tools is not None:
+        if not question.tools:
+            return None if self.tools is None else self.tools.schemas
+        if self.tools is not None:
             raise ValueError("the question has tools, and so has the environment (tools=): leave out one of them")
-        return self.tools.schemas
+
+        # Each list of tools is read once
+        key = json.dumps(question.tools, sort_keys=True)
+        if key not in self._schemas_of:
+            if len(self._schemas_of) >= MAX_KEPT_TOOLS:
+                self._schemas_of.clear()
+            self._schemas_of[key] = ToolSchemas(question.tools, self.tokenizer)
+        question.schemas = self._schemas_of[key]
+        return question.schemas
 
     def _reward(self, run: ProgramRun, agent: int) -> object:
         """Return the reward of an agent; raise a `RewardError` unless the program has returned one for each agent."""
