@@ -85,6 +85,11 @@ def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVecto
 
     if task in PROGRAMS:
         return _make_program(task, num_envs, **arguments)
+    if task == "OpenEnv":
+        from textenv.tasks.openenv import calls_tools_at
+
+        if calls_tools_at(arguments.get("url", "")):
+            return _make_program(task, num_envs, **arguments)
     return TextVectorEnv(num_envs=num_envs, **_constructor_arguments(task, **arguments))
 
 
@@ -97,6 +102,10 @@ def _make_program(
 
     penalty = _penalty(model, kl_coef, arguments.pop("penalty", None))
     options: dict[str, Any] = dict(tokenizer=load_tokenizer(model), num_envs=num_envs, penalty=penalty)
+    if task == "OpenEnv":
+        from textenv.tasks.openenv import make_tool_env
+
+        return make_tool_env(**options, **arguments)
     if task == "Program" and not GATEWAY.isdisjoint(arguments):
         from textenv.gateway.vector_env import make_gateway
 

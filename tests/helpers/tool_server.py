@@ -25,6 +25,18 @@ class EchoEnvironment(MCPEnvironment):
     def __init__(self):
         super().__init__(TOOLS)
 
+    def _paid(self, observation):
+        """A call with the word "film" pays 1, and ends the episode."""
+        if getattr(observation, "result", None) and "film" in str(observation.result):
+            observation.reward, observation.done = 1.0, True
+        return observation
+
+    def step(self, action, timeout_s=None, **kwargs):
+        return self._paid(super().step(action, timeout_s=timeout_s, **kwargs))
+
+    async def step_async(self, action, timeout_s=None, **kwargs):
+        return self._paid(await super().step_async(action, timeout_s=timeout_s, **kwargs))
+
     def reset(self, seed=None, episode_id=None, **kwargs):
         return Observation(metadata={"message": "ready"})
 

@@ -434,6 +434,7 @@ def read_question(
     agent: int, content: object, options: dict[str, Any], *, tools: Sequence[Mapping[str, Any]] = ()
 ) -> Question:
     """Return a question from the arguments of ``ask`` or ``ask.message``; raise as `Ask` does."""
+    # Options that there are not
     unknown = sorted(set(options) - {"max_tokens", "stop", "allowed"})
     if OTHER_DISTRIBUTION & set(unknown):
         raise TypeError(
@@ -445,6 +446,7 @@ def read_question(
     if unknown:
         raise TypeError(f"ask got {', '.join(unknown)}, expected max_tokens, stop or allowed")
 
+    # Those that there are
     max_tokens = options.get("max_tokens")
     if max_tokens is not None:
         check_at_least("max_tokens", max_tokens, 1)

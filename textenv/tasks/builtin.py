@@ -168,7 +168,7 @@ GAMES: dict[str, tuple[Callable[..., gymnasium.Env[str, str]], dict[str, int]]] 
     ),
 }
 """Constructor and limits of each game; by default the games end before ``max_turns``."""
-WORLDS = {"TextWorld": "textenv.extras.textworld:TextWorld", "OpenEnv": "textenv.extras.openenv:OpenEnv"}
+WORLDS = {"TextWorld": "textenv.extras.textworld:TextWorld", "OpenEnv": "textenv.extras.openenv.games:OpenEnv"}
 """Class of each task that plays an environment of another package; imported at first use."""
 REASONING_GYM = {"max_prompt_tokens": 512, "max_new_tokens": 256}
 """Limits of ``"ReasoningGym"``."""

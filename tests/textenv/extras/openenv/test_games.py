@@ -10,9 +10,11 @@ from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 
+from algos import LMPolicy, collect
 from tests.helpers.models import make_tokenizer
 from textenv import TextVectorEnv
 from textenv.tasks.builtin import make_task
@@ -20,7 +22,7 @@ from textenv.tasks.builtin import make_task
 pytest.importorskip("openenv", reason="needs a server: pip install openenv")
 pytest.importorskip("websockets", reason="install the extra: pip install '.[openenv]'")
 TOKENIZER = make_tokenizer(["?", "say", "film", "plot", "story", "no,", "die", "raise", "<eos>", "<pad>"])
-HELPERS = Path(__file__).parents[2] / "helpers"
+HELPERS = Path(__file__).parents[3] / "helpers"
 
 
 def free_port():
@@ -85,7 +87,7 @@ def test_more_episodes_than_sessions_are_played(serve, caplog):
         make_env(port, action_field="words")
     session = env.task.sample_prompts([0], seed=1)[0].state.env
     session.step("?")
-    assert session.state()["step_count"] == 1
+    assert session.session.state()["step_count"] == 1
     session.close()
 
 
@@ -111,15 +113,12 @@ def test_a_missing_server_gives_a_sentence():
             make_task("OpenEnv", tokenizer=TOKENIZER, url=url)
 
 
-def test_an_environment_of_tools_is_refused_in_words(serve):
+def test_an_environment_of_tools_is_no_single_game(serve):
     pytest.importorskip("fastmcp")
     port = free_port()
     serve(port, program="tool_server.py")
-    for options in ({}, {"action_field": "tool_name"}):
-        with pytest.raises(
-            ValueError, match="actions call tools .*MCP environment.* a text alone is no call of a tool"
-        ):
-            make_env(port, **options)
+    with pytest.raises(ValueError, match="played as a vector environment only"):
+        gymnasium.make("textenv/OpenEnv-v0", url=f"http://127.0.0.1:{port}", model="embedded")
 
 
 @pytest.fixture
@@ -148,33 +147,82 @@ def answer_schema():
         server.server_close()
 
 
-TEXT, OBJECT = {"type": "string"}, {"type": "object"}
+def turns_of(sample):
+    return sample.get("turns") or [{"role": "assistant", "content": sample["completion"]}]
+
+
+def wanted_in(prompt):
+    """The right answer, which the prompt names."""
+    first = prompt.splitlines()[0]
+    return json.loads(first)["wanted"] if first.startswith("{") else first
 
 
 @pytest.mark.parametrize(
-    ("action", "sentence"),
+    ("game", "answers"),
     [
-        ({"properties": {"type": {"const": "call_tool"}, "name": TEXT}}, "actions call tools"),
-        ({"properties": {"tool_name": TEXT}, "required": ["tool_name"]}, "actions call tools"),
-        (
-            {"properties": {"command": TEXT, "options": OBJECT}},
-            "options would always be left out.*action_field='command'",
-        ),
-        ({"oneOf": [{"properties": {"text": TEXT}}]}, "expected one kind of action, with named fields"),
-        ({"properties": {"number": {"type": "integer"}}}, "expected a text, alone required"),
-        ({"properties": {"text": True}}, "expected a text, alone required"),
+        ("move", ["UP", "DOWN", "LEFT", "RIGHT"]),
+        ("bounded", ["0", "1", "2", "3"]),
+        ("listed", ["0", "1", "2", "3"]),
     ],
 )
-def test_an_action_that_is_no_text_is_refused(action, sentence, answer_schema):
-    port = answer_schema(json.dumps({"action": action}).encode())
-    with pytest.raises(ValueError, match=sentence):
-        make_env(port)
+def test_the_model_writes_one_of_the_listed_values(serve, game, answers, caplog):
+    port = free_port()
+    serve(port, sessions=game, program="action_server.py")
+    policy = LMPolicy.load("embedded", seed=1)
+    env = gymnasium.make_vec(
+        "textenv/OpenEnv-v0", num_envs=8, url=f"http://127.0.0.1:{port}", max_length=128, history=1
+    )
+    rollout = collect(env, policy, num_episodes=32, seed=1)
+    samples = env.samples(range(32))
+    assert f"Answer with one of: {', '.join(answers)}" in samples[0]["prompt"]
+    written = [[turn["content"] for turn in turns_of(sample) if turn["role"] == "assistant"] for sample in samples]
+    assert {answer for turns in written for answer in turns} == {*answers}
+    wanted = [wanted_in(sample["prompt"]) for sample in samples]
+    right = [turns[-1] == word for turns, word in zip(written, wanted, strict=True)]
+    assert [sample["score"] for sample in samples] == right and 0 < sum(right) < 32
+    assert not env.metrics["reward/failed"] and rollout["reward"].sum() == sum(right)
+    if game == "listed":
+        assert "the answer is the action's field number; game keep" in caplog.text
 
 
-def test_a_text_beside_arguments_is_taken_when_named(answer_schema):
-    action = {"properties": {"command": TEXT, "options": OBJECT, "metadata": OBJECT}}
-    port = answer_schema(json.dumps({"action": action}).encode())
-    make_env(port, action_field="command")
+def test_after_the_first_step_only_legal_values_are_written(serve):
+    port = free_port()
+    serve(port, sessions="listed", program="action_server.py")
+    policy = LMPolicy.load("embedded", seed=1)
+    env = gymnasium.make_vec("textenv/OpenEnv-v0", num_envs=8, url=f"http://127.0.0.1:{port}", max_length=128)
+    collect(env, policy, num_episodes=32, seed=1)
+    later = []
+    for sample in env.samples(range(32)):
+        answers = [turn["content"] for turn in turns_of(sample) if turn["role"] == "assistant"]
+        later += [answer in ("0", wanted_in(sample["prompt"])) for answer in answers[1:]]
+    assert len(later) > 10 and all(later)
+
+
+def test_several_fields_are_written_as_json(serve):
+    port = free_port()
+    serve(port, sessions="pair", program="action_server.py")
+    task, _, _ = make_task("OpenEnv", tokenizer=TOKENIZER, url=f"http://127.0.0.1:{port}")
+    env = task.sample_prompts([0], seed=1)[0].state.env
+    text, _ = env.reset(seed=2)
+    assert text.startswith("2\nAnswer with a JSON object: ")
+    shown = json.loads(text.partition("JSON object: ")[2])
+    assert shown["required"] == ["number", "sure"] and shown["properties"]["sure"]["type"] == "boolean"
+    assert env.step("no")[0].startswith("expected JSON: ") and env.step("no")[1:4] == (0.0, False, False)
+    assert env.step("[1]")[0] == "expected a JSON object"
+    assert "Field required" in env.step('{"number": 2}')[0]
+    assert env.step('{"number": 2, "sure": true}')[1:3] == (1.0, True)
+    env.close()
+
+
+def test_observations_are_described_by_a_function(serve):
+    port = free_port()
+    serve(port, sessions="bounded", program="action_server.py")
+    options = {"describe": lambda fields: f"say {fields['wanted']}", "actions": [1, 2]}
+    task, _, _ = make_task(
+        "OpenEnv", tokenizer=make_tokenizer(["1", "2", "<eos>", "<pad>"]), url=f"http://127.0.0.1:{port}", **options
+    )
+    (prompt,) = task.sample_prompts([0], seed=1)
+    assert prompt.content.startswith("say ") and prompt.content.endswith("\nAnswer with one of: 1, 2\n")
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"[]", b'{"action": 1', b"\xff\xfe"])

@@ -1,0 +1,84 @@
+"""Environments of tools on a real OpenEnv server, in a process of its own, on the loopback."""
+
+import socket
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers.tool_calls import PLAIN, byte_tokenizer, call
+from textenv.tasks.openenv import calls_tools_at, make_tool_env
+
+pytest.importorskip("openenv", reason="needs a server: pip install openenv")
+pytest.importorskip("fastmcp", reason="needs a server of tools: pip install fastmcp")
+pytest.importorskip("websockets", reason="install the extra: pip install '.[openenv]'")
+SERVER = Path(__file__).parents[3] / "helpers" / "tool_server.py"
+
+
+@pytest.fixture(scope="module")
+def url():
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen([sys.executable, str(SERVER), str(port)])
+    for _ in range(600):
+        with closing(socket.socket()) as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.1)
+    yield f"http://127.0.0.1:{port}"
+    server.kill()
+    server.wait()
+
+
+def tool_env(url, **options):
+    arguments = {"tokenizer": byte_tokenizer(PLAIN), "num_envs": 1, "max_length": 4000, "max_new_tokens": 400}
+    return make_tool_env(url=url, **(arguments | options))
+
+
+def write(env, *texts):
+    """Play one episode with these turns; return all that was read and written."""
+    env.start_episodes(1, seed=0)
+    for text in texts:
+        ids = env.tokenizer(text, add_special_tokens=False)["input_ids"]
+        for token in [*ids, env.tokenizer.eos_token_id]:
+            if env.running.any():
+                env.advance(np.array([token]))
+    rollout = env.take_episodes()
+    row = rollout[0]
+    read = env.tokenizer.decode([row["observation"][0].item(), *row["action"].tolist()], skip_special_tokens=False)
+    return rollout, read.replace("<pad>", "")
+
+
+def test_the_tools_of_the_server_are_called(url):
+    """Its tool pays 1 for "film", which ends the episode."""
+    env = tool_env(url)
+    rollout, text = write(env, call("echo_message", message="plot"), call("echo_message", message="film"))
+    assert '"name": "echo_message", "description": "Return the message."' in text and "Use the tools." in text
+    assert "<|im_start|>tool\nplot<|im_end|>" in text and env.metrics["programs/rows"] == 1
+    assert rollout["reward"].sum() == 1 and env.metrics["programs/questions"] == 2
+
+
+def test_an_answer_without_a_call_ends_the_episode(url):
+    rollout, text = write(tool_env(url), call("echo_message", message="plot"), "done")
+    assert rollout["reward"].sum() == 0 and text.rstrip().endswith("done<|im_end|>")
+
+
+def test_errors_of_a_call_are_texts_for_the_model(url):
+    calls = [call("nope", x=1), call("echo_message", m="a"), "<tool_call>{</tool_call>"]
+    _, text = write(
+        tool_env(url), *calls, call("echo_message", message="a") + call("echo_message", message="b"), "done"
+    )
+    assert "Error: Unknown tool: 'nope'" in text and "Missing required argument" in text
+    assert "The call could not be read" in text
+    assert "<|im_start|>tool\na<|im_end|>\n<|im_start|>tool\nb<|im_end|>" in text
+
+
+def test_a_chat_template_is_needed(url):
+    assert calls_tools_at(url)
+    with pytest.raises(ValueError, match="no chat template: take a model of chats"):
+        tool_env(url, tokenizer=byte_tokenizer())

@@ -1,0 +1,1 @@
+"""Environments on servers of the package ``openenv``."""
