@@ -53,12 +53,13 @@ class WatchPoker(Callback):
 
         # An average of policies weighs each by how often it comes into a situation; later ones count more
         iteration = len(run.history) + 1
+        weight = iteration**4
         for player, card, moves in SITUATIONS:
             reach = 1.0
             if len(moves) == 2:  # after a pass of its own
                 reach = 1 - self.bets[0, card, ()]
-            self.sums[player, card, moves] += iteration * reach * self.bets[player, card, moves]
-            self.weights[player, card, moves] += iteration * reach
+            self.sums[player, card, moves] += weight * reach * self.bets[player, card, moves]
+            self.weights[player, card, moves] += weight * reach
         if iteration % self.every == 0:
             print(
                 f"{iteration:5}  present {exploitability(self.bets):.3f}  average {self.exploitability():.3f}",
@@ -85,17 +86,17 @@ def bet_probabilities(rollout, tokenizer):
     return bets
 
 
-class LessEntropy(Callback):
-    """Lowers the entropy bonus linearly to 0."""
+class Cooling(Callback):
+    """Lowers the entropy bonus to a thirtieth, by the same factor in each iteration."""
 
     def on_start(self, run):
-        """Note the bonus at the beginning."""
-        self.first = run.agent.config.ent_coef
+        """Note what it is at the beginning."""
+        self.first = run.agent.config
 
     def on_iteration(self, run, metrics):
-        """Set the bonus of the next iteration."""
-        ent_coef = self.first * (1 - run.agent.progress)
-        run.agent.config = dataclasses.replace(run.agent.config, ent_coef=max(ent_coef, 0.0))
+        """Set it for the next iteration."""
+        ent_coef = self.first.ent_coef * 30**-run.agent.progress
+        run.agent.config = dataclasses.replace(self.first, ent_coef=ent_coef)
 
 
 def play_kuhn(options):
@@ -106,11 +107,11 @@ def play_kuhn(options):
     )
     agent = PPO(
         env, policy, num_episodes=2 * options.games, num_steps=None, minibatch_size=10**6, num_epochs=options.epochs,
-        learning_rate=options.rate, final_learning_rate=options.rate / 20, gamma=1.0, gae_lambda=1.0,
+        learning_rate=options.rate, final_learning_rate=0.0, gamma=1.0, gae_lambda=1.0,
         ent_coef=options.entropy, seed=options.seed,
     )  # fmt: skip
     watch = WatchPoker(options.every)
-    agent.learn(2.4 * options.games * options.iterations, callbacks=[watch, LessEntropy()])
+    agent.learn(2.4 * options.games * options.iterations, callbacks=[watch, Cooling()])
     print(f"average policy: exploitability {watch.exploitability():.4f}")
 
 
@@ -134,12 +135,12 @@ def play_tic_tac_toe(options):
 
     agent = PPO(
         env, policy, num_episodes=2 * options.games, num_steps=None, minibatch_size=512, num_epochs=options.epochs,
-        learning_rate=options.rate, final_learning_rate=options.rate / 20, gamma=1.0, gae_lambda=1.0,
+        learning_rate=options.rate, final_learning_rate=0.0, gamma=1.0, gae_lambda=1.0,
         ent_coef=options.entropy, seed=options.seed,
     )  # fmt: skip
     agent.learn(
         7 * options.games * options.iterations,
-        callbacks=[League(every=options.every, size=5), LessEntropy()],
+        callbacks=[League(every=options.every, size=5), Cooling()],
         on_iteration=watch,
     )
     evaluate(perfect_env, policy, num_episodes=1000)
@@ -154,8 +155,8 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--games", type=int, default=512, help="games of an iteration")
     parser.add_argument("--iterations", type=int, default=400)
-    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate, which falls to a twentieth")
-    parser.add_argument("--entropy", type=float, default=0.3, help="entropy bonus, which falls to 0")
+    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate, which falls to 0")
+    parser.add_argument("--entropy", type=float, default=0.3, help="entropy bonus, which falls to a thirtieth")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--every", type=int, default=20, help="iterations from one line to the next")
     options = parser.parse_args()

@@ -11,6 +11,7 @@ from .extras.human.human import HumanReward as HumanReward
 from .extras.pettingzoo import from_pettingzoo as from_pettingzoo
 from .extras.reasoning_gym import ReasoningGym as ReasoningGym
 from .extras.service import RewardService as RewardService, serve_reward as serve_reward
+from .extras.textarena import TextArena as TextArena
 from .extras.torchrl import from_torchrl as from_torchrl, to_torchrl as to_torchrl
 from .extras.verifiers import Verifiers as Verifiers
 from .gateway.vector_env import Gateway as Gateway

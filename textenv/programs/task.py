@@ -397,7 +397,8 @@ def _takes_task(play: Callable[..., object], name: str, *, agents: int, has_task
             parameters.append(parameter)
     num_required = sum(parameter.default is inspect.Parameter.empty for parameter in parameters)
     num_given = agents + has_tasks
-    if num_required <= num_given <= len(parameters):
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in _parameters(play).values())
+    if num_required <= num_given and (takes_any or num_given <= len(parameters)):
         return has_tasks
 
     # Say what it takes, and what it should take
