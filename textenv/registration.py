@@ -21,8 +21,8 @@ NAMES = (
 )  # fmt: skip
 PROGRAMS = ("Program", "KuhnPoker", "TicTacToe")
 """Programs that ask the model (`textenv.programs`), which exist as vector environments only."""
-GATEWAY = {"command", "port"}
-"""Arguments of ``textenv/Program-v0`` with which the program asks over HTTP (`textenv.Gateway`)."""
+COMMAND = "command"
+"""Argument of ``textenv/Program-v0`` with which the program asks over HTTP (`textenv.Gateway`)."""
 OPTIMAL_RETURNS = {
     "TwentyQuestions": 33 / 40,
     "OpenEnv": None,
@@ -106,7 +106,7 @@ def _make_program(
         from textenv.tasks.openenv import make_tool_env
 
         return make_tool_env(**options, **arguments)
-    if task == "Program" and not GATEWAY.isdisjoint(arguments):
+    if task == "Program" and COMMAND in arguments:
         from textenv.gateway.vector_env import make_gateway
 
         return make_gateway(**options, **arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import threading
 from collections import deque
@@ -113,7 +114,8 @@ class PolicyAnswerer:
         loop = asyncio.get_running_loop()
 
         def tell(piece: Piece | Exception) -> None:
-            loop.call_soon_threadsafe(pieces.put_nowait, piece)
+            with contextlib.suppress(RuntimeError):  # the server has ended
+                loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
         jobs = self._jobs(request, schemas, tell)
         self._writer.add(jobs)
@@ -126,7 +128,8 @@ class PolicyAnswerer:
                 if piece.finish:
                     num_running -= 1
                     if schemas is not None:
-                        piece = piece._replace(message=schemas.message(piece.turn))
+                        number = secrets.randbelow(10**5)  # nobody here knows which turn it is
+                        piece = piece._replace(message=schemas.message(piece.turn, number=number))
                 yield piece
         finally:
             for job in jobs:
@@ -253,8 +256,13 @@ class _Writer:
             if job.is_cancelled:
                 self._waiting.popleft()
                 continue
-            if not self._make_room(job.length):
-                return
+            try:
+                if not self._make_room(job.length):
+                    return
+            except Exception as error:  # noqa: BLE001  (such as too little memory; the others go on)
+                self._waiting.popleft()
+                job.tell(error)
+                continue
             self._waiting.popleft()
             slot = self._slots.index(None)
             self._slots[slot] = job
@@ -330,6 +338,6 @@ class _Writer:
             job.log_probs.append(log_probs[slot])
             turn = job.turn(self._policy.tokenizer)
             finish = job.finish(turn)
-            job.tell(Piece(job.choice, turn, list(job.log_probs), finish))
+            job.tell(Piece(job.choice, turn, turn.completion, list(job.log_probs), finish))
             if finish:
                 self._slots[slot] = None

@@ -62,7 +62,7 @@ class ToolSchemas:
         elif not is_chat(prompt):
             raise ValueError(f"prompt {content!r:.200} is token ids, expected a chat or a text, to show the tools in")
         elif not self.template_shows_schemas:
-            content = self._with_system_message(prompt.messages)
+            content = self._with_system_message(_with_written_calls(prompt.messages))
         schemas = self.schemas if self.template_shows_schemas else ()
         return prompt_ids(replace(prompt, content=content), self.tokenizer, tools=schemas)
 
@@ -93,10 +93,14 @@ class ToolSchemas:
                 calls.append(call)
         return calls
 
-    def message(self, turn: Turn) -> Message:
+    def message(self, turn: Turn, *, number: int) -> Message:
         """Return an answer of the model as a message; if it calls functions, with the calls and the text before them.
 
         An answer whose calls cannot be read is its text.
+
+        Args:
+            turn: the answer.
+            number: number of the turn in its conversation, for the identifiers of the calls.
         """
         outcome = attempt(partial(self.read, turn.completion_ids, turn.context_ids))
         entries = [outcome] if isinstance(outcome, Exception) else outcome
@@ -105,8 +109,8 @@ class ToolSchemas:
             return {"role": "assistant", "content": turn.completion}
         tool_calls: list[dict[str, Any]] = []
         for index, call in enumerate(calls):
-            call_id = f"{turn.index % 10**5:05d}{index % 10**4:04d}"  # nine characters, see CALL_ID
-            function = {"name": call["name"], "arguments": call.get("arguments") or {}}
+            call_id = f"{number % 10**5:05d}{index % 10**4:04d}"  # nine characters, see CALL_ID
+            function = _encodable({"name": call["name"], "arguments": call.get("arguments") or {}})
             tool_calls.append({"id": call_id, "type": "function", "function": function})
         text, _, _ = turn.completion.partition("<tool_call>")
         if self.tokenizer.response_template:
@@ -149,8 +153,31 @@ class ToolSchemas:
         return shows_schemas
 
 
+def _with_written_calls(messages: Messages) -> Messages:
+    """Return a chat whose earlier calls stand in the texts, as the model writes them, for templates without tools."""
+    written: list[Message] = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        if calls:
+            lines = [f"<tool_call>\n{json.dumps(call.get('function'))}\n</tool_call>" for call in calls]
+            content = "\n".join(filter(None, [message.get("content", ""), *lines]))
+            message = {"role": message["role"], "content": content}
+        written.append(message)
+    return tuple(written)
+
+
 def _is_call(call: object) -> TypeGuard[Mapping[str, Any]]:
     """Return True for a call with a name and, if any, arguments by name."""
     if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
         return False
+    try:
+        json.dumps(call, allow_nan=False)
+    except ValueError:  # Python reads NaN and Infinity, which are no JSON
+        return False
     return isinstance(call.get("arguments") or {}, Mapping)
+
+
+def _encodable(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call in which unpaired surrogates, which are no Unicode, are question marks."""
+    text = json.dumps(function, ensure_ascii=False).encode(errors="replace")
+    return dict(json.loads(text))

@@ -20,6 +20,8 @@ class Piece(NamedTuple):
     """Which of the ``n`` answers, from 0."""
     turn: Turn
     """Prompt and answer, up to now."""
+    text: str
+    """Text of the answer."""
     log_probs: list[float] | None
     """Log-probability of each token of the answer; None if the server does not have them."""
     finish: str | None
@@ -103,7 +105,7 @@ class AnswerWriter:
         is_first = piece.choice not in self._num_sent_tokens
         start = self._num_sent_tokens.get(piece.choice, 0)
         ids = piece.turn.completion_ids[start:]
-        text = piece.turn.completion
+        text = piece.text
         if not piece.finish:
             text = _settled_text(piece.turn)
         sent = self._num_sent_characters.get(piece.choice, 0)
@@ -133,20 +135,17 @@ class AnswerWriter:
 
     def _message_with_calls(self, piece: Piece) -> JsonObject:
         """Return the message of an answer, which may have calls of tools."""
-        if piece.message is None:
-            return {"content": piece.turn.completion}
+        if piece.message is None or not piece.message.get("tool_calls"):
+            return {"content": piece.text}
         calls = []
-        for index, call in enumerate(piece.message.get("tool_calls", ())):
+        for index, call in enumerate(piece.message["tool_calls"]):
             function = cast("Mapping[str, object]", call["function"])
             arguments = json.dumps(function["arguments"], ensure_ascii=False)
             written = call | {"function": {"name": function["name"], "arguments": arguments}}
             if self._request.stream:
                 written["index"] = index
             calls.append(written)
-        message: JsonObject = {"content": piece.message.get("content") or None}
-        if calls:
-            message["tool_calls"] = calls
-        return message
+        return {"content": piece.message.get("content") or None, "tool_calls": calls}
 
     def _log_probs(self, turn: Turn, ids: list[int], log_probs: list[float]) -> JsonObject:
         """Return tokens as texts with their log-probabilities."""

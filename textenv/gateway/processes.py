@@ -72,6 +72,8 @@ class Processes:
             self._closed = True
             processes = list(self._running)
         for process in processes:
+            process.signal(signal.SIGTERM)
+        for process in processes:
             process.kill()
 
 
@@ -80,6 +82,7 @@ class Process:
 
     def __init__(self, words: Sequence[str], variables: Mapping[str, str]) -> None:
         self._words = words
+        self._ended = threading.Event()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `wait`)
         self._popen = subprocess.Popen(
             words,
@@ -91,7 +94,15 @@ class Process:
         )
 
     def wait(self) -> Exception:
-        """Wait for its end, and return an error that tells how it has ended, with its last output."""
+        """Wait for its end, and return an error that tells how it has ended, with its last output.
+
+        Programs that it has started and that still run are killed.
+        """
+        # While it is not collected, no other process can have its number
+        os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOWAIT)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        self._ended.set()
         status = self._popen.wait()
         with self._output:
             size = self._output.seek(0, os.SEEK_END)
@@ -106,22 +117,19 @@ class Process:
         """Let it end by itself; kill it if it does not do so in time."""
 
         def end() -> None:
-            try:
-                self._popen.wait(SECONDS_TO_END)
-            except subprocess.TimeoutExpired:
+            if not self._ended.wait(SECONDS_TO_END):
                 self.kill()
 
         run_in_thread(end)
 
     def kill(self) -> None:
         """End it, and the programs that it has started: politely first."""
-        self._signal(signal.SIGTERM)
-        try:
-            self._popen.wait(SECONDS_TO_OBEY)
-        except subprocess.TimeoutExpired:
-            self._signal(signal.SIGKILL)
+        self.signal(signal.SIGTERM)
+        if not self._ended.wait(SECONDS_TO_OBEY):
+            self.signal(signal.SIGKILL)
 
-    def _signal(self, number: int) -> None:
-        if self._popen.poll() is None:
-            with suppress(ProcessLookupError):
+    def signal(self, number: int) -> None:
+        """Send a signal to it and to the programs that it has started, unless it has ended."""
+        if not self._ended.is_set():
+            with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._popen.pid, number)

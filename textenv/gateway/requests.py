@@ -1,10 +1,10 @@
 """Requests for completions, as OpenAI's protocol has them: checked, and read."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from textenv.json_files import parse_json
 from textenv.programs.run import Tools, read_tools
 from textenv.prompts.messages import Message, read_messages
 
@@ -36,7 +36,10 @@ NEUTRAL: dict[str, object] = {
     "tool_choice": "auto",
     "parallel_tool_calls": True,
 }
-"""Values of fields with which they change nothing."""
+"""Values of fields with which they change nothing; so do null, false, 0 and what is empty, unless the field is one of
+`MEANS_SOMETHING`."""
+MEANS_SOMETHING = {"top_p", "repetition_penalty", "best_of", "parallel_tool_calls"}
+"""Fields in which 0 or false would change the answer."""
 
 TYPES = {
     "model": (str, "a text"),
@@ -100,7 +103,7 @@ def read_request(body: object, *, chat: bool) -> CompletionRequest:
     # How long, how many and how they are drawn
     limit = fields.get("max_tokens")
     limit_name = "max_tokens"
-    if fields.get("max_completion_tokens"):
+    if fields.get("max_completion_tokens") is not None:
         limit = fields["max_completion_tokens"]
         limit_name = "max_completion_tokens"
     max_tokens = _integer(limit_name, limit, low=1, high=2**31)
@@ -213,14 +216,14 @@ def _check_supported(fields: Mapping[str, object], *, chat: bool) -> None:
         if name == "logprobs" and not chat and value:
             belongs = False  # a number of other tokens
         if name in ("tool_choice", "parallel_tool_calls"):
-            belongs = belongs and not fields.get("tools")
-        changes_nothing = not value or (name in NEUTRAL and _is_equal(value, NEUTRAL[name]))
-        if name == "parallel_tool_calls" and value is False:
-            changes_nothing = False
+            belongs = False  # but for the values that are neutral
+        changes_nothing = not value and name not in MEANS_SOMETHING
+        if value is None or (name in NEUTRAL and _is_equal(value, NEUTRAL[name])):
+            changes_nothing = True
         if not belongs and not changes_nothing:
             unsupported.append(name)
     if unsupported:
-        raise ValueError(f"this server does not support {', '.join(unsupported)}: leave it out, or give 0")
+        raise ValueError(f"this server does not support {', '.join(unsupported)}: leave it out")
 
 
 def _is_equal(value: object, expected: object) -> bool:
@@ -263,9 +266,9 @@ def _with_objects(function: object) -> object:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
+            arguments = parse_json(arguments or "{}")
         except ValueError as error:
-            raise ValueError(f"messages has a call with the arguments {arguments!r:.200}, expected JSON") from error
+            raise ValueError(f"messages has a call with the arguments {arguments!r:.200}: {error}") from error
     return function | {"arguments": arguments}
 
 

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import hmac
 import json
+import re
 import secrets
 import socket
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, Self
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from jinja2 import TemplateError
 
@@ -33,6 +34,8 @@ MAX_DISCARDED_BYTES = 2**26
 """Maximum size of a refused request that is read to its end, so that the client reads the refusal."""
 SECONDS_TO_SEND = 60
 """Time in which a client must send its request."""
+SECONDS_TO_KEEP = 600
+"""Time for which a connection is kept between two requests: a program may be busy meanwhile."""
 MAX_WAITING = 2048
 """Connections that wait to be accepted; the system may allow fewer."""
 SESSION_HEADER = "X-Session-ID"
@@ -52,8 +55,9 @@ STATUS: dict[type[Exception], int] = {
 }
 """HTTP status of an error: a template of chats refuses messages by an error of its own."""
 
-Handler = Callable[["Request"], Awaitable[object]]
-"""Function that answers a request with an object, which is sent as JSON."""
+Handler = Callable[["Request", bytes], Coroutine[Any, Any, object]]
+"""Function that answers a request, whose body is its second argument, with an object, which is sent as JSON."""
+_T = TypeVar("_T")
 
 
 class Answerer(Protocol):
@@ -131,17 +135,18 @@ class CompletionServer:
             self._socket.listen(MAX_WAITING)
         except (OSError, OverflowError) as error:
             self._socket.close()
-            hint = "choose another port (--port), or 0 for a free one"
+            hint = "choose another port, or 0 for a free one"
             raise OSError(f"cannot listen on port {port} ({error}): {hint}") from error
         self.port = int(self._socket.getsockname()[1])
         self.address = f"http://{ADDRESS}:{self.port}"
         self.url = f"{self.address}/v1"
         """Base address for OpenAI's clients."""
         application = package("starlette.applications", "service").Starlette(routes=all_routes)
-        options = dict(
+        options: dict[str, Any] = dict(
             log_config=None, log_level="critical", access_log=False, lifespan="off", ws="none", backlog=MAX_WAITING
         )
-        self._uvicorn = uvicorn.Server(uvicorn.Config(application, timeout_graceful_shutdown=1, **options))
+        options |= dict(timeout_graceful_shutdown=1, timeout_keep_alive=SECONDS_TO_KEEP)
+        self._uvicorn = uvicorn.Server(uvicorn.Config(application, **options))
         self._thread = threading.Thread(target=self._serve, name="completions", daemon=True)
 
     def start(self) -> Self:
@@ -177,18 +182,19 @@ class CompletionServer:
 
         async def respond(request: Request) -> Response:
             try:
+                content = await read_body(request)
                 self._check_access(request)
-                answer = await handler(request)
+                answer = await _unless_left(request, handler(request, content))
+                return self._response(answer)
             except Exception as error:  # foreign code may raise anything; the server goes on
                 return self._refusal(error)
-            return self._responses.JSONResponse(answer)
 
         return respond
 
-    async def _models(self, request: Request) -> object:
+    async def _models(self, request: Request, content: bytes) -> object:
         return {"object": "list", "data": [{"id": self.answerer.model, "object": "model", "owned_by": "textenv"}]}
 
-    async def _missing(self, request: Request) -> object:
+    async def _missing(self, request: Request, content: bytes) -> object:
         raise FileNotFoundError(
             f"there is no {request.method} {request.url.path:.100}, but POST /v1/chat/completions, /v1/completions and "
             "GET /v1/models"
@@ -207,7 +213,7 @@ class CompletionServer:
                     return await self._whole(http_request, request, pieces)
 
                 # Nothing is sent before the first piece, so that an error is no event
-                first = await anext(pieces)
+                first = await _unless_left(http_request, anext(pieces))
             except Exception as error:  # a model may raise anything; the server goes on
                 return self._refusal(error)
             events = self._events(request, first, pieces)
@@ -226,17 +232,8 @@ class CompletionServer:
                 async for piece in pieces:
                     writer.add(piece)
 
-        writing = asyncio.ensure_future(write())
-        leaving = asyncio.ensure_future(_has_left(http_request))
-        await asyncio.wait([writing, leaving], return_when=asyncio.FIRST_COMPLETED)
-        leaving.cancel()
-        if not writing.done():
-            writing.cancel()
-        await asyncio.wait([writing])
-        if writing.cancelled():
-            raise ConnectionError("the client has gone")
-        writing.result()
-        return self._responses.JSONResponse(writer.end())
+        await _unless_left(http_request, write())
+        return self._response(writer.end())
 
     async def _events(
         self, request: CompletionRequest, first: Piece, pieces: AsyncGenerator[Piece, None]
@@ -276,12 +273,19 @@ class CompletionServer:
         """Return the name of a request's session; None if it has none."""
         _, _, session_in_key = request.headers.get("Authorization", "").partition(":")
         header = request.headers.get(SESSION_HEADER)
-        return request.path_params.get("session") or session_in_key or header or None
+        name = request.path_params.get("session") or session_in_key or header
+        if name and not re.fullmatch(r"[\w.:~-]{1,200}", name, re.ASCII):
+            raise ValueError(f"the session is named {name!r:.200}, expected up to 200 letters, digits and -._~:")
+        return name or None
+
+    def _response(self, content: object, status: int = 200) -> Response:
+        """Return an object as a response."""
+        text = json.dumps(content, allow_nan=False)
+        return self._responses.Response(text, status_code=status, media_type="application/json")
 
     def _refusal(self, error: Exception) -> Response:
         """Return an error as a response."""
-        content = _error(error)
-        return self._responses.JSONResponse(content, status_code=content["error"]["code"])
+        return self._response(_error(error), _status(error))
 
 
 async def read_body(request: Request) -> bytes:
@@ -308,23 +312,45 @@ async def read_body(request: Request) -> bytes:
     return bytes(content)
 
 
+async def _unless_left(request: Request, answering: Awaitable[_T]) -> _T:
+    """Wait for an answer; give it up, and raise a ConnectionError, if the client closes the connection meanwhile.
+
+    The request's body must have been read.
+    """
+    task = asyncio.ensure_future(answering)
+    leaving = asyncio.ensure_future(_has_left(request))
+    await asyncio.wait([task, leaving], return_when=asyncio.FIRST_COMPLETED)
+    leaving.cancel()
+    if not task.done():
+        task.cancel()
+        await asyncio.wait([task])
+    if task.cancelled():
+        raise ConnectionError("the client has gone")
+    return task.result()
+
+
 async def _has_left(request: Request) -> None:
     """Return when the client has closed the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-def _error(error: Exception) -> dict[str, dict[str, object]]:
-    """Return an error as the protocol has it, with the status of its class; 500 for one of the model."""
-    status = 500
-    for error_class, class_status in STATUS.items():
+def _status(error: Exception) -> int:
+    """Return the HTTP status of an error's class; 500 for one of the model."""
+    for error_class, status in STATUS.items():
         if isinstance(error, error_class):
-            status = class_status
-            break
+            return status
+    return 500
+
+
+def _error(error: Exception) -> object:
+    """Return an error as the protocol has it."""
     kind = "invalid_request_error"
-    if status == 500:
+    if isinstance(error, LimitReached):
+        kind = "limit_reached"
+    elif _status(error) == 500:
         kind = "server_error"
-    return {"error": {"message": str(error), "type": kind, "code": status}}
+    return {"error": {"message": str(error), "type": kind, "code": _status(error)}}
 
 
 def _event(content: object) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 import threading
 from collections import deque
@@ -14,9 +13,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from textenv.programs.run import ProgramRun, ProgramStopped
+from textenv.prompts.special_tokens import check_unicode
 
 CLAIM_SECONDS = 600
 """Time for which a client waits until an episode begins, as long as OpenAI's client waits for an answer."""
+MAX_REWARD = 1e38
+"""Largest reward: rollouts hold float32."""
 MAX_ENDED = 10_000
 """Number of sessions that are remembered after their end."""
 
@@ -36,6 +38,8 @@ class Session:
     name: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     reward: Future[object] = field(default_factory=Future)
     """What the program has sent as its reward; the error if it has failed."""
+    is_claimed: threading.Event = field(default_factory=threading.Event)
+    """Set once it has a client."""
 
     def set_reward(self, reward: object) -> None:
         """Set the reward, which ends the session.
@@ -78,7 +82,7 @@ class Sessions:
         """Add a session; without a client yet, it gets the client that waits longest."""
         with self._lock:
             if not self._may_join:
-                self._running[session.name] = session
+                self._claim(session, session.name)
                 return
             while self._claims:
                 name = next(iter(self._claims))
@@ -107,9 +111,37 @@ class Sessions:
             self._is_closed = True
             claims = list(chain.from_iterable(self._claims.values()))
             self._claims.clear()
+            sessions = [*self._running.values(), *self._unclaimed]
+        for session in sessions:
+            session.fail(ProgramStopped("the environment is closed"))
         for claim in claims:
             if claim.set_running_or_notify_cancel():
                 claim.set_exception(_closed())
+
+    def is_first_unclaimed(self, session: Session) -> bool:
+        """Return True for the session that waits longest for a client."""
+        with self._lock:
+            return bool(self._unclaimed) and self._unclaimed[0] is session
+
+    @property
+    def num_unclaimed(self) -> int:
+        """Number of episodes that have no client yet."""
+        return len(self._unclaimed)
+
+    def running(self, name: str) -> Session:
+        """Return a session that has a client; raises as `find`."""
+        with self._lock:
+            if name in self._running:
+                return self._running[name]
+            raise self._not_running(name)
+
+    def _not_running(self, name: str) -> Exception:
+        """Return the error for a name that has no session."""
+        if self._is_closed:
+            return _closed()
+        if name in self._ended:
+            return GoneError(f"session {name:.100} has ended: it has its reward, or was given up")
+        return FileNotFoundError(f"there is no session {name:.100}: ask the address in OPENAI_BASE_URL, or ask first")
 
     async def find(self, name: str | None) -> Session:
         """Return the session of this name; of a new name, the next episode that has no client.
@@ -137,16 +169,12 @@ class Sessions:
             )
         with self._lock:
             # Names that are known
-            if self._is_closed:
-                raise _closed()
             if name in self._running:
                 return self._running[name]
-            if name in self._ended:
-                raise GoneError(f"session {name:.100} has ended: it has its reward, or was given up")
+            if self._is_closed or name in self._ended or not self._may_join:
+                raise self._not_running(name)
 
             # New names
-            if not self._may_join:
-                raise FileNotFoundError(f"there is no session {name:.100}: ask the address in OPENAI_BASE_URL")
             if self._unclaimed:
                 session = self._unclaimed.popleft()
                 self._claim(session, name)
@@ -159,6 +187,8 @@ class Sessions:
         """Give a session to the client of this name."""
         session.name = name
         self._running[name] = session
+        session.run.is_present = True
+        session.is_claimed.set()
 
 
 def _closed() -> GoneError:
@@ -176,8 +206,10 @@ def _check_reward(reward: object) -> None:
     parts = [reward]
     if isinstance(reward, Mapping) and reward:
         parts = list(reward.values())
+        for name in reward:
+            check_unicode(name)
     for part in parts:
-        is_number = isinstance(part, (int, float)) and not isinstance(part, bool) and math.isfinite(part)
+        is_number = isinstance(part, (int, float)) and not isinstance(part, bool) and abs(part) <= MAX_REWARD
         if part is not None and not is_number:
             raise ValueError(
                 f"the reward is {reward!r:.200}, expected {{'reward': R}}, where R is a number, an object of numbers "

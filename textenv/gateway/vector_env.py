@@ -15,12 +15,12 @@ import numpy as np
 from textenv.gateway.answers import Piece
 from textenv.gateway.processes import Process, Processes
 from textenv.gateway.requests import CompletionRequest
-from textenv.gateway.server import CompletionServer, read_body
+from textenv.gateway.server import CompletionServer
 from textenv.gateway.sessions import GoneError, Session, Sessions, wait_for_reward
 from textenv.json_files import parse_json
 from textenv.names import check_names
 from textenv.programs.builtin import tasks_of_split
-from textenv.programs.run import Ask, LimitReached, ProgramStopped, Question, read_question
+from textenv.programs.run import Ask, ProgramEnded, ProgramStopped, Question, read_question
 from textenv.programs.vector_env import ProgramVectorEnv
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 TIMEOUT = 600.0
 """Default time limit of a program between an answer and its next request, in seconds; it includes its start."""
+GONE = "the episode is over: it has its reward, its program took too long, or the training has ended"
+SECONDS_TO_WARN = 10
+"""Time without a program that connects after which a warning says so; the next one comes after a minute."""
 MODEL = "policy"
 """Name of the model in answers; requests may name any."""
 
@@ -100,6 +103,8 @@ class Gateway(ProgramVectorEnv):
         processes = None
         if command is not None:
             processes = Processes(command)
+        if tasks is not None and len(tasks):
+            _task_as_json(tasks[0])
         sessions = Sessions(may_join=command is None)
         play = _SessionProgram(sessions, processes)
         options = arguments | {"tasks": tasks, "num_envs": num_envs, "timeout": timeout}
@@ -120,6 +125,13 @@ class Gateway(ProgramVectorEnv):
         """Key that programs must bring."""
         self._finalizer = weakref.finalize(self, _close, sessions, processes, server)
 
+    @property
+    def user_objects(self) -> dict[str, object]:
+        """See `TextVectorEnv.user_objects`: the programs run elsewhere, so there is no state of theirs here."""
+        objects = super().user_objects
+        del objects["task"]
+        return objects
+
     def close_extras(self, **kwargs: object) -> None:
         """End the server, and the programs that it has started."""
         self.task.close_waiting()
@@ -130,8 +142,8 @@ class Gateway(ProgramVectorEnv):
 def make_gateway(
     *,
     tokenizer: PreTrainedTokenizerBase,
+    command: str | Sequence[str],
     split: str = "train",
-    command: str | Sequence[str] | None = None,
     tasks: Any = None,
     **arguments: Any,
 ) -> Gateway:
@@ -139,17 +151,22 @@ def make_gateway(
 
     Args:
         tokenizer: the policy's tokenizer.
-        split: see `textenv.programs.builtin.make_program_env`.
         command: see `Gateway`.
+        split: see `textenv.programs.builtin.make_program_env`.
         tasks: tasks, or a file of them as in `textenv.load_prompts`.
         arguments: other arguments of `Gateway`.
+
+    Raises:
+        ValueError: without a command: a training by name makes an environment to evaluate, too, and programs that
+            connect would have to know the addresses of both.
     """
-    env = Gateway(
-        command, tasks=cast("Sequence[object] | None", tasks_of_split(tasks, split)), tokenizer=tokenizer, **arguments
-    )
     if command is None:
-        print(f"programs connect to {env.url}/sessions/NAME/v1 with the key {env.token}", flush=True)
-    return env
+        raise ValueError(
+            "command is None, expected a program with its arguments: programs that connect by themselves are trained "
+            "in Python, by textenv.Gateway"
+        )
+    tasks_here = cast("Sequence[object] | None", tasks_of_split(tasks, split))
+    return Gateway(command, tasks=tasks_here, tokenizer=tokenizer, **arguments)
 
 
 def _close(sessions: Sessions, processes: Processes | None, server: CompletionServer) -> None:
@@ -173,6 +190,8 @@ class _SessionProgram:
     def __init__(self, sessions: Sessions, processes: Processes | None) -> None:
         self._sessions = sessions
         self._processes = processes
+        self.waits_for_client = processes is None
+        """True if a program connects later: until then its time does not count (`ProgramRun`)."""
         self.__name__ = "gateway"
         if processes is not None:
             self.__name__ = " ".join(processes.words)
@@ -184,6 +203,8 @@ class _SessionProgram:
         try:
             if self._processes is not None:
                 process = self._processes.start(self._variables(session), on_end=session.fail)
+            else:
+                self._wait_for_client(session)
             reward = wait_for_reward(session)
         except BaseException:
             if process is not None:
@@ -194,6 +215,20 @@ class _SessionProgram:
         if process is not None:
             process.let_end()
         return reward
+
+    def _wait_for_client(self, session: Session) -> None:
+        """Wait until a program connects; warn now and then while there is none."""
+        session.run.on_stop(session.is_claimed.set)
+        seconds = SECONDS_TO_WARN
+        while not session.is_claimed.wait(seconds):
+            seconds = 6 * SECONDS_TO_WARN
+            if self._sessions.is_first_unclaimed(session):
+                logger.warning(
+                    "%d episodes wait for programs to connect to %s: as many must play at the same time as the "
+                    "environment has slots (num_envs), else none goes on",
+                    self._sessions.num_unclaimed,
+                    self.server.address,
+                )
 
     def _variables(self, session: Session) -> dict[str, str]:
         """Return the environment variables with which a program finds its session."""
@@ -211,19 +246,18 @@ class _Addresses:
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
 
-    async def task(self, request: Request) -> object:
+    async def task(self, request: Request, content: bytes) -> object:
         """Return task and seed of a session."""
         session = await self._sessions.find(request.path_params["session"])
-        return {"task": json.loads(json.dumps(session.task, default=_as_json)), "seed": session.seed}
+        return {"task": json.loads(_task_as_json(session.task)), "seed": session.seed}
 
-    async def reward(self, request: Request) -> object:
+    async def reward(self, request: Request, content: bytes) -> object:
         """Set the reward of a session."""
-        content = parse_json(await read_body(request))
-        if not isinstance(content, dict) or "reward" not in content:
-            raise ValueError(f"the request is {content!r:.200}, expected {{'reward': R}}")
-        session = await self._sessions.find(request.path_params["session"])
-        session.set_reward(content["reward"])
-        return {"reward": content["reward"]}
+        body = parse_json(content)
+        if not isinstance(body, dict) or "reward" not in body:
+            raise ValueError(f"the request is {body!r:.200}, expected {{'reward': R}}")
+        self._sessions.running(request.path_params["session"]).set_reward(body["reward"])
+        return {"reward": body["reward"]}
 
 
 class _PolicyAnswerer:
@@ -242,10 +276,10 @@ class _PolicyAnswerer:
         try:
             answers = [_put(run.put, question) for question in questions]
             for choice, (question, answer) in enumerate(zip(questions, answers, strict=True)):
-                await _result(answer)
+                text = await _result(answer)
                 assert question.turn is not None
                 finish = "stop" if question.turn.terminated else "length"
-                yield Piece(choice, question.turn, None, finish, question.message)
+                yield Piece(choice, question.turn, text, None, finish, question.message)
         finally:
             for question in questions:  # nobody waits for them any more
                 question.answer.cancel()
@@ -276,20 +310,24 @@ def _put(put: Callable[[Question], Future[str]], question: Question) -> Future[s
     """Put a question to the policy; raise a `GoneError` if the episode is over."""
     try:
         return put(question)
-    except LimitReached:
-        raise
-    except ProgramStopped as error:
-        raise GoneError("the episode was given up: its program took too long, or the training has ended") from error
-    except RuntimeError as error:
-        raise GoneError(str(error)) from error
+    except (ProgramStopped, ProgramEnded) as error:
+        raise GoneError(GONE) from error
 
 
 async def _result(answer: Future[str]) -> str:
     """Wait for an answer; raise a `GoneError` if the episode is given up."""
     try:
         return await asyncio.wrap_future(answer)
-    except ProgramStopped as error:
-        raise GoneError("the episode was given up: its program took too long, or the training has ended") from error
+    except (ProgramStopped, ProgramEnded) as error:
+        raise GoneError(GONE) from error
+
+
+def _task_as_json(task: object) -> str:
+    """Return a task as JSON; raise a TypeError or ValueError if JSON cannot hold it."""
+    try:
+        return json.dumps(task, default=_as_json, allow_nan=False)
+    except ValueError as error:
+        raise ValueError(f"the task is {task!r:.200}, which JSON cannot hold: {error}") from error
 
 
 def _as_json(value: object) -> object:

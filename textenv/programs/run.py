@@ -31,6 +31,8 @@ OTHER_DISTRIBUTION = {
 }  # fmt: skip
 """Options of other services with which the answers would not be samples of the policy."""
 
+SECONDS_BETWEEN_LOOKS = 0.1
+"""How often it is looked whether a program has connected."""
 HIDDEN_FILES = {__file__, str(Path(__file__).with_name("task.py")), str(inspect.getsourcefile(Future))}
 """Files that are left out of the traceback of a program."""
 Content = str | tuple[Message, ...]
@@ -41,6 +43,10 @@ Tools = tuple[Mapping[str, Any], ...]
 
 class LimitReached(RuntimeError):  # noqa: N818  (the name says what has happened)
     """Raised by ``ask`` when an episode may have no further turn; a program may catch it and return its reward."""
+
+
+class ProgramEnded(RuntimeError):  # noqa: N818  (the name says what has happened)
+    """Raised by ``ask`` when its program has already returned."""
 
 
 class ProcessFailedError(RuntimeError):
@@ -136,6 +142,8 @@ class ProgramRun:
         """What came of the program; None while it runs."""
         self.has_timed_out = False
         self.has_reached_limit = False
+        self.is_present = not getattr(play, "waits_for_client", False)
+        """False while the program is one that has not connected yet: its time has not begun."""
 
         # Who plays which agent
         self.learners = frozenset(range(agents))
@@ -207,7 +215,7 @@ class ProgramRun:
         except BaseException as error:  # noqa: BLE001  (also SystemExit: the thread's caller reports it)
             end = _End(error=error)
         self._events.put(end)
-        self._refuse(RuntimeError("the program has already returned: ask before that"))
+        self._refuse(ProgramEnded("the program has already returned: ask before that"))
 
     def put(self, question: Question) -> Future[str]:
         """Put a question to the model; raise if the episode is over."""
@@ -250,8 +258,11 @@ class ProgramRun:
         """Return the next question or the end; raise `queue.Empty` if time is up."""
         if deadline is None:
             return self._events.get()
-        seconds_left = max(deadline - time.monotonic(), 0.0)
-        return self._events.get(timeout=seconds_left)
+        seconds = max(deadline - time.monotonic(), 0.0)
+        while not self.is_present:
+            with suppress(queue.Empty):
+                return self._events.get(timeout=SECONDS_BETWEEN_LOOKS)
+        return self._events.get(timeout=seconds)
 
     def give_answer(self, turn: Turn, answer: str) -> None:
         """Give the program the model's answer to its `question`, and note in which row of the rollout it stands.
@@ -264,7 +275,7 @@ class ProgramRun:
         assert question is not None
         question.turn = turn
         if question.schemas is not None:
-            question.message = question.schemas.message(turn)
+            question.message = question.schemas.message(turn, number=turn.index)
         content = _with_answer(question, answer)
         if question.row is None:
             self.rows.append(Row(question.agent, content, turn, question.tools))
@@ -529,9 +540,9 @@ def added_content(row: Row, content: Content) -> str | list[Message] | None:
 
 
 def _meaning(message: Message) -> dict[str, object]:
-    """Return what a message means: programs may send back calls without identifiers, and an empty text for none."""
-    meaning: dict[str, object] = {"content": "", **message}
-    if "tool_calls" in message:
+    """Return what a message means: programs may send back calls without identifiers, and empty fields."""
+    meaning: dict[str, object] = {name: value for name, value in message.items() if value}
+    if meaning.get("tool_calls"):
         meaning["tool_calls"] = [call.get("function") for call in message["tool_calls"]]
     return meaning
 

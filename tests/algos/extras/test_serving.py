@@ -13,6 +13,8 @@ import torch
 
 from algos.extras.serving import PolicyAnswerer
 from algos.policies.lm import LMPolicy
+from tests.helpers.small_agents import table_model
+from tests.helpers.tool_calls import PLAIN, QUESTION, SIX, byte_tokenizer
 from textenv.gateway.requests import FIELDS
 from textenv.gateway.server import CompletionServer
 
@@ -327,3 +329,44 @@ def test_a_server_needs_a_port_a_key_and_a_length(server, policy):
             CompletionServer(server.answerer, token=token)
     with pytest.raises(ValueError, match="--max-new-tokens is 0"):
         PolicyAnswerer(policy, "m", limit=0)
+
+
+def test_a_request_that_the_model_cannot_answer_ends_no_others():
+    """The model fails at long texts, as it does for want of memory."""
+    policy = LMPolicy.load("embedded")
+
+    def refuse_long_texts(module, arguments):
+        if arguments[0].shape[-1] > 64:
+            raise RuntimeError("out of memory")
+
+    policy.lm.model.get_input_embeddings().register_forward_pre_hook(refuse_long_texts)
+    with serving(policy) as server:
+        client = openai.OpenAI(base_url=server.url, api_key="key", max_retries=0)
+        for _ in range(2):
+            assert client.completions.create(model="critic", prompt="the film", max_tokens=2).choices
+            with pytest.raises(openai.APIStatusError, match="out of memory"):
+                client.completions.create(model="critic", prompt="this film " * 40, max_tokens=20)
+
+
+def calling_policy():
+    """It answers with the call `SIX`, which is one token of its tokenizer, whatever it has read."""
+    tokenizer = byte_tokenizer(PLAIN)
+    tokenizer.add_tokens([SIX])
+    table = torch.full((len(tokenizer), len(tokenizer)), -50.0)
+    call = tokenizer.convert_tokens_to_ids(SIX)
+    table[:, call] = 0.0
+    table[call] = -50.0
+    table[call, tokenizer.eos_token_id] = 0.0
+    return LMPolicy(table_model(table), tokenizer)
+
+
+def test_calls_of_tools_have_names_of_their_own():
+    policy = calling_policy()
+    schema = {"type": "function", "function": {"name": "multiply", "parameters": {"type": "object", "properties": {}}}}
+    with serving(policy, limit=100) as server:
+        client = openai.OpenAI(base_url=server.url, api_key="key", max_retries=0)
+        answer = client.chat.completions.create(model="critic", messages=QUESTION, tools=[schema], n=4)
+    calls = [choice.message.tool_calls[0] for choice in answer.choices]
+    assert [call.function.arguments for call in calls] == ['{"a": 2, "b": 3}'] * 4
+    assert {choice.finish_reason for choice in answer.choices} == {"tool_calls"}
+    assert len({call.id for call in calls}) == 4

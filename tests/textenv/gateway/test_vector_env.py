@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -152,6 +153,44 @@ def processes(word):
     return [line.split()[0] for line in lines if word in line.split() and "ps" not in line.split()[1]]
 
 
+def test_what_a_program_has_started_ends_with_it(tmp_path):
+    """Also what ignores a polite signal."""
+    child = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    program = tmp_path / "parent.py"
+    program.write_text(
+        "import runpy, subprocess, sys\n"
+        f"subprocess.Popen([sys.executable, '-c', {child!r}, 'the-child'])\n"
+        f"runpy.run_path({PLAYER[1]!r}, run_name='__main__')\n"
+    )
+    with gateway([sys.executable, str(program)], tasks=["a"]) as env:
+        collect(env, word_policy(), num_episodes=2, seed=1)
+        deadline = time.monotonic() + 20
+        while processes("the-child") and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not processes("the-child")
+
+
+def test_programs_that_ignore_signals_are_killed_together(tmp_path):
+    program = tmp_path / "stubborn.py"
+    program.write_text(
+        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"import runpy\nrunpy.run_path({PLAYER[1]!r}, run_name='__main__')\n"
+    )
+    with gateway([sys.executable, str(program), "the-stubborn-one"], tasks=["stay"], num_envs=6) as env:
+        collect(env, word_policy(), num_episodes=6, seed=1)
+        assert len(processes("the-stubborn-one")) == 6
+    deadline = time.monotonic() + 20
+    while processes("the-stubborn-one") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not processes("the-stubborn-one")
+
+
+def test_a_run_does_not_warn_of_the_server_s_state(tmp_path, caplog):
+    with gateway(PLAYER, tasks=["a"]) as env:
+        agent_of(env, word_policy(), num_episodes=4).learn(50, run_dir=tmp_path)
+    assert "no checkpoint has" not in caplog.text
+
+
 def test_a_reward_of_null_leaves_an_episode_out():
     with gateway(PLAYER, tasks=["leave out", "a"], num_envs=2) as env:
         collect(env, word_policy(), num_episodes=4, seed=1)
@@ -286,6 +325,13 @@ def test_what_would_be_another_distribution_is_refused(body, words):
     assert status == 400 and words in text
 
 
+def test_a_task_that_json_cannot_hold_is_told():
+    with pytest.raises(TypeError, match="what JSON can hold"), gateway(tasks=[{1, 2}]):
+        pass
+    with pytest.raises(ValueError, match="which JSON cannot hold"), gateway(tasks=[float("nan")]):
+        pass
+
+
 def test_a_limit_is_told_and_the_reward_still_taken():
     def play(player):
         player.complete("a")
@@ -295,7 +341,8 @@ def test_a_limit_is_told_and_the_reward_still_taken():
 
     with gateway(max_turns=1) as env:
         rollout, ((status, text),) = play_with(env, play)
-    assert status == 400 and "max_turns=1" in text and rollout["reward"].sum() == 3
+    assert status == 400 and "max_turns=1" in text and json.loads(text)["error"]["type"] == "limit_reached"
+    assert rollout["reward"].sum() == 3
 
 
 def test_a_session_that_has_ended_is_gone():
@@ -309,7 +356,9 @@ def test_a_session_that_has_ended_is_gone():
     assert [status for status, _ in refusals] == [410] * 3 and "has ended" in refusals[0][1]
 
 
-@pytest.mark.parametrize("reward", ["1", True, [1.0], float("nan"), {"a": "b"}, {"a": float("inf")}])
+@pytest.mark.parametrize(
+    "reward", ["1", True, [1.0], float("nan"), 1e308, 10**300, {"a": "b"}, {"a": float("inf")}, {"\ud800": 1}]
+)
 def test_a_wrong_reward_is_refused_and_another_taken(reward):
     def play(player):
         player.complete("a")
@@ -319,7 +368,7 @@ def test_a_wrong_reward_is_refused_and_another_taken(reward):
 
     with gateway() as env:
         rollout, ((status, text),) = play_with(env, play)
-    assert status == 400 and "reward" in text and rollout["reward"].sum() == 1
+    assert status == 400 and rollout["reward"].sum() == 1
 
 
 def test_a_client_that_goes_away_does_not_end_the_episode():
@@ -337,6 +386,111 @@ def test_a_client_that_goes_away_does_not_end_the_episode():
         rollout, _ = play_with(env, play)
         assert env.metrics["programs/failed"] == 0
     assert rollout["reward"].sum() == 1
+
+
+@pytest.mark.parametrize("request_line", ["GET ", "POST /v1/completions"])
+def test_a_client_that_leaves_before_its_episode_does_not_take_it(request_line):
+    """Whether it asks for its task, or for a stream."""
+
+    def play(player):
+        player.complete("a b")
+        player.reward(1.0)
+
+    with gateway(num_envs=1) as env:
+        method, _, path = request_line.partition(" ")
+        leaving = http.client.HTTPConnection(env.url.removeprefix("http://"))
+        headers = {"Authorization": f"Bearer {env.token}"}
+        body = '{"prompt": "a", "stream": true}' if path else None
+        leaving.request(method, f"/sessions/leaving{path}", body, headers)
+        time.sleep(0.3)
+        leaving.close()
+        time.sleep(0.3)
+        rollout, _ = play_with(env, play)
+    assert rollout["reward"].sum() == 1
+
+
+def test_a_reward_without_a_question_takes_no_episode():
+    def play(player):
+        refused = refusal(Player(f"{player.session}-other", player.key).reward, 1.0)
+        player.complete("a")
+        player.reward(2.0)
+        return refused
+
+    with gateway() as env:
+        rollout, ((status, _),) = play_with(env, play)
+    assert status == 404 and rollout["reward"].sum() == 2
+
+
+def test_the_time_of_a_program_begins_when_it_connects():
+    """With fewer programs than slots nothing goes on, and nothing fails."""
+
+    def play(player):
+        if player.session.endswith("1"):
+            time.sleep(2.5)
+        player.complete("a")
+        player.reward(1.0)
+
+    with gateway(num_envs=2, timeout=1.0) as env:
+        rollout, _ = play_with(env, play, num_clients=2)
+        assert env.metrics["programs/timeouts"] == 0
+    assert rollout["reward"].sum() == 2
+
+
+def test_a_closed_environment_leaves_no_thread_behind():
+    def play(player):
+        return refusal(player.complete, "a b")[0]
+
+    def start():
+        env.start_episodes(3, seed=1)
+
+    with gateway(num_envs=3) as env, playing(env, play, 1) as (client,):
+        starting = threading.Thread(target=start)
+        starting.start()
+        time.sleep(0.5)
+        env.close()
+        assert client.result() == 410
+        starting.join(20)
+        assert not starting.is_alive()
+
+
+def test_a_long_session_name_or_one_with_a_slash_is_refused():
+    with gateway() as env:
+        for name in ("na/me", "n" * 201, "n me"):
+            client = Player(env.url, f"{env.token}:{name}")
+            status, text = refusal(client.complete, "a")
+            assert status == 400 and "the session is named" in text
+
+
+def test_words_that_continue_a_text_stay_in_its_row():
+    """The tokenizer writes a space before a word, which the program does not see."""
+
+    def play(player):
+        text = "a"
+        for _ in range(3):
+            text += " " + player.complete(text)
+        player.reward(1.0)
+        return text
+
+    with gateway(num_envs=1, allowed=["good", "bad"]) as env:
+        _, (text,) = play_with(env, play)
+        assert set(text.split()[1:]) <= {"good", "bad"} and env.metrics["programs/questions"] == 3
+
+
+@pytest.mark.parametrize(
+    "fields", [{"tool_calls": []}, {"annotations": []}, {"refusal": ""}, {"reasoning_content": None}]
+)
+def test_empty_fields_of_an_answer_do_not_begin_a_row(fields):
+    tokenizer = chat_tokenizer()
+
+    def play(player):
+        chat = [{"role": "user", "content": "a b"}]
+        for _ in range(2):
+            chat += [player.chat(chat, max_tokens=3) | fields, {"role": "user", "content": "c"}]
+        player.reward(1.0)
+
+    with gateway(tokenizer=tokenizer) as env:
+        play_with(env, play, policy=reader_policy(tokenizer))
+        assert env.metrics["programs/rows"] == 1
 
 
 def test_clients_wait_until_an_episode_begins():
@@ -397,6 +551,7 @@ def test_an_environment_is_closed_with_its_port():
         ({"tasks": []}, ValueError, "tasks is empty"),
         ({"port": 70_000}, OSError, "cannot listen on port 70000"),
         ({"token": "a:b"}, ValueError, "without a colon"),
+        ({"max_turns": 0}, ValueError, "max_turns is 0"),
     ],
 )
 def test_wrong_arguments_are_told(options, error, words):
@@ -440,6 +595,18 @@ def test_calls_of_tools_are_answered_in_the_same_row(sends_back):
     assert client.result()["function"] == {"name": "multiply", "arguments": '{"a": 2, "b": 3}'}
 
 
+def test_a_call_that_is_no_unicode_is_answered():
+    def play(player):
+        message = player.chat(QUESTION, tools=[MULTIPLY])
+        player.reward(1.0)
+        return message["tool_calls"][0]["function"]
+
+    env_options = dict(tokenizer=byte_tokenizer(PLAIN), num_envs=1, max_new_tokens=400, max_length=3000)
+    with gateway(**env_options) as env, playing(env, play, 1) as (client,):
+        write(env, '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>')
+    assert client.result() == {"name": "f", "arguments": '{"a": "?"}'}
+
+
 def test_calls_are_streamed_whole():
     openai = pytest.importorskip("openai", reason="the client of OpenAI, which comes with verifiers")
 
@@ -459,7 +626,10 @@ def test_calls_are_streamed_whole():
     assert (call.index, call.function.name, json.loads(call.function.arguments)) == (0, "multiply", {"a": 2, "b": 3})
 
 
-@pytest.mark.parametrize("text", ["<tool_call>{</tool_call>", '<tool_call>["a"]</tool_call>', "no call"])
+NAN = '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>'
+
+
+@pytest.mark.parametrize("text", ["<tool_call>{</tool_call>", '<tool_call>["a"]</tool_call>', NAN, "no call", ""])
 def test_an_answer_without_a_readable_call_is_its_text(text):
     def play(player):
         message = player.chat(QUESTION, tools=[MULTIPLY])

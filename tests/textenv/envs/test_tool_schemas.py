@@ -1,0 +1,21 @@
+"""Schemas of functions in prompts, and calls in answers."""
+
+import pytest
+
+from tests.helpers.tool_calls import PLAIN, QUESTION, byte_tokenizer
+from textenv.envs.tool_schemas import ToolSchemas
+from textenv.prompts.prompts import Prompt
+
+SCHEMA = {"type": "function", "function": {"name": "multiply", "parameters": {"type": "object", "properties": {}}}}
+CALLS = [{"id": "1", "type": "function", "function": {"name": "multiply", "arguments": {"a": 2}}}]
+
+
+@pytest.mark.parametrize("content", ["", "So:"])
+def test_earlier_calls_stand_in_the_text_where_the_template_has_no_tools(content):
+    """As the model has written them: the template would drop them."""
+    tokenizer = byte_tokenizer(PLAIN)
+    chat = (*QUESTION, {"role": "assistant", "content": content, "tool_calls": CALLS}, {"role": "tool", "content": "6"})
+    text = tokenizer.decode(ToolSchemas([SCHEMA], tokenizer).prompt_ids(Prompt(chat)))
+    written = '<tool_call>\n{"name": "multiply", "arguments": {"a": 2}}\n</tool_call>'
+    answer = "\n".join(filter(None, [content, written]))
+    assert f"<|im_start|>assistant\n{answer}<|im_end|>\n<|im_start|>tool\n6<|im_end|>" in text
