@@ -83,6 +83,10 @@ def make_vector_env(task: str, num_envs: int = 1, **arguments: Any) -> TextVecto
     """
     from textenv.envs.vector_env import TextVectorEnv
 
+    if task not in NAMES:  # an argument of the user has replaced the name
+        raise ValueError(
+            f"task is {task!r:.200}, which no environment of textenv takes: the tasks of a program are tasks="
+        )
     if task in PROGRAMS:
         return _make_program(task, num_envs, **arguments)
     if task == "OpenEnv":

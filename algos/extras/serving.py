@@ -251,7 +251,9 @@ class _Writer:
         for slot, job in enumerate(self._slots):
             if job is not None and job.is_cancelled:
                 self._slots[slot] = None
+
         while self._waiting:
+            # The next one that is still wanted, if there is room
             job = self._waiting[0]
             if job.is_cancelled:
                 self._waiting.popleft()
@@ -264,6 +266,8 @@ class _Writer:
                 job.tell(error)
                 continue
             self._waiting.popleft()
+
+            # Its slot
             slot = self._slots.index(None)
             self._slots[slot] = job
             self._tokens[slot, : len(job.ids)] = job.ids

@@ -76,6 +76,8 @@ def check_tokenizer(tokenizer: object) -> None:
     from transformers import PreTrainedTokenizerBase
 
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        if isinstance(getattr(tokenizer, "tokenizer", None), PreTrainedTokenizerBase):
+            raise TypeError(f"tokenizer is a {type(tokenizer).__name__}, expected its tokenizer: policy.tokenizer")
         raise TypeError(f"tokenizer is {tokenizer!r:.200}, expected that of AutoTokenizer.from_pretrained")
 
 

@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from textenv.programs.run import ProcessFailedError
 from textenv.programs.threads import run_in_thread
@@ -38,8 +39,14 @@ class Processes:
         self.words = shlex.split(command) if isinstance(command, str) else list(command)
         if not self.words or not all(isinstance(word, str) for word in self.words):
             raise ValueError(f"command is {command!r:.200}, expected a program with its arguments")
-        if shutil.which(self.words[0]) is None:
-            raise FileNotFoundError(f"command is {command!r:.200}, but there is no program {self.words[0]!r}")
+        program = self.words[0]
+        if shutil.which(program) is None:
+            advice = "for a line of a shell, write bash -c '...'"
+            if Path(program).is_file():
+                advice = (
+                    f"the file is not executable, chmod +x {shlex.quote(program)}, or name the interpreter before it"
+                )
+            raise FileNotFoundError(f"command is {command!r:.200}, but there is no program {program!r}: {advice}")
         self._lock = threading.Lock()
         self._running: set[Process] = set()
         self._closed = False

@@ -115,6 +115,8 @@ class CompletionServer:
         uvicorn = package("uvicorn", "service")
 
         # The addresses
+        self._addresses = ["POST /v1/chat/completions", "POST /v1/completions", "GET /v1/models"]
+        self._addresses += [f"{method} {path}" for method, path, _ in routes]
         make_route = package("starlette.routing", "service").Route
         all_routes: list[Route] = []
         for prefix in ("", "/sessions/{session}"):
@@ -196,8 +198,7 @@ class CompletionServer:
 
     async def _missing(self, request: Request, content: bytes) -> object:
         raise FileNotFoundError(
-            f"there is no {request.method} {request.url.path:.100}, but POST /v1/chat/completions, /v1/completions and "
-            "GET /v1/models"
+            f"there is no {request.method} {request.url.path:.100}, but {', '.join(self._addresses)}"
         )
 
     def _completion(self, *, chat: bool) -> Callable[[Request], Awaitable[Response]]:
@@ -265,8 +266,8 @@ class CompletionServer:
         is_right_key = hmac.compare_digest(key.encode(), self.token.encode())
         if host not in LOCAL_HOSTS or scheme != "Bearer" or not is_right_key:
             raise PermissionError(
-                f"wrong key or host: ask {ADDRESS} with the key that was printed, as the header 'Authorization: Bearer "
-                "KEY'"
+                f"wrong key or host: ask {ADDRESS} with the header 'Authorization: Bearer KEY'. The key is in "
+                "OPENAI_API_KEY of a program that a Gateway starts; else Gateway.token, or what 'algos serve' prints"
             )
 
     def _session(self, request: Request) -> str | None:

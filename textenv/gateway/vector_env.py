@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import logging
 import weakref
@@ -12,16 +13,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from textenv.envs.vector_env import TextVectorEnv
 from textenv.gateway.answers import Piece
 from textenv.gateway.processes import Process, Processes
 from textenv.gateway.requests import CompletionRequest
 from textenv.gateway.server import CompletionServer
 from textenv.gateway.sessions import GoneError, Session, Sessions, wait_for_reward
 from textenv.json_files import parse_json
-from textenv.names import check_names
+from textenv.names import check_names, refuse_unknown
 from textenv.programs.builtin import tasks_of_split
 from textenv.programs.run import Ask, ProgramEnded, ProgramStopped, Question, read_question
-from textenv.programs.vector_env import ProgramVectorEnv
+from textenv.programs.vector_env import MADE_HERE, ProgramVectorEnv
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 TIMEOUT = 600.0
 """Default time limit of a program between an answer and its next request, in seconds; it includes its start."""
+FOR_FUNCTIONS = ("play", "agents", "opponents")
+"""Arguments that only programs in process have."""
 GONE = "the episode is over: it has its reward, its program took too long, or the training has ended"
 SECONDS_TO_WARN = 10
 """Time without a program that connects after which a warning says so; the next one comes after a minute."""
@@ -97,9 +101,15 @@ class Gateway(ProgramVectorEnv):
         token: str | None = None,
         **arguments: Any,
     ) -> None:
-        for name in ("play", "agents", "opponents"):
+        for name in FOR_FUNCTIONS:
             if name in arguments:
                 raise TypeError(f"Gateway has no {name}: use a ProgramVectorEnv, whose programs are functions")
+        for name in set(MADE_HERE) & arguments.keys():
+            raise TypeError(f"Gateway has no {name}: programs get tasks=, and send their rewards to their session")
+        signatures = [inspect.signature(each) for each in (Gateway, ProgramVectorEnv, TextVectorEnv)]
+        accepted = [name for signature in signatures for name in signature.parameters]
+        accepted = [name for name in dict.fromkeys(accepted) if name not in (*MADE_HERE, *FOR_FUNCTIONS)]
+        refuse_unknown(arguments, accepted, owner="Gateway")
         processes = None
         if command is not None:
             processes = Processes(command)
@@ -297,8 +307,8 @@ def _check_same_distribution(request: CompletionRequest) -> None:
     """Raise a ValueError if the answer to a request would be no sample of the policy, or has more than the text."""
     if request.temperature not in (None, 1):
         raise ValueError(
-            f"temperature is {request.temperature}, but the answers must be samples of the policy as it is: set the "
-            "temperature at the policy, and leave it out here"
+            f"temperature is {request.temperature}, but the answers must be samples of the policy as it is: set it at "
+            "the policy, LMPolicy.load(..., temperature=) or --temperature, and leave it out here"
         )
     if request.logprobs:
         raise ValueError("logprobs are not known while the policy is trained: leave them out; the rollout has them")

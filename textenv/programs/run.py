@@ -234,19 +234,26 @@ class ProgramRun:
         Returns:
             The question; None if the program has ended (`end`), or time is up: then it is stopped and has failed.
         """
+        # Wait for what comes next
         self.question = None
         if self.end is not None:
             return None
+        start = time.monotonic()
         try:
             event = self._next_event(deadline)
             while isinstance(event, Question) and event.answer.done():  # nobody waits for it any more
                 event = self._next_event(deadline)
         except queue.Empty:
             self.has_timed_out = True
-            message = "the program took longer than timeout= to ask its next question, or to return"
+            message = (
+                f"the program did not ask its next question, nor end, within {time.monotonic() - start:.0f} seconds: "
+                "end it earlier, or raise timeout="
+            )
             self.end = _End(error=TimeoutError(message))
             self.stop()
             return None
+
+        # Its end, or a question
         if isinstance(event, _End):
             self.end = event
             return None

@@ -324,11 +324,10 @@ class Programs:
         what_happened = first.failure() or "It returned without a question."
         all_have_failed = not self._running or self._num_failed >= ENOUGH_FAILURES
         if all_have_failed and not self._has_succeeded:
-            assert first.end is not None
             raise RuntimeError(
                 f"all {self._num_failed} programs {self.name!r} failed, the first of these {len(failed_runs)} like "
                 f"this:\n{what_happened}"
-            ) from first.end.error
+            ) from None  # the traceback that matters is in the message
         logger.warning(
             "%d of %d programs %r failed, and their episodes are left out of the update; the first like this:\n%s",
             len(failed_runs),

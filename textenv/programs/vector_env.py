@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from textenv.envs.action_masks import Rule, WordRule
-from textenv.envs.limits import StopConditions, check_at_least
+from textenv.envs.limits import StopConditions, check_at_least, check_tokenizer
 from textenv.envs.turn import Turn
 from textenv.envs.vector_env import DEFAULT_SLOTS, TextObservation, TextVectorEnv
 from textenv.names import check_names, refuse_unknown
@@ -92,8 +92,8 @@ class ProgramVectorEnv(TextVectorEnv):
             game, and the agent that the policy plays; the episodes of the other agents are empty.
         max_turns: maximum number of questions of a program, all agents together. A further one raises `LimitReached`
             in the program, which may catch it and return its reward.
-        max_length: maximum number of tokens of a text, answers included. A question that does not fit raises
-            `LimitReached`, too.
+        max_length: maximum number of tokens of a text, answers included; None: 1,024, or as many as the model reads. A
+            question that does not fit raises `LimitReached`, too.
         max_new_tokens: maximum number of tokens of an answer; ``ask(..., max_tokens=n)`` lowers it for one question.
         allowed: texts, one of which is the whole answer. ``ask(..., allowed=[...])`` allows only some of them. Or as in
             `TextVectorEnv`.
@@ -128,7 +128,7 @@ class ProgramVectorEnv(TextVectorEnv):
         agents: int = 1,
         opponents: Sequence[Opponent] | Mapping[str, Opponent] | None = None,
         max_turns: int = MAX_TURNS,
-        max_length: int = MAX_LENGTH,
+        max_length: int | None = None,
         max_new_tokens: int = 32,
         allowed: Rule | Sequence[str | int] | None = None,
         timeout: float | None = TIMEOUT,
@@ -136,7 +136,10 @@ class ProgramVectorEnv(TextVectorEnv):
     ) -> None:
         accepted = [*inspect.signature(ProgramVectorEnv).parameters, *inspect.signature(TextVectorEnv).parameters]
         accepted = [name for name in accepted if name not in MADE_HERE]
-        refuse_unknown(arguments, accepted, owner="ProgramVectorEnv")
+        refuse_unknown(arguments, dict.fromkeys(accepted), owner="ProgramVectorEnv")
+        if max_length is None:
+            check_tokenizer(tokenizer)
+            max_length = min(MAX_LENGTH, tokenizer.model_max_length)
         check_at_least("max_length", max_length, 2)
         if arguments.pop("score_while_generating", False):
             raise ValueError(

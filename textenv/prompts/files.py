@@ -37,7 +37,7 @@ def load_prompts(path: str | Path, *, prompt_column: str | None = "prompt") -> S
     """
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"there is no file {path}")
+        raise FileNotFoundError(f"there is no file {path} in {Path.cwd()}")
     kind: type[_Records]
     if path.is_dir():
         kind = DatasetRecords

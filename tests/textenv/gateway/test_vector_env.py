@@ -134,7 +134,7 @@ def test_a_program_that_hangs_is_killed(caplog):
         while processes("the-hanging-one") and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not processes("the-hanging-one")
-    assert "took longer than timeout=" in caplog.text
+    assert "within 3 seconds: end it earlier, or raise timeout=" in caplog.text
 
 
 def test_what_a_program_does_after_its_reward_keeps_nobody_waiting():
@@ -519,6 +519,12 @@ def test_clients_are_told_when_no_more_episodes_begin():
             assert status == 410 and "the training has ended" in text
 
 
+def test_another_address_is_told_those_that_there_are():
+    with gateway() as env:
+        status, text = refusal(Player(env.url, env.token).send, "/reward", {"reward": 1})
+    assert status == 404 and "POST /sessions/{session}/reward" in text
+
+
 def test_a_stranger_gets_no_session():
     with gateway(PLAYER, tasks=["a"]) as env:
         assert refusal(Player(f"{env.url}/sessions/mine", env.token).task)[0] == 404
@@ -544,10 +550,13 @@ def test_an_environment_is_closed_with_its_port():
     ("options", "error", "words"),
     [
         ({"command": ""}, ValueError, "expected a program with its arguments"),
-        ({"command": "no-such-program"}, FileNotFoundError, "no program 'no-such-program'"),
+        ({"command": "no-such-program"}, FileNotFoundError, "no program 'no-such-program': for a line of a shell"),
+        ({"command": __file__}, FileNotFoundError, "the file is not executable, chmod"),
+        ({"max_token": 5}, TypeError, "Gateway has no 'max_token': did you mean 'max_new_tokens'"),
+        ({"tokenizer": word_policy()}, TypeError, "tokenizer is a LMPolicy, expected its tokenizer"),
         ({"agents": 2}, TypeError, "Gateway has no agents"),
         ({"play": print}, TypeError, "use a ProgramVectorEnv"),
-        ({"reward": print}, TypeError, "reward"),
+        ({"reward": print}, TypeError, "send their rewards to their session"),
         ({"tasks": []}, ValueError, "tasks is empty"),
         ({"port": 70_000}, OSError, "cannot listen on port 70000"),
         ({"token": "a:b"}, ValueError, "without a colon"),

@@ -295,7 +295,7 @@ def asks_a_chat(ask, answer):
     ("fail", "message"),
     [
         (raises, "KeyError: 'no such city'"),
-        (hangs, "TimeoutError: the program took longer than timeout="),
+        (hangs, "TimeoutError: the program did not ask its next question"),
         (leaves, "SystemExit: 3"),
         (asks_forever, "max_turns=20 turns: catch this error and return a reward"),
         (asks_too_much, "the text has 100 tokens with this question"),
