@@ -1,5 +1,7 @@
 """Programs that ask the nine-word model, and rollouts of them."""
 
+import numpy as np
+
 from algos import collect
 from tests.helpers.conversations import LETTERS
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
@@ -62,3 +64,12 @@ def turns_of(rollout):
                 turns.append((tokens[:start], tokens[start:stop]))
         rows.append(turns)
     return rows
+
+
+def write(env, *texts):
+    """Play the next episode with these turns."""
+    for text in texts:
+        ids = env.tokenizer(text, add_special_tokens=False)["input_ids"]
+        for token in [*ids, env.tokenizer.eos_token_id]:
+            if env.running.any():
+                env.advance(np.array([token]))

@@ -7,7 +7,7 @@ import inspect
 import json
 import logging
 import weakref
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, cast
 
@@ -57,7 +57,8 @@ class Gateway(ProgramVectorEnv):
     ``OPENAI_BASE_URL`` (the address of its session, with ``/v1``), ``OPENAI_API_KEY`` and ``TEXTENV_SESSION`` (the
     address of its session). Without, programs that run elsewhere on this machine connect to `url` with the key `token`.
     Each brings a name of its own for every episode: in the path, as the key ``KEY:NAME``, or as the header
-    ``X-Session-ID``, as harnesses of verifiers do. If no episode is free, they wait.
+    ``X-Session-ID``, as harnesses of verifiers do. If no episode is free, they wait; and an iteration waits until each
+    slot has a program.
 
     The answers are samples of the policy as it is. So requests for another distribution (``temperature``, ``top_p``,
     penalties, ``logit_bias``) are refused. Messages that continue what the model has read and written in this episode
@@ -75,8 +76,8 @@ class Gateway(ProgramVectorEnv):
         token: key that programs must bring; None makes one.
         arguments: other arguments of `ProgramVectorEnv`: ``max_turns``, ``max_length``, ``max_new_tokens``, ….
 
-    An episode fails, and is left out of the update, if its program ends without a reward or takes too long. With the
-    default, the first failure is logged with the end of the program's output.
+    An episode fails, and is left out of the update, if its program ends without a reward or takes too long. The first
+    failure of an iteration is logged with the end of the program's output.
 
     Raises:
         ValueError: as `ProgramVectorEnv`, or if the command is empty.
@@ -101,15 +102,9 @@ class Gateway(ProgramVectorEnv):
         token: str | None = None,
         **arguments: Any,
     ) -> None:
-        for name in FOR_FUNCTIONS:
-            if name in arguments:
-                raise TypeError(f"Gateway has no {name}: use a ProgramVectorEnv, whose programs are functions")
-        for name in set(MADE_HERE) & arguments.keys():
-            raise TypeError(f"Gateway has no {name}: programs get tasks=, and send their rewards to their session")
-        signatures = [inspect.signature(each) for each in (Gateway, ProgramVectorEnv, TextVectorEnv)]
-        accepted = [name for signature in signatures for name in signature.parameters]
-        accepted = [name for name in dict.fromkeys(accepted) if name not in (*MADE_HERE, *FOR_FUNCTIONS)]
-        refuse_unknown(arguments, accepted, owner="Gateway")
+        _check_arguments(arguments)
+
+        # The programs
         processes = None
         if command is not None:
             processes = Processes(command)
@@ -147,6 +142,19 @@ class Gateway(ProgramVectorEnv):
         self.task.close_waiting()
         self._finalizer()
         super().close_extras(**kwargs)
+
+
+def _check_arguments(arguments: Mapping[str, object]) -> None:
+    """Raise a TypeError that says what to do if there are arguments that a gateway does not have."""
+    for name in arguments:
+        if name in FOR_FUNCTIONS:
+            raise TypeError(f"Gateway has no {name}: use a ProgramVectorEnv, whose programs are functions")
+        if name in MADE_HERE:
+            raise TypeError(f"Gateway has no {name}: programs get tasks=, and send their rewards to their session")
+    signatures = [inspect.signature(each) for each in (Gateway, ProgramVectorEnv, TextVectorEnv)]
+    accepted = [name for signature in signatures for name in signature.parameters]
+    accepted = [name for name in dict.fromkeys(accepted) if name not in (*MADE_HERE, *FOR_FUNCTIONS)]
+    refuse_unknown(arguments, accepted, owner="Gateway")
 
 
 def make_gateway(

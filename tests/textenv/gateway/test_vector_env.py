@@ -13,7 +13,6 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -24,7 +23,7 @@ from algos.cli import main
 from tests.helpers.conversations import chat_tokenizer
 from tests.helpers.http_player import Player
 from tests.helpers.models import WORDS, make_tokenizer
-from tests.helpers.programs import program_env, reader_policy, turns_of, word_policy
+from tests.helpers.programs import program_env, reader_policy, turns_of, word_policy, write
 from tests.helpers.small_agents import agent_of
 from tests.helpers.tool_calls import PLAIN, QUESTION, SIX, byte_tokenizer
 from textenv import Gateway
@@ -573,14 +572,10 @@ def test_wrong_arguments_are_told(options, error, words):
 MULTIPLY = {"type": "function", "function": {"name": "multiply", "parameters": {"type": "object", "properties": {}}}}
 
 
-def write(env, *texts):
-    """Play one episode with these turns."""
+def played_by_hand(env, *texts):
+    """Rollout of one episode with these turns."""
     env.start_episodes(1, seed=0)
-    for text in texts:
-        ids = env.tokenizer(text, add_special_tokens=False)["input_ids"]
-        for token in [*ids, env.tokenizer.eos_token_id]:
-            if env.running.any():
-                env.advance(np.array([token]))
+    write(env, *texts)
     return env.take_episodes()
 
 
@@ -599,7 +594,7 @@ def test_calls_of_tools_are_answered_in_the_same_row(sends_back):
 
     env_options = dict(tokenizer=byte_tokenizer(PLAIN), num_envs=1, max_new_tokens=400, max_length=3000)
     with gateway(**env_options) as env, playing(env, play, 1) as (client,):
-        rollout = write(env, SIX, "It is 6")
+        rollout = played_by_hand(env, SIX, "It is 6")
         assert env.metrics["programs/rows"] == 1 and rollout["reward"].sum() == 1
     assert client.result()["function"] == {"name": "multiply", "arguments": '{"a": 2, "b": 3}'}
 
@@ -612,7 +607,7 @@ def test_a_call_that_is_no_unicode_is_answered():
 
     env_options = dict(tokenizer=byte_tokenizer(PLAIN), num_envs=1, max_new_tokens=400, max_length=3000)
     with gateway(**env_options) as env, playing(env, play, 1) as (client,):
-        write(env, '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>')
+        played_by_hand(env, '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>')
     assert client.result() == {"name": "f", "arguments": '{"a": "?"}'}
 
 
@@ -628,7 +623,7 @@ def test_calls_are_streamed_whole():
 
     env_options = dict(tokenizer=byte_tokenizer(PLAIN), num_envs=1, max_new_tokens=400, max_length=3000)
     with gateway(**env_options) as env, playing(env, play, 1) as (client,):
-        write(env, f"So: {SIX}")
+        played_by_hand(env, f"So: {SIX}")
     (choice,) = client.result()
     assert choice.finish_reason == "tool_calls" and choice.delta.content == "So:"
     (call,) = choice.delta.tool_calls
@@ -647,5 +642,5 @@ def test_an_answer_without_a_readable_call_is_its_text(text):
 
     env_options = dict(tokenizer=byte_tokenizer(PLAIN), num_envs=1, max_new_tokens=400, max_length=3000)
     with gateway(**env_options) as env, playing(env, play, 1) as (client,):
-        write(env, text)
+        played_by_hand(env, text)
     assert client.result() == {"role": "assistant", "content": text}

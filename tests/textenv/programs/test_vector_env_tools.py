@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.helpers.programs import write
 from tests.helpers.tool_calls import PLAIN, QUESTION, SIX, byte_tokenizer, multiply
 from textenv import ProgramVectorEnv
 
@@ -11,15 +12,6 @@ def tool_env(play, num_envs=1, **options):
     return ProgramVectorEnv(
         play, tokenizer=byte_tokenizer(PLAIN), tools=[multiply], max_length=3000, num_envs=num_envs, **options
     )
-
-
-def write(env, *texts):
-    """Play one episode with these turns."""
-    for text in texts:
-        ids = env.tokenizer(text, add_special_tokens=False)["input_ids"]
-        for token in [*ids, env.tokenizer.eos_token_id]:
-            if env.running.any():
-                env.advance(np.array([token]))
 
 
 def test_the_program_gets_the_answer_after_the_calls():

@@ -7,9 +7,9 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from tests.helpers.programs import write
 from tests.helpers.tool_calls import PLAIN, byte_tokenizer, call
 from textenv.tasks.openenv import calls_tools_at, make_tool_env
 
@@ -40,14 +40,10 @@ def tool_env(url, **options):
     return make_tool_env(url=url, **(arguments | options))
 
 
-def write(env, *texts):
-    """Play one episode with these turns; return all that was read and written."""
+def played_by_hand(env, *texts):
+    """Rollout of one episode with these turns, and all that was read and written."""
     env.start_episodes(1, seed=0)
-    for text in texts:
-        ids = env.tokenizer(text, add_special_tokens=False)["input_ids"]
-        for token in [*ids, env.tokenizer.eos_token_id]:
-            if env.running.any():
-                env.advance(np.array([token]))
+    write(env, *texts)
     rollout = env.take_episodes()
     row = rollout[0]
     read = env.tokenizer.decode([row["observation"][0].item(), *row["action"].tolist()], skip_special_tokens=False)
@@ -57,20 +53,20 @@ def write(env, *texts):
 def test_the_tools_of_the_server_are_called(url):
     """Its tool pays 1 for "film", which ends the episode."""
     env = tool_env(url)
-    rollout, text = write(env, call("echo_message", message="plot"), call("echo_message", message="film"))
+    rollout, text = played_by_hand(env, call("echo_message", message="plot"), call("echo_message", message="film"))
     assert '"name": "echo_message", "description": "Return the message."' in text and "Use the tools." in text
     assert "<|im_start|>tool\nplot<|im_end|>" in text and env.metrics["programs/rows"] == 1
     assert rollout["reward"].sum() == 1 and env.metrics["programs/questions"] == 2
 
 
 def test_an_answer_without_a_call_ends_the_episode(url):
-    rollout, text = write(tool_env(url), call("echo_message", message="plot"), "done")
+    rollout, text = played_by_hand(tool_env(url), call("echo_message", message="plot"), "done")
     assert rollout["reward"].sum() == 0 and text.rstrip().endswith("done<|im_end|>")
 
 
 def test_errors_of_a_call_are_texts_for_the_model(url):
     calls = [call("nope", x=1), call("echo_message", m="a"), "<tool_call>{</tool_call>"]
-    _, text = write(
+    _, text = played_by_hand(
         tool_env(url), *calls, call("echo_message", message="a") + call("echo_message", message="b"), "done"
     )
     assert "Error: Unknown tool: 'nope'" in text and "Missing required argument" in text
