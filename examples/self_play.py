@@ -1,7 +1,7 @@
 """A tiny language model learns two games by playing against itself.
 
-    python examples/self_play.py kuhn
-    python examples/self_play.py tic-tac-toe --games 256 --rate 1e-3 --entropy 0.03
+    python examples/self_play.py kuhn --games 256 --iterations 5000 --rate 2e-3 --entropy 0.6
+    python examples/self_play.py tic-tac-toe --games 256 --iterations 500 --rate 2e-3 --entropy 0.1 --epochs 2
 
 Kuhn poker has hidden cards, so the best play is random: the script prints how much a perfect opponent would win of the
 present policy and of the average of all policies so far, by enumeration (`exploitability`, in antes a game; 0 is an
