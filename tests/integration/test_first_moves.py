@@ -276,7 +276,7 @@ def test_every_registered_id_needs_no_arguments(name):
     if name == "ReasoningGym":
         pytest.importorskip("reasoning_gym", reason="install the extra: pip install '.[reasoning-gym]'")
     if name == "OpenEnv":
-        pytest.skip("needs a server: tests/textenv/extras/test_openenv.py")
+        pytest.skip("needs a server: tests/textenv/extras/openenv/test_games.py")
     if name == "TextWorld":
         pytest.importorskip("textworld", reason="install the extra: pip install '.[textworld]'")
     own = {"Words": {"env": "FrozenLake-v1"}}.get(name, {})
