@@ -1,9 +1,10 @@
-"""Games with different actions on a real OpenEnv server: ``python action_server.py PORT GAME``.
+"""Games with different actions on real OpenEnv servers: ``python action_server.py GAME=PORT GAME=PORT …``.
 
 A game asks for a number from 0 to 3; the right one is named in the observation, and ends the episode with reward 1.
 """
 
 import sys
+import threading
 from enum import StrEnum
 from typing import Any
 
@@ -71,7 +72,18 @@ class Numbers(Environment):
 
 ACTIONS: dict[str, Any] = {"move": Move, "bounded": Bounded, "listed": Listed, "pair": Pair}
 
+
+def serve(game, port):
+    kind = type(game.title(), (Numbers,), {"game": game})
+    app = create_app(kind, ACTIONS[game], Asked, max_concurrent_envs=8)
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
+
+
 if __name__ == "__main__":
-    Numbers.game = sys.argv[2]
-    app = create_app(Numbers, ACTIONS[Numbers.game], Asked, max_concurrent_envs=8)
-    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
+    threads = []
+    for argument in sys.argv[1:]:
+        game, _, port = argument.partition("=")
+        threads.append(threading.Thread(target=serve, args=(game, int(port))))
+        threads[-1].start()
+    for thread in threads:  # a server needs the interpreter's main thread, too
+        thread.join()

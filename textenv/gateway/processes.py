@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -80,8 +81,9 @@ class Processes:
             processes = list(self._running)
         for process in processes:
             process.signal(signal.SIGTERM)
+        deadline = time.monotonic() + SECONDS_TO_OBEY
         for process in processes:
-            process.kill()
+            process.kill(seconds=max(0.0, deadline - time.monotonic()))
 
 
 class Process:
@@ -129,10 +131,10 @@ class Process:
 
         run_in_thread(end)
 
-    def kill(self) -> None:
-        """End it, and the programs that it has started: politely first."""
+    def kill(self, *, seconds: float = SECONDS_TO_OBEY) -> None:
+        """End it, and the programs that it has started: politely first, and after so many seconds by force."""
         self.signal(signal.SIGTERM)
-        if not self._ended.wait(SECONDS_TO_OBEY):
+        if not self._ended.wait(seconds):
             self.signal(signal.SIGKILL)
 
     def signal(self, number: int) -> None:

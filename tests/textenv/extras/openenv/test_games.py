@@ -38,17 +38,36 @@ def serve():
 
     def start(port, sessions=4, program="word_server.py"):
         running.append(subprocess.Popen([sys.executable, str(HELPERS / program), str(port), str(sessions)]))
-        for _ in range(600):
-            with closing(socket.socket()) as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    return running[-1]
-            time.sleep(0.1)
-        raise AssertionError("the server did not start")
+        wait_for(port)
+        return running[-1]
 
     yield start
     for server in running:
         server.kill()
         server.wait()
+
+
+@pytest.fixture(scope="module")
+def games():
+    """Addresses of the games of `tests.helpers.action_server`, in one process."""
+    ports = {game: free_port() for game in ("move", "bounded", "listed", "pair")}
+    arguments = [f"{game}={port}" for game, port in ports.items()]
+    server = subprocess.Popen([sys.executable, str(HELPERS / "action_server.py"), *arguments])
+    for port in ports.values():
+        wait_for(port)
+    yield {game: f"http://127.0.0.1:{port}" for game, port in ports.items()}
+    server.kill()
+    server.wait()
+
+
+def wait_for(port):
+    """Wait until a server listens."""
+    for _ in range(600):
+        with closing(socket.socket()) as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    raise AssertionError("the server did not start")
 
 
 def make_env(port, num_envs=2, **options):
@@ -165,13 +184,9 @@ def wanted_in(prompt):
         ("listed", ["0", "1", "2", "3"]),
     ],
 )
-def test_the_model_writes_one_of_the_listed_values(serve, game, answers, caplog):
-    port = free_port()
-    serve(port, sessions=game, program="action_server.py")
+def test_the_model_writes_one_of_the_listed_values(games, game, answers, caplog):
     policy = LMPolicy.load("embedded", seed=1)
-    env = gymnasium.make_vec(
-        "textenv/OpenEnv-v0", num_envs=8, url=f"http://127.0.0.1:{port}", max_length=128, history=1
-    )
+    env = gymnasium.make_vec("textenv/OpenEnv-v0", num_envs=8, url=games[game], max_length=128, history=1)
     rollout = collect(env, policy, num_episodes=32, seed=1)
     samples = env.samples(range(32))
     assert f"Answer with one of: {', '.join(answers)}" in samples[0]["prompt"]
@@ -185,11 +200,9 @@ def test_the_model_writes_one_of_the_listed_values(serve, game, answers, caplog)
         assert "the answer is the action's field number; game keep" in caplog.text
 
 
-def test_after_the_first_step_only_legal_values_are_written(serve):
-    port = free_port()
-    serve(port, sessions="listed", program="action_server.py")
+def test_after_the_first_step_only_legal_values_are_written(games):
     policy = LMPolicy.load("embedded", seed=1)
-    env = gymnasium.make_vec("textenv/OpenEnv-v0", num_envs=8, url=f"http://127.0.0.1:{port}", max_length=128)
+    env = gymnasium.make_vec("textenv/OpenEnv-v0", num_envs=8, url=games["listed"], max_length=128)
     collect(env, policy, num_episodes=32, seed=1)
     later = []
     for sample in env.samples(range(32)):
@@ -198,10 +211,8 @@ def test_after_the_first_step_only_legal_values_are_written(serve):
     assert len(later) > 10 and all(later)
 
 
-def test_several_fields_are_written_as_json(serve):
-    port = free_port()
-    serve(port, sessions="pair", program="action_server.py")
-    task, _, _ = make_task("OpenEnv", tokenizer=TOKENIZER, url=f"http://127.0.0.1:{port}")
+def test_several_fields_are_written_as_json(games):
+    task, _, _ = make_task("OpenEnv", tokenizer=TOKENIZER, url=games["pair"])
     env = task.sample_prompts([0], seed=1)[0].state.env
     text, _ = env.reset(seed=2)
     assert text.startswith("2\nAnswer with a JSON object: ")
@@ -214,12 +225,10 @@ def test_several_fields_are_written_as_json(serve):
     env.close()
 
 
-def test_observations_are_described_by_a_function(serve):
-    port = free_port()
-    serve(port, sessions="bounded", program="action_server.py")
+def test_observations_are_described_by_a_function(games):
     options = {"describe": lambda fields: f"say {fields['wanted']}", "actions": [1, 2]}
     task, _, _ = make_task(
-        "OpenEnv", tokenizer=make_tokenizer(["1", "2", "<eos>", "<pad>"]), url=f"http://127.0.0.1:{port}", **options
+        "OpenEnv", tokenizer=make_tokenizer(["1", "2", "<eos>", "<pad>"]), url=games["bounded"], **options
     )
     (prompt,) = task.sample_prompts([0], seed=1)
     assert prompt.content.startswith("say ") and prompt.content.endswith("\nAnswer with one of: 1, 2\n")
