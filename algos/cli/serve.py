@@ -40,7 +40,8 @@ class Serve(ModelCommand):
         policy = load_policy(self.folder)
         policy.lm.stop = (*policy.lm.stop, *self.stop)
         answerer = PolicyAnswerer(policy, self.folder, limit=self.max_new_tokens)
-        with CompletionServer(answerer, token=self.token, port=self.port) as server:
+        server = CompletionServer(answerer, token=self.token, port=self.port)
+        with contextlib.closing(answerer), server:
             print(f"model: {self.folder}\nOPENAI_BASE_URL={server.url}\nOPENAI_API_KEY={server.token}", flush=True)
             print(f"answers end with {printable(str(policy.ends))}", flush=True)
             with contextlib.suppress(KeyboardInterrupt):

@@ -26,14 +26,16 @@ from textenv.prompts.prompts import Prompt, as_prompt
 from textenv.prompts.tokenize import prompt_ids
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from algos.policies.lm import LMPolicy
     from textenv.lm.decoding import Decoder
     from textenv.lm.seq2seq import Seq2SeqDecoder
 
 MAX_SLOTS = 16
 """Maximum number of answers that are written at the same time; the others wait."""
-SHORTEST = 64
-"""Length of the shortest texts for which a cache is made, in tokens; longer ones are made for twice the length."""
+MIN_CACHE_LENGTH = 64
+"""Number of tokens that the smallest cache holds for each answer; the next larger one holds twice as many."""
 
 
 @dataclass(eq=False)
@@ -51,12 +53,14 @@ class _Job:
     temperature: float
     """0: the most probable tokens."""
     seed: int
+    is_streamed: bool
+    """Whether it is told after each token; else only when it is whole."""
     tell: Callable[[Piece | Exception], None]
-    """Gets the answer after each token, or an error."""
+    """Gets the answer so far, or an error."""
     log_probs: list[float]
     is_cancelled: bool = False
 
-    def turn(self, tokenizer: object) -> Turn:
+    def turn(self, tokenizer: PreTrainedTokenizerBase) -> Turn:
         """Return the answer so far."""
         return Turn(
             prompt=self.prompt,
@@ -64,7 +68,7 @@ class _Job:
             context_ids=self.ids[: self.num_prompt_ids],
             completion_ids=self.ids[self.num_prompt_ids :],
             terminated=False,
-            tokenizer=tokenizer,  # type: ignore[arg-type]
+            tokenizer=tokenizer,
             stop=self.ends.stop_texts,
         )
 
@@ -102,7 +106,7 @@ class PolicyAnswerer:
         self._writer = _Writer(policy)
 
     async def answer(self, request: CompletionRequest, session: str | None) -> AsyncGenerator[Piece, None]:
-        """See `textenv.gateway.server.Answerer.answer`; a piece comes after each token. Sessions mean nothing."""
+        """See `textenv.gateway.server.Answerer.answer`; a stream has a piece for each token. Sessions mean nothing."""
         if request.model != self.model:
             raise FileNotFoundError(f"there is no model {request.model!r:.200}: this server has {self.model!r}")
         schemas = None
@@ -187,6 +191,7 @@ class PolicyAnswerer:
                 length=length,
                 temperature=temperature,
                 seed=int(seeds[choice]),
+                is_streamed=request.stream,
                 tell=tell,
                 log_probs=[],
             )
@@ -298,7 +303,7 @@ class _Writer:
         # Twice the slots or the length
         if not has_free_slot:
             num_slots = max(1, 2 * num_slots)
-        new_longest = max(SHORTEST, longest)
+        new_longest = max(MIN_CACHE_LENGTH, longest)
         while new_longest < length:
             new_longest *= 2
         if lm.context:
@@ -342,6 +347,7 @@ class _Writer:
             job.log_probs.append(log_probs[slot])
             turn = job.turn(self._policy.tokenizer)
             finish = job.finish(turn)
-            job.tell(Piece(job.choice, turn, turn.completion, list(job.log_probs), finish))
+            if finish or job.is_streamed:
+                job.tell(Piece(job.choice, turn, turn.completion, job.log_probs, finish))
             if finish:
                 self._slots[slot] = None

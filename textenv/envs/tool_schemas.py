@@ -19,13 +19,15 @@ from textenv.rewards.workers import attempt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CALL = re.compile(r"<tool_call>(.*?)(?=</tool_call>|<tool_call>|\Z)", re.DOTALL)
+CALL_TAG = "<tool_call>"
+"""What a call begins with."""
+CALL = re.compile(rf"{CALL_TAG}(.*?)(?=</tool_call>|{CALL_TAG}|\Z)", re.DOTALL)
 """A call: the text after its opening tag. The closing tag may be missing."""
 HOW_TO_CALL = (
     'To call one, write\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 )
 CALL_ID = "0" * 9
-"""Identifier of every call: some chat templates demand one, of nine characters."""
+"""Identifier of the calls that the environment runs: some chat templates demand one, of nine characters."""
 
 
 class ToolSchemas:
@@ -112,7 +114,7 @@ class ToolSchemas:
             call_id = f"{number % 10**5:05d}{index % 10**4:04d}"  # nine characters, see CALL_ID
             function = _encodable({"name": call["name"], "arguments": call.get("arguments") or {}})
             tool_calls.append({"id": call_id, "type": "function", "function": function})
-        text, _, _ = turn.completion.partition("<tool_call>")
+        text, _, _ = turn.completion.partition(CALL_TAG)
         if self.tokenizer.response_template:
             response = self.tokenizer.parse_response(turn.completion_ids, prefix=turn.context_ids, tools=self.schemas)
             text = str(response.get("content") or "")

@@ -23,7 +23,7 @@ class Piece(NamedTuple):
     text: str
     """Text of the answer."""
     log_probs: list[float] | None
-    """Log-probability of each token of the answer; None if the server does not have them."""
+    """Log-probability of each token of the answer, and perhaps of later ones; None if the server does not have them."""
     finish: str | None
     """``"stop"`` or ``"length"`` if this is all; None if more comes."""
     message: Message | None = None
@@ -128,7 +128,7 @@ class AnswerWriter:
         else:
             choice["message"] = message
         if self._request.logprobs and piece.log_probs is not None:
-            choice["logprobs"] = self._log_probs(piece.turn, ids, piece.log_probs[start:])
+            choice["logprobs"] = self._log_probs(piece.turn, ids, piece.log_probs[start : start + len(ids)])
         if self._request.return_token_ids:
             choice["token_ids"] = ids
         return choice

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from textenv.json_files import parse_json
-from textenv.programs.run import Tools, read_tools
+from textenv.programs.run import FunctionSchemas, read_tools
 from textenv.prompts.messages import Message, read_messages
 
 MAX_STOP_TEXTS = 64
@@ -19,10 +19,10 @@ LOWEST_TEMPERATURE = 1e-3
 MAX_TEMPERATURE = 100
 
 FIELDS = {"model", "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "n", "seed", "stop",
-          "stream", "stream_options", "logprobs", "return_token_ids", "tools", "tool_choice", "parallel_tool_calls",
-          "user", "metadata", "store"}  # fmt: skip
+          "stream", "stream_options", "logprobs", "return_token_ids", "tools", "user",
+          "metadata", "store"}  # fmt: skip
 """Fields that are read; the last ones change no answer."""
-CHAT_FIELDS = {"messages", "max_completion_tokens", "tools", "tool_choice", "parallel_tool_calls"}
+CHAT_FIELDS = {"messages", "max_completion_tokens", "tools"}
 """Fields of chats only."""
 
 NEUTRAL: dict[str, object] = {
@@ -62,7 +62,7 @@ class CompletionRequest:
     """Whether it has messages, and is answered by one; else a text is completed."""
     content: str | list[int] | list[Message]
     """What the model is to read: a text, token ids or messages."""
-    tools: Tools
+    tools: FunctionSchemas
     """Schemas of functions that the model may call."""
     model: str | None
     max_tokens: int | None
@@ -215,8 +215,6 @@ def _check_supported(fields: Mapping[str, object], *, chat: bool) -> None:
         belongs = name in FIELDS and (chat or name not in CHAT_FIELDS)
         if name == "logprobs" and not chat and value:
             belongs = False  # a number of other tokens
-        if name in ("tool_choice", "parallel_tool_calls"):
-            belongs = False  # but for the values that are neutral
         changes_nothing = not value and name not in MEANS_SOMETHING
         if value is None or (name in NEUTRAL and _is_equal(value, NEUTRAL[name])):
             changes_nothing = True

@@ -129,7 +129,7 @@ class CompletionServer:
         methods = ["GET", "POST", "PUT", "DELETE", "PATCH"]
         all_routes.append(make_route("/{path:path}", missing, methods=methods))
 
-        # Connect first: clients that come early wait
+        # Listen from now on, so that clients which come before `start` wait
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -298,13 +298,16 @@ async def read_body(request: Request) -> bytes:
     """
     content = bytearray()
     size = 0
-    async with asyncio.timeout(SECONDS_TO_SEND):
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size <= MAX_REQUEST_BYTES:
-                content += chunk
-            elif size > MAX_DISCARDED_BYTES:
-                break
+    try:
+        async with asyncio.timeout(SECONDS_TO_SEND):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size <= MAX_REQUEST_BYTES:
+                    content += chunk
+                elif size > MAX_DISCARDED_BYTES:
+                    break
+    except TimeoutError as error:
+        raise TimeoutError(f"the request was not sent within {SECONDS_TO_SEND} seconds") from error
     if size > MAX_REQUEST_BYTES:
         declared = request.headers.get("Content-Length", f"{size}")
         raise OverflowError(
@@ -320,11 +323,12 @@ async def _unless_left(request: Request, answering: Awaitable[_T]) -> _T:
     """
     task = asyncio.ensure_future(answering)
     leaving = asyncio.ensure_future(_has_left(request))
-    await asyncio.wait([task, leaving], return_when=asyncio.FIRST_COMPLETED)
-    leaving.cancel()
-    if not task.done():
-        task.cancel()
-        await asyncio.wait([task])
+    try:
+        await asyncio.wait([task, leaving], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        task.cancel()  # without effect if it is done
+    await asyncio.wait([task])
     if task.cancelled():
         raise ConnectionError("the client has gone")
     return task.result()

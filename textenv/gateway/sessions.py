@@ -54,6 +54,11 @@ class Session:
         except InvalidStateError as error:
             raise GoneError(f"session {self.name} has ended: it has its reward, or was given up") from error
 
+    def wait_for_reward(self) -> object:
+        """Wait until the program has sent its reward, and return it; raise the error if it has failed."""
+        self.run.on_stop(lambda: self.fail(ProgramStopped("the episode has been given up")))
+        return self.reward.result()
+
     def fail(self, error: BaseException) -> None:
         """End the session by an error, unless it has ended."""
         with suppress(InvalidStateError):
@@ -141,7 +146,10 @@ class Sessions:
             return _closed()
         if name in self._ended:
             return GoneError(f"session {name:.100} has ended: it has its reward, or was given up")
-        return FileNotFoundError(f"there is no session {name:.100}: ask the address in OPENAI_BASE_URL, or ask first")
+        return FileNotFoundError(
+            f"there is no session {name:.100}: a program that was started has its address in TEXTENV_SESSION, one that "
+            "connects gets an episode by its first question"
+        )
 
     async def find(self, name: str | None) -> Session:
         """Return the session of this name; of a new name, the next episode that has no client.
@@ -193,12 +201,6 @@ class Sessions:
 
 def _closed() -> GoneError:
     return GoneError("the training has ended, and its environment is closed")
-
-
-def wait_for_reward(session: Session) -> object:
-    """Wait until the session's program has sent its reward, and return it; raise the error if it has failed."""
-    session.run.on_stop(lambda: session.fail(ProgramStopped("the episode has been given up")))
-    return session.reward.result()
 
 
 def _check_reward(reward: object) -> None:

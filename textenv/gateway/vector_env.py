@@ -18,7 +18,7 @@ from textenv.gateway.answers import Piece
 from textenv.gateway.processes import Process, Processes
 from textenv.gateway.requests import CompletionRequest
 from textenv.gateway.server import CompletionServer
-from textenv.gateway.sessions import GoneError, Session, Sessions, wait_for_reward
+from textenv.gateway.sessions import GoneError, Session, Sessions
 from textenv.json_files import parse_json
 from textenv.names import check_names, refuse_unknown
 from textenv.programs.builtin import tasks_of_split
@@ -160,7 +160,7 @@ def _check_arguments(arguments: Mapping[str, object]) -> None:
 def make_gateway(
     *,
     tokenizer: PreTrainedTokenizerBase,
-    command: str | Sequence[str],
+    command: str | Sequence[str] | None,
     split: str = "train",
     tasks: Any = None,
     **arguments: Any,
@@ -223,7 +223,7 @@ class _SessionProgram:
                 process = self._processes.start(self._variables(session), on_end=session.fail)
             else:
                 self._wait_for_client(session)
-            reward = wait_for_reward(session)
+            reward = session.wait_for_reward()
         except BaseException:
             if process is not None:
                 process.kill()

@@ -37,7 +37,7 @@ HIDDEN_FILES = {__file__, str(Path(__file__).with_name("task.py")), str(inspect.
 """Files that are left out of the traceback of a program."""
 Content = str | tuple[Message, ...]
 """All that the model is to read: a text, or a chat."""
-Tools = tuple[Mapping[str, Any], ...]
+FunctionSchemas = tuple[Mapping[str, Any], ...]
 """JSON schemas of functions, as in OpenAI's protocol."""
 
 
@@ -66,7 +66,7 @@ class Row:
     """All questions and answers, as the program knows them."""
     turn: Turn
     """The turn of the last answer."""
-    tools: Tools
+    tools: FunctionSchemas
     """Functions that its prompt shows."""
 
 
@@ -81,7 +81,7 @@ class Question:
     """Texts, one of which is the answer; None: all that the environment allows."""
     seed: int = 0
     """Seed with which a `textenv.programs.opponents.BatchOpponent` samples its answer."""
-    tools: Tools = ()
+    tools: FunctionSchemas = ()
     """JSON schemas of functions that the model may call, and the program runs."""
     schemas: ToolSchemas | None = None
     """The same, once they are read; None without tools."""
@@ -477,7 +477,7 @@ def read_question(
     return Question(agent, _read_content(content), limits, allowed, tools=read_tools(tools))
 
 
-def read_tools(tools: object) -> Tools:
+def read_tools(tools: object) -> FunctionSchemas:
     """Return the schemas of functions; raise a ValueError if they are no functions with names."""
     if not isinstance(tools, Sequence) or isinstance(tools, str):
         raise ValueError(f"tools is {tools!r:.200}, expected a list of functions")

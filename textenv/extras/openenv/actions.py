@@ -14,7 +14,6 @@ TOOL_ACTIONS = ("call_tool", "list_tools")
 """Values of the field ``type`` by which MCP environments know their actions."""
 MAX_VALUES = 64
 """Largest number of integers between a minimum and a maximum that are taken as single actions."""
-_NUMBERS = ("integer", "number")
 Schema = Mapping[str, Any]
 
 

@@ -15,7 +15,7 @@ from textenv.envs.action_masks import WordRule
 from textenv.envs.string_env import FAILED_KEY, StringGames
 from textenv.envs.turn import Turn
 from textenv.extras.openenv.actions import ActionForm, calls_tools, find_form
-from textenv.extras.openenv.server import ActionRefusedError, Data, Server
+from textenv.extras.openenv.server import ActionRefusedError, Data, Server, observation_fields
 from textenv.games.dialogue import text_space
 from textenv.importing import load_function
 from textenv.lm.ends import turn_ends
@@ -29,6 +29,8 @@ TIMEOUT = 60.0
 """Default time limit of a server's answer, in seconds."""
 LEGAL = "legal_actions"
 """Field in which an observation lists the values that an action may have, in OpenEnv's games."""
+EMPTY: tuple[object, ...] = (None, "", [], {})
+"""Values of fields in which nothing stands."""
 _log = logging.getLogger(__name__)
 Describe = Callable[[dict[str, Any]], str]
 
@@ -154,7 +156,7 @@ class _Episode(gymnasium.Env[str, str]):
 
     def _observe(self, data: Data) -> str:
         """Return an observation as a text, and note the actions that are legal now."""
-        fields = {name: value for name, value in data["observation"].items() if name != "metadata"}
+        fields = observation_fields(data)
         legal = fields.get(LEGAL)
         self.legal_words = None
         if self._form.values and isinstance(legal, list) and legal and not data["done"]:
@@ -169,10 +171,10 @@ class _Episode(gymnasium.Env[str, str]):
 
 
 def as_text(fields: dict[str, Any]) -> str:
-    """Return an observation's only field, if it is a text; else its fields as JSON. Empty ones count for nothing."""
-    filled = [value for value in fields.values() if value not in (None, "", [], {})]
+    """Return an observation's only text, if its other fields are empty; else all fields as JSON."""
     texts = [value for value in fields.values() if isinstance(value, str)]
-    if len(texts) == 1 and len(filled) <= 1 and filled in ([], texts):
+    others = [value for value in fields.values() if not isinstance(value, str) and value not in EMPTY]
+    if len(texts) == 1 and not others:
         return texts[0]
     return json.dumps(fields, ensure_ascii=False)
 
@@ -180,7 +182,7 @@ def as_text(fields: dict[str, Any]) -> str:
 def _with_legal_actions(form: ActionForm, server: Server) -> ActionForm:
     """Return a form whose values are the legal actions of a first observation, if it lists them."""
     session = server.session()
-    legal = session.reset(0)["observation"].get(LEGAL)
+    legal = observation_fields(session.reset(0)).get(LEGAL)
     session.close()
     if not isinstance(legal, list) or not legal:
         return form

@@ -157,6 +157,11 @@ class Session:
         return answer_data
 
 
+def observation_fields(data: Data) -> dict[str, Any]:
+    """Return the fields of the observation in a server's answer, without that of the protocol."""
+    return {name: value for name, value in data["observation"].items() if name != "metadata"}
+
+
 class ActionRefusedError(ValueError):
     """The environment cannot take this action; the text says why, for the model."""
 

@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from textenv.extras.openenv.games import as_text
-from textenv.extras.openenv.server import ActionRefusedError, Data, Server, Session
+from textenv.envs.tool_schemas import CALL_TAG
+from textenv.extras.openenv.games import EMPTY, as_text
+from textenv.extras.openenv.server import ActionRefusedError, Data, Server, Session, observation_fields
 from textenv.prompts.messages import Message
 
 if TYPE_CHECKING:
@@ -63,13 +64,16 @@ class ToolGame:
     def _play(self, ask: _Ask, session: Session, first: Data) -> float:
         """Play an episode; return the sum of the rewards."""
         total = float(first["reward"] or 0)
-        opening = {name: value for name, value in first["observation"].items() if name != "metadata" and value}
-        chat: list[Message] = [{"role": "user", "content": as_text(opening) if opening else OPENING}]
+        fields = observation_fields(first)
+        opening = OPENING
+        if any(value not in EMPTY for value in fields.values()):
+            opening = as_text(fields)
+        chat: list[Message] = [{"role": "user", "content": opening}]
         while True:
             message = ask.message(chat, tools=self.tools)
             chat.append(message)
             calls = message.get("tool_calls", [])
-            if not calls and "<tool_call>" not in message["content"]:
+            if not calls and CALL_TAG not in message["content"]:
                 return total
             if not calls:
                 chat.append({"role": "user", "content": UNREADABLE})
