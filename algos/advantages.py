@@ -11,6 +11,7 @@ from torch import Tensor
 from algos.config import ActorCriticConfig
 from algos.ranks import collectives
 from algos.training.learner import Learner
+from algos.training.metrics import Metrics
 from textenv.rollout import join_column, join_episodes, masked, masked_mean, next_values, split_column, waits_after
 
 ROUNDING_SPREAD = 1e-6
@@ -239,8 +240,8 @@ def after_waiting(*, next_value: Tensor, waits: Tensor) -> Tensor:
     return next_value
 
 
-def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> None:
-    """Write ``value``, ``next_value``, ``advantage`` and ``value_target`` into a rollout, by GAE.
+def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> Metrics:
+    """Write ``value``, ``next_value``, ``advantage`` and ``value_target`` into a rollout, by GAE; return metrics.
 
     The rollout keeps the raw rewards; the advantages use scaled ones if the config asks for it.
 
@@ -267,9 +268,17 @@ def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> No
     if config.whiten_rewards:
         reward = whiten(reward, mask=mask, shift_mean=False)
 
-    # Values of the states and of their successors: from the policy's critic, each rank for its part of the rows, or
-    # fitted to the returns of this rollout
-    if agent.fitted_value is None:
+    # Values of the states and of their successors: from the policy's critic, each rank for its part of the rows; from
+    # completions; or fitted to the returns of this rollout
+    metrics: Metrics = {}
+    gae_lambda: float | Tensor = config.gae_lambda
+    if agent.vine is not None:
+        vine_values = agent.vine(agent, rollout)
+        value = vine_values.value
+        next_value = vine_values.next_value
+        gae_lambda = torch.where(vine_values.ends, config.gae_lambda, 1.0)
+        metrics = vine_values.metrics
+    elif agent.fitted_value is None:
         value, next_value = collectives.map_rows(agent.policy.values, rollout)
     else:
         returns = discounted_returns(
@@ -299,7 +308,6 @@ def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> No
         "truncated": truncated,
         "mask": mask,
     }
-    gae_lambda: float | Tensor = config.gae_lambda
     if config.length_adaptive_lambda is not None:
         gae_lambda = lambda_by_length(mask, alpha=config.length_adaptive_lambda)
     advantage, value_target = gae(**columns, gamma=config.gamma, gae_lambda=gae_lambda)
@@ -307,6 +315,7 @@ def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> No
         _, value_target = gae(**columns, gamma=config.gamma, gae_lambda=config.value_gae_lambda)
     rollout["advantage"] = split_column(advantage, rollout)
     rollout["value_target"] = split_column(value_target, rollout)
+    return metrics
 
 
 def lambda_by_length(mask: Tensor, *, alpha: float) -> Tensor:

@@ -237,12 +237,30 @@ class ActorCriticConfig(PolicyGradientConfig):
     value_max_grad_norm: Positive | None = None
     """Maximum gradient norm of the parameters that only the value uses, clipped separately. None: all parameters are
     clipped together."""
+    vine_samples: Count | None = None
+    """Values of states from this many completions of each, in place of learned ones (Kazemnejad et al. 2024, VinePPO;
+    `algos.vine`): text of single turns. What they sample counts as steps. The paper has 9, and `gae_lambda` 0."""
+    vine_interval: Count = 8
+    """Tokens between the states that are completed, with ``vine_samples``; the tokens between have one advantage."""
     fit_value_head: bool = False
     """Fit the linear value head to the returns of each rollout, in closed form, before advantages are computed. Values
     come from heads fitted to other episodes and earlier rollouts (docs/results/critic.md). Language models only."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.vine_samples is not None:
+            excluded = (
+                "fit_value_head", "length_adaptive_lambda", "bootstrap_truncated", "normalize_rewards",
+                "whiten_rewards", "clip_rewards",
+            )  # fmt: skip
+            for name in excluded:
+                if getattr(self, name):
+                    raise ValueError(
+                        f"vine_samples is {self.vine_samples}, and values are then returns of completions, but {name} "
+                        f"is {getattr(self, name)}: set it to False or None"
+                    )
+            if self.gamma != 1:
+                raise ValueError(f"vine_samples is {self.vine_samples}, but gamma is {self.gamma}, expected 1")
         if self.length_adaptive_lambda is not None and self.num_episodes is None:
             raise ValueError(
                 f"length_adaptive_lambda is {self.length_adaptive_lambda}, but rollouts of steps do not know the "

@@ -45,6 +45,7 @@ LAYERS = {
         ppo a2c reinforce reinforce_plus_plus rloo grpo trpo dqn sac td3
         agent
         minibatches replay agent_baseline
+        vine
         optimizer advantages importance finetuning
         training
         collection
