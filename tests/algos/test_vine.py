@@ -113,6 +113,28 @@ def test_a_completion_is_scored_with_its_beginning_and_within_the_limit():
         assert any((prompt, number, tuple(ids[:length])) in beginnings for length in range(len(ids)))
 
 
+def test_of_a_score_for_each_token_only_what_is_still_to_come_counts():
+    """One for each token: the value of a state is the mean number of tokens that the completions add."""
+    lengths = []
+
+    def reward(completion_ids, **_):
+        lengths.append([len(ids) for ids in completion_ids])
+        return [[1.0] * len(ids) for ids in completion_ids]
+
+    policy = lm_policy()
+    env = TextVectorEnv(
+        prompts=["a b"], reward=reward, tokenizer=policy.tokenizer, num_envs=4, max_prompt_tokens=4, max_new_tokens=5
+    )
+    agent = PPO(env, policy, **(VINE | dict(vine_samples=2)))
+    rollout = agent.collect()
+    values = agent.vine(agent, rollout).value
+    whole = torch.tensor(lengths[1]).float().view(-1, 2).mean(1)  # of the whole answers, beginnings included
+    expected = []
+    for length in rollout["mask"].sum(1).tolist():
+        expected += [whole[len(expected) + step].item() - step for step in range(length)]
+    assert values[rollout["mask"]].tolist() == pytest.approx(expected)
+
+
 def test_a_state_whose_completions_are_all_left_out_gets_the_mean_of_its_step():
     """Answers that begin with "good" have no score; their values are those of the other answers' same step."""
 

@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from textenv.envs.task import Conversation, Task
+import numpy as np
+
+from textenv.envs.task import Conversation, Task, score_turns
 from textenv.envs.turn import Turn
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.prompts.prompts import Prompt, TurnLimits
-from textenv.rewards.scores import Scores
+from textenv.rewards.scores import Score, Scores
 
 
 class Beginning(NamedTuple):
@@ -46,9 +48,11 @@ class Branches(Task):
             prompts.append(Prompt(tokens, row=number, limits=limits))
         return prompts
 
-    def score(self, turns: Sequence[Turn]) -> Scores | Sequence[object]:
-        """Score the whole turns; see `Task.score`."""
+    def score(self, turns: Sequence[Turn]) -> Scores:
+        """Score the whole turns; of a score for each token, those of the beginning are left out. See `Task.score`."""
+        # Whole turns
         whole_turns = []
+        lengths = []
         for turn in turns:
             assert turn.prompt.row is not None, "`sample_prompts` says which beginning it is"
             begun, length = self.beginnings[turn.prompt.row]
@@ -61,7 +65,14 @@ class Branches(Task):
                     completion_ids=begun.completion_ids[:length] + turn.completion_ids,
                 )
             )
-        return self.task.score(whole_turns)
+            lengths.append(length)
+        scores = score_turns(self.task, whole_turns)
+
+        # Scores of what was completed
+        completed: list[Score] = []
+        for score, length in zip(scores.score, lengths, strict=True):
+            completed.append(score[length:] if isinstance(score, np.ndarray) else score)
+        return Scores(score=completed)
 
 
 def check_branches(env: object) -> TextVectorEnv:
