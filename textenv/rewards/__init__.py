@@ -6,7 +6,7 @@ row; see `textenv.rewards.composite.RewardFunction`. None means that the functio
 
 from textenv.importing import load_function
 from textenv.rewards.composite import Rewards
-from textenv.rewards.lengths import length_window, repetition, unfinished
+from textenv.rewards.lengths import length_window, overlong, repetition, unfinished
 from textenv.rewards.numeric import numeric_answer
 from textenv.rewards.packages import grammar, json_schema, math_answer, python_tests, similarity, vader
 from textenv.rewards.patterns import forbidden_words, format_tags, keyword_count, matches
@@ -15,6 +15,7 @@ from textenv.rewards.transforms import Normalize, clip, whiten
 
 __all__ = [
     "Normalize", "Rewards", "clip", "exact_answer", "forbidden_words", "format_tags", "grammar", "json_schema",
-    "keyword_count", "length_window", "load_function", "matches", "math_answer", "numeric_answer", "python_tests",
-    "repetition", "sentiment", "similarity", "token_f1", "unfinished", "vader", "whiten",
+    "keyword_count", "length_window", "load_function", "matches", "math_answer", "numeric_answer", "overlong",
+    "python_tests",
+    "sentiment", "similarity", "token_f1", "unfinished", "vader", "whiten",
 ]  # fmt: skip

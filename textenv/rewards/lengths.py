@@ -36,6 +36,33 @@ def length_window(least: int, most: int, *, edge: int = 0) -> TextReward:
     return length_window
 
 
+def overlong(limit: int, buffer: int) -> TextReward:
+    """Punish answers that come near a limit: from 0 at ``limit - buffer`` tokens to -1 at the limit and beyond.
+
+    This is DAPO's soft overlong punishment (Yu et al. 2025, eq. 13); add it to another reward (`Rewards`).
+
+    Args:
+        limit: largest length, in the policy's tokens, EOS included; usually ``max_new_tokens``.
+        buffer: tokens before it in which the punishment grows.
+
+    Raises:
+        ValueError: unless 0 < buffer <= limit.
+
+    Example:
+        >>> ids = [[5] * 16, [5] * 18, [5] * 20]
+        >>> overlong(20, 4)(prompts=["a"] * 3, completions=["b"] * 3, completion_ids=ids)
+        [0.0, -0.5, -1.0]
+    """
+    if not 0 < buffer <= limit:
+        raise ValueError(f"limit is {limit} and buffer {buffer}, expected 0 < buffer <= limit")
+    window = length_window(0, limit - buffer, edge=buffer)
+
+    def overlong(completion_ids: list[list[int]], **columns: object) -> list[float]:
+        return [score - 1 for score in window(completion_ids=completion_ids)]
+
+    return overlong
+
+
 def repetition(n: int = 3) -> TextReward:
     """Reward minus the fraction of the completion's word n-grams that repeat an earlier one; 0 without repetition.
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from trl.rewards import get_soft_overlong_punishment
 
 from tests.helpers.models import WORDS, make_tokenizer
 from tests.helpers.rating import rate
@@ -48,3 +49,20 @@ def test_unfinished_rows_pay_once():
         paid += np.where(over, 0, reward)
         over |= terminated | truncated
     assert over.all() and paid.tolist() == [0, 0, -2, 0, -2]
+
+
+@pytest.mark.parametrize(("limit", "buffer"), [(20, 4), (8, 8)])
+def test_the_soft_punishment_is_trls(limit, buffer):
+    theirs = get_soft_overlong_punishment(limit, buffer)
+    completion_ids = [[5] * length for length in range(1, limit + 3)]
+    expected = theirs(completion_ids=completion_ids)
+    assert min(expected) == -1 and len(set(expected)) > 3
+    found = rewards.overlong(limit, buffer)(
+        prompts=["a"] * len(completion_ids), completions=["b"] * len(completion_ids), completion_ids=completion_ids
+    )
+    assert found == pytest.approx(expected)
+
+
+def test_a_buffer_longer_than_the_limit_is_refused():
+    with pytest.raises(ValueError, match="limit is 4 and buffer 5, expected 0 < buffer <= limit"):
+        rewards.overlong(4, 5)
