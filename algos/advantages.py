@@ -309,7 +309,7 @@ def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> Me
         "mask": mask,
     }
     if config.length_adaptive_lambda is not None:
-        gae_lambda = lambda_by_length(mask, alpha=config.length_adaptive_lambda)
+        gae_lambda = lambda_by_length(mask=mask, alpha=config.length_adaptive_lambda)
     advantage, value_target = gae(**columns, gamma=config.gamma, gae_lambda=gae_lambda)
     if config.value_gae_lambda is not None:
         _, value_target = gae(**columns, gamma=config.gamma, gae_lambda=config.value_gae_lambda)
@@ -318,7 +318,7 @@ def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> Me
     return metrics
 
 
-def lambda_by_length(mask: Tensor, *, alpha: float) -> Tensor:
+def lambda_by_length(*, mask: Tensor, alpha: float) -> Tensor:
     """Trace decay of VAPO, 1 - 1/(α l) in a row of l steps and at least 0 (Yue et al. 2025, eq. 9).
 
     The weights λ^k of the temporal differences then add up to α l: they reach over the same fraction of each answer.

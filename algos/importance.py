@@ -80,7 +80,7 @@ def sequence_mask(*, log_ratio: Tensor, mask: Tensor, limit: float = 3.0) -> Ten
 @masked
 def geometric_truncate(*, log_ratio: Tensor, mask: Tensor, limit: float = 2.0) -> Tensor:
     """Geometric mean of the ratios of a row, at most ``limit`` (the ratio of GSPO, Zheng et al. 2025): ``[B, T]``."""
-    ratio = row_mean(torch.where(mask, log_ratio, 0.0), mask).exp()
+    ratio = row_mean(torch.where(mask, log_ratio, 0.0), mask=mask).exp()
     return torch.where(mask, ratio.clamp(max=limit), 0.0)
 
 
@@ -90,7 +90,7 @@ def geometric_mask(*, log_ratio: Tensor, mask: Tensor, limit: float = 1.01) -> T
 
     The weights of the rows that stay are not corrected. A single bad token in a long row does not move the mean much.
     """
-    mean = row_mean(torch.where(mask, log_ratio, 0.0), mask)
+    mean = row_mean(torch.where(mask, log_ratio, 0.0), mask=mask)
     near = mean.abs() <= torch.tensor(limit, dtype=mean.dtype, device=mean.device).log()
     return torch.where(mask & near, 1.0, 0.0).to(log_ratio.dtype)
 

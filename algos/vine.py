@@ -90,15 +90,18 @@ class Vine:
 
     def _beginnings(self, env: TextVectorEnv, rollout: TensorDict) -> tuple[list[Beginning], list[tuple[int, int]]]:
         """Beginnings of all steps of the answers of a rollout, and the row and step of each."""
+        # Turns and tokens of the answers
         turns = dict(zip(env.scored_turns.episodes, env.scored_turns.turns, strict=True))
         tokens = rollout["observation"].tolist()
         actions = rollout["action"].tolist()
         starts = prompt_lengths(rollout).tolist()
         lengths = rollout["mask"].sum(1).tolist()
+
+        # Those that the reward has left out are not completed
         beginnings = []
         places = []
         for row, length in enumerate(lengths):
-            if not length:  # the reward has left it out
+            if not length:
                 continue
             start = starts[row]
             turn = turns.get(row)

@@ -248,7 +248,7 @@ def test_lambda_grows_with_the_length_of_an_answer():
     mask[0, 7:47] = True
     mask[1] = True
     mask[2, :10] = True
-    decay = lambda_by_length(mask, alpha=0.05)
+    decay = lambda_by_length(mask=mask, alpha=0.05)
     torch.testing.assert_close(decay, torch.tensor([[0.5], [0.75], [0.0]]).expand(3, 80))
 
 

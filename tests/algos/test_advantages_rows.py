@@ -27,7 +27,9 @@ def learner(values, **options):
     """As much of an agent as advantages need."""
     config = PPOConfig(num_steps=None, num_episodes=6, gamma=GAMMA, gae_lambda=LAMBDA, **options)
     normalizer = RewardNormalizer(GAMMA) if config.normalize_rewards else None
-    return SimpleNamespace(config=config, reward_normalizer=normalizer, fitted_value=None, policy=Reads(values))
+    return SimpleNamespace(
+        config=config, reward_normalizer=normalizer, fitted_value=None, vine=None, policy=Reads(values)
+    )
 
 
 @pytest.mark.parametrize("bootstrap_truncated", [False, True])

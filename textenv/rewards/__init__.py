@@ -16,6 +16,5 @@ from textenv.rewards.transforms import Normalize, clip, whiten
 __all__ = [
     "Normalize", "Rewards", "clip", "exact_answer", "forbidden_words", "format_tags", "grammar", "json_schema",
     "keyword_count", "length_window", "load_function", "matches", "math_answer", "numeric_answer", "overlong",
-    "python_tests",
-    "sentiment", "similarity", "token_f1", "unfinished", "vader", "whiten",
+    "python_tests", "repetition", "sentiment", "similarity", "token_f1", "unfinished", "vader", "whiten",
 ]  # fmt: skip

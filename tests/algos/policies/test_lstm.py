@@ -242,6 +242,6 @@ def test_every_algorithm_trains_it_by_its_own_config(algo, tmp_path):
     words = ["--policy", "lstm", "--algo", algo, "--total-steps", "100", "--num-episodes", "1", "--json"]
     main(["train", "CartPole-v1", *words, "--run-dir", str(tmp_path)])
     saved = json.loads((tmp_path / "config.json").read_text())
-    assert saved["policy"] == "LSTMPolicy" and saved["algorithm"] == algo.upper()
-    assert "clip_range" not in saved["config"] or algo == "grpo"
+    assert saved["policy"] == "LSTMPolicy" and saved["algorithm"] == find_algorithm(algo).__name__
+    assert ("clip_range" in saved["config"]) == (algo in ("grpo", "reinforce_plus_plus"))
     assert (saved["config"]["num_episodes"] is None) == (algo in ("a2c", "trpo"))
