@@ -211,6 +211,11 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         """
         if not isinstance(self.env, TextVectorEnv):
             raise TypeError(f"step is for text, not for a {type(self.env).__name__}: use a TextVectorEnv")
+        if self.policy.truncates:
+            raise ValueError(
+                "the policy has top_k or top_p, but of texts that were generated elsewhere nobody knows which tokens "
+                "were kept: set both to None"
+            )
         rollout = self.env.given_episodes(queries, responses, scores)
         group = rollout["group"][:, 0]
         is_alone = (group.bincount() == 1)[group]
@@ -442,12 +447,6 @@ def check_environment(env: object, policy: object, config: Config) -> Policy:
             f"a {type(policy).__name__} is trained by values of actions, not by a policy gradient: train it with the "
             "algorithm that it is for (QPolicy with DQN, SACPolicy with SAC, TD3Policy with TD3), or use an MLPPolicy"
         )
-    if policy.sampling_only:
-        raise ValueError(
-            "the policy samples with top_k or top_p, but its log-probabilities in training ignore them, so ratios and "
-            "KL would be wrong: train with both None, and set them for generation afterwards."
-        )
-
     # Algorithm and environment
     if whole_episodes and config.num_episodes is None:
         raise ValueError(

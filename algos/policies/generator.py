@@ -68,7 +68,7 @@ def check_generator(env: VectorEnv, policy: Policy, config: ConfigT) -> ConfigT:
     Raises:
         TypeError: if the policy is no language model, the environment is not of text, or the config has no
             importance weights.
-        ValueError: in several processes.
+        ValueError: in several processes, or if the policy truncates its distribution.
     """
     from algos.policies.lm import LMPolicy  # loads transformers
 
@@ -76,6 +76,10 @@ def check_generator(env: VectorEnv, policy: Policy, config: ConfigT) -> ConfigT:
         raise TypeError(
             f"generator is given for a {type(policy).__name__} in a {type(env).__name__}: it generates text, for an "
             "LMPolicy in a TextVectorEnv"
+        )
+    if policy.truncates:
+        raise ValueError(
+            "the policy has top_k or top_p, but an engine does not say which tokens it kept: set both to None"
         )
     if not isinstance(config, ClippedConfig):
         raise TypeError(

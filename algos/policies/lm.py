@@ -71,9 +71,10 @@ class LMPolicy(nn.Module, Policy):
         gradient_checkpointing: recompute activations in the backward pass (`LanguageModel`).
         autocast: ``torch.bfloat16`` computes in that dtype with float32 weights, both acting and scoring
             (`LanguageModel`).
-        top_k: sample only from the k most probable tokens. For generation: such a policy cannot be trained, because
-            the support of its distribution changes with the weights.
-        top_p: sample only from the fewest tokens whose probabilities sum to this, > 0 and <= 1; generation only.
+        top_k: sample only from the k most probable tokens. In training the rollout holds the tokens that were kept, and
+            all log-probabilities, of the reference too, are of the distribution among these.
+        top_p: sample only from the fewest tokens whose probabilities sum to this, > 0 and <= 1; in training as
+            ``top_k``.
         stop: texts and token ids that end a turn, in addition to the model's own ends (`textenv.lm.ends`). An agent
             adds the stops of its environment, and they are saved with the policy.
         seed: seed of token sampling.
@@ -200,8 +201,8 @@ class LMPolicy(nn.Module, Policy):
         return default_learning_rate(self.lm)
 
     @property
-    def sampling_only(self) -> bool:
-        """True if top-k or top-p truncates the distribution, so that the policy cannot be trained."""
+    def truncates(self) -> bool:
+        """True if top-k or top-p truncates the distribution."""
         return self.top_k is not None or self.top_p is not None
 
     @property
@@ -247,12 +248,15 @@ class LMPolicy(nn.Module, Policy):
         # Logits of the next token, and the token
         logits = decoder.logits(tokens, length)
         logits = restrict(logits, temperature=self.temperature, allowed=allowed)
-        logits = truncate(logits, top_k=self.top_k, top_p=self.top_p)
+        kept = None
+        if self.truncates:
+            logits = truncate(logits, top_k=self.top_k, top_p=self.top_p)
+            kept = logits > torch.finfo(logits.dtype).min
         if deterministic:
             action, log_prob = greedy(logits)
         else:
             action, log_prob = sample(logits, generator=self.generator, uniform=uniform)
-        return Step(action, log_prob)
+        return Step(action, log_prob, kept=kept)
 
     def _decoder_for(self, tokens: np.ndarray) -> Decoder | Seq2SeqDecoder:
         """Decoder with its cache for tokens ``[N, L]``: the present one if it has this shape, else a new one."""

@@ -46,6 +46,8 @@ class Step(NamedTuple):
     """Log-probability under the distribution that the action was drawn from, float32 ``[N]``, nats."""
     state: Tensor | None = None
     """Recurrent state before this action, ``[N, *]``, detached; None if the policy records no state."""
+    kept: Tensor | None = None
+    """The actions that a truncated distribution could give, bool ``[N, n]``; None if it could give any."""
 
 
 class LinearValue(NamedTuple):
@@ -97,8 +99,8 @@ class Policy(Protocol):
         return None
 
     @property
-    def sampling_only(self) -> bool:
-        """True if actions are drawn from another distribution than the one that scores them. Training is refused."""
+    def truncates(self) -> bool:
+        """True if only some actions are drawn, which `act` returns (`Step.kept`); `evaluate` scores among these."""
         return False
 
     @property

@@ -7,6 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from torch import nn
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, collect
 from algos.losses import clipped_policy_loss
@@ -338,19 +339,44 @@ def test_top_k_and_top_p_are_those_of_transformers(top_k, top_p):
     torch.testing.assert_close(log_prob, log_probs.gather(-1, action[:, None])[:, 0])
 
 
-def test_top_k_and_top_p_are_refused_in_training():
-    """In generation they aren't."""
-    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), top_k=2)
-    env = text_env()
-    with pytest.raises(ValueError, match="top_k or top_p"):
-        PPO(env, policy, PPOConfig(num_steps=None, num_episodes=4))
-    rollout = collect(env, policy, num_episodes=32)
-    logits = policy.lm.model(rollout["observation"]).logits
-    best = logits.topk(2).indices[rollout["mask"]]
-    assert (best == rollout["action"][rollout["mask"]][:, None]).any(1).all()
-    for wrong in ({"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}):
-        with pytest.raises(ValueError, match="top_"):
-            LMPolicy(make_gpt2(), make_tokenizer(WORDS), **wrong)
+@pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.6}, {"top_k": 5, "top_p": 0.8, "temperature": 0.7}])
+def test_truncated_samples_are_scored_among_the_tokens_that_were_kept(options):
+    """The log-probability of `transformers`' warped distribution, in acting, scoring, and of a reference.
+
+    The environment forbids a token: it is kept nowhere.
+    """
+    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), **options)
+    reference = lm_policy(lambda: make_gpt2(seed=3), temperature=policy.temperature).reference()
+    rollout = collect(text_env(forbidden=[4]), policy, num_episodes=16)
+    mask = rollout["mask"]
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(policy.temperature)])
+    if policy.top_k is not None:
+        warpers.append(TopKLogitsWarper(policy.top_k))
+    if policy.top_p is not None:
+        warpers.append(TopPLogitsWarper(policy.top_p))
+    logits = policy.lm.model(rollout["observation"]).logits[mask].detach()
+    logits[:, 4] = -torch.inf
+    warped = warpers(None, logits)
+    kept = warped.isfinite()
+    assert kept.sum(1).min() < kept.shape[1] - 1
+    actions = rollout["action"][mask][:, None]
+    expected = warped.log_softmax(-1).gather(1, actions)[:, 0]
+    torch.testing.assert_close(rollout["log_prob"][mask], expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(policy.evaluate(rollout).log_prob[mask].detach(), expected, atol=1e-5, rtol=0)
+
+    reference_logits = reference.model(rollout["observation"]).logits[mask] / policy.temperature
+    among_kept = reference_logits.masked_fill(~kept, -torch.inf).log_softmax(-1).gather(1, actions)[:, 0]
+    KLPenalty(reference, 0.1)(rollout, policy)
+    torch.testing.assert_close(rollout["reference_log_prob"][mask], among_kept.detach(), atol=1e-5, rtol=0)
+
+
+def test_a_policy_with_top_p_learns_and_only_known_samples_are_learnt_from():
+    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), top_p=0.7)
+    agent = PPO(text_env(), policy, PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4), kl_coef=0.1)
+    history = agent.learn(100)
+    assert all(metrics["policy/sampler_gap"] < 1e-5 for metrics in history)
+    with pytest.raises(ValueError, match="nobody knows which tokens were kept"):
+        agent.step(["a b"] * 8, ["c"] * 8, [1.0] * 8)
 
 
 def longer(policy, tokens, length):

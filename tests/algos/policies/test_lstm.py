@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 import algos
 from algos import PPO, Collector, LSTMPolicy, MLPPolicy, PPOConfig, collect, evaluate, presets
+from algos.make import find_algorithm
 from tests.helpers.errors import refused
 from tests.helpers.models import load_example
 from tests.helpers.small_agents import cartpole
