@@ -1,15 +1,18 @@
 """`earlier_turns="template"`: each later turn reads the chat as its template writes it, against transformers' own."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from transformers.utils import get_json_schema
 
+from algos import Collector
 from algos.advantages import discounted_returns
 from tests.helpers.chat_templates import template_tokenizer
-from tests.helpers.conversations import Parrot
+from tests.helpers.conversations import CHAT_WORDS, Parrot, chat_tokenizer
 from tests.helpers.models import make_gpt2
-from tests.helpers.programs import program_env, turns_of, write
+from tests.helpers.programs import played, program_env, reader_policy, turns_of, write
 from tests.helpers.small_agents import agent_of, lm_policy
 from tests.helpers.text_envs import make_env
 from tests.helpers.tool_calls import call, multiply
@@ -18,6 +21,8 @@ from textenv.rollout import episode_of_row, join_episodes, number_in_episode
 
 NAMES = ["qwen 3", "r1", "chatml"]
 ANSWERS = ["<think>\nwell\n</think>\n\ngood good", "<think>\nagain", "good"]
+UNREADABLE = [CHAT_WORDS.index(word) for word in ("<pad>", "<|im_start|>")]
+"""Tokens that the text of an answer hides."""
 ASKED = [{"role": "user", "content": "what is 2 * 3?"}]
 
 
@@ -188,3 +193,43 @@ def test_an_update_counts_each_turn_once():
     rollout = agent.collector.collect(num_episodes=4)
     assert len(rollout) == 12 and torch.equal(rollout["mask"].sum(1) > 0, torch.ones(12, dtype=torch.bool))
     agent.learn(4)
+
+
+def test_each_agent_of_a_game_has_its_rows():
+    tokenizer = chat_tokenizer()
+
+    def play(first, second):
+        chat = [user("a")]
+        for reply in ("b", "c"):
+            contexts.append(list(chat))
+            contexts.append([user("d"), *chat])
+            chat += [assistant(first(chat)), user(reply)]
+            second([user("d"), *contexts[-2]])
+        return 1.0, -1.0
+
+    contexts = []
+    rollout, env = played(
+        play, 1, policy=reader_policy(tokenizer), episodes=4, agents=2, tokenizer=tokenizer, max_length=200,
+        forbidden=UNREADABLE, earlier_turns="template",
+    )  # fmt: skip
+    assert rollout["agent"][:, 0].tolist() == [0, 0, 1, 1] * 2 and env.metrics["programs/rows"] == 4
+    rows = [context for ((context, _),) in turns_of(rollout)]
+    by_agent = [contexts[i] for game in (0, 4) for i in (game, game + 2, game + 1, game + 3)]
+    assert rows == [asked(tokenizer, chat) for chat in by_agent]
+    assert rollout["reward"].sum(1).tolist() == [0, 1, 0, -1] * 2
+
+
+def test_rows_do_not_depend_on_the_slots():
+    tokenizer = template_tokenizer("qwen 3")
+    policy = lm_policy(lambda: make_gpt2(len(tokenizer), n_positions=400), tokenizer=tokenizer, seed=1)
+
+    def texts(num_envs, **options):
+        env = TokenVectorEnv(
+            Parrot, tokenizer=tokenizer, num_envs=num_envs, max_prompt_tokens=60, max_new_tokens=6, max_length=400,
+            earlier_turns="template",
+        )  # fmt: skip
+        rollout = Collector(env, copy.deepcopy(policy), seed=1, **options).collect(num_episodes=6)
+        return [(episode, turns_of(rollout[row : row + 1])) for row, episode in enumerate(episode_of_row(rollout))]
+
+    expected = texts(1)
+    assert len(expected) == 18 and texts(4) == expected
