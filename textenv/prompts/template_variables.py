@@ -11,12 +11,13 @@ import inspect
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from textenv.prompts.special_tokens import check_unicode, first_special_token, strings
 
 if TYPE_CHECKING:
+    from jinja2 import nodes
     from jinja2.sandbox import ImmutableSandboxedEnvironment
     from transformers import PreTrainedTokenizerBase
 
@@ -158,30 +159,39 @@ def _own_arguments() -> frozenset[str]:
 @functools.lru_cache(maxsize=64)
 def _undeclared_variables(template: str) -> frozenset[str]:
     """Return the names that a template reads without having set them; raise a ValueError if it cannot be read."""
-    from jinja2 import TemplateSyntaxError, meta, nodes
+    from jinja2 import TemplateSyntaxError, meta
 
     try:
         tree = _environment().parse(template)
     except TemplateSyntaxError as error:
         raise ValueError(f"tokenizer.chat_template is no valid template: {error}") from error
-    undeclared = meta.find_undeclared_variables(tree)
 
-    # A name that is set in a branch only counts as undeclared, though the template means its own variable, unless it
-    # asks whether there is one
-    set_here = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"}
-    for test in tree.find_all((nodes.Test, nodes.Filter)):
-        if test.name in ("defined", "undefined", "default", "d") and isinstance(test.node, nodes.Name):
-            set_here.discard(test.node.name)
-    for assignment in tree.find_all(nodes.Assign):  # a = a or "x"
-        if isinstance(assignment.node, nodes.Or) and isinstance(assignment.node.left, nodes.Name):
-            set_here.discard(assignment.node.left.name)
-    return frozenset(undeclared - set_here)
+    # A name that is set in a branch only counts as undeclared; if it is set before it is read, the template means a
+    # variable of its own
+    first_uses: dict[str, str] = {}
+    for name in _names_in_order(tree):
+        first_uses.setdefault(name.name, name.ctx)
+    undeclared = meta.find_undeclared_variables(tree)
+    return frozenset(name for name in undeclared if first_uses.get(name, "load") == "load")
+
+
+def _names_in_order(node: nodes.Node) -> Iterator[nodes.Name]:
+    """Yield the names in a template in the order in which they are used."""
+    from jinja2 import nodes
+
+    if isinstance(node, nodes.Name):
+        yield node
+    children = list(node.iter_child_nodes())
+    if isinstance(node, nodes.Assign):  # what is assigned is read first
+        children.reverse()
+    for child in children:
+        yield from _names_in_order(child)
 
 
 @functools.cache
 def _environment() -> ImmutableSandboxedEnvironment:
     """Return an environment that parses what `transformers` parses: also ``break`` and ``{% generation %}`` blocks."""
-    from jinja2 import nodes, parser
+    from jinja2 import parser
     from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

@@ -80,6 +80,15 @@ def test_an_empty_thought_that_begins_an_answer_is_a_difference():
     assert earlier_turn_differences(tokenizer) == [beginning, THOUGHTS]
 
 
+def test_a_variable_may_keep_the_thoughts():
+    """As `preserve_thinking` of Qwen 3.6."""
+    template = TEMPLATES["qwen 3"].replace("loop.index0 > ns.last", "(preserve_thinking or loop.index0 > ns.last)")
+    tokenizer = own_template_tokenizer("qwen 3", template)
+    assert earlier_turn_differences(tokenizer) == [THOUGHTS]
+    set_template_variables(tokenizer, {"preserve_thinking": True})
+    assert earlier_turn_differences(tokenizer) == []
+
+
 NUMBERS = itertools.count()
 
 
