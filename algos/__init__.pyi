@@ -30,6 +30,10 @@ from .policies.words import WordsPolicy as WordsPolicy
 from .ppo import PPO as PPO, PPOConfig as PPOConfig
 from .recipe import Recipe as Recipe
 from .reinforce import REINFORCE as REINFORCE, REINFORCEConfig as REINFORCEConfig
+from .reinforce_plus_plus import (
+    REINFORCEPlusPlus as REINFORCEPlusPlus,
+    REINFORCEPlusPlusConfig as REINFORCEPlusPlusConfig,
+)
 from .rloo import RLOO as RLOO, RLOOConfig as RLOOConfig
 from .sac import SAC as SAC, SACConfig as SACConfig
 from .td3 import TD3 as TD3, TD3Config as TD3Config

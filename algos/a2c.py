@@ -25,7 +25,7 @@ class A2C(Agent[A2CConfig]):
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Take one step on a rollout and add its value and advantage columns; return metrics."""
-        add_advantages(self, rollout)
+        metrics = add_advantages(self, rollout)
         self.optimizer.schedule(self.progress)
 
         # One step: the only minibatch is the whole rollout
@@ -39,7 +39,7 @@ class A2C(Agent[A2CConfig]):
         with self.sharded_weights():
             for batch in batches:
                 means.add(self.optimizer.step(self.loss, batch))
-        return means.result() | {"update/minibatches": means.count}
+        return means.result() | {"update/minibatches": means.count} | metrics
 
     def loss(self, batch: TensorDict) -> tuple[Tensor, StepMetrics]:
         """The actor-critic loss of the rollout, or of a part of it, and its metrics."""

@@ -1,7 +1,6 @@
 """Advantages and their normalization: pure functions over True entries (``mask`` is True).
 
-An update begins with the two functions at the end: `add_advantages` writes the advantages of an actor-critic into a
-rollout, and `with_importance_weights` the weights of steps that another engine sampled.
+The update of an actor-critic begins with the function at the end, `add_advantages`, which writes them into a rollout.
 """
 
 import numpy as np
@@ -9,11 +8,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from algos import losses
 from algos.config import ActorCriticConfig
-from algos.policies.policy import Policy
 from algos.ranks import collectives
 from algos.training.learner import Learner
+from algos.training.metrics import Metrics
 from textenv.rollout import join_column, join_episodes, masked, masked_mean, next_values, split_column, waits_after
 
 ROUNDING_SPREAD = 1e-6
@@ -23,7 +21,7 @@ ROUNDING_SPREAD = 1e-6
 @masked
 def gae(
     *, reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, mask: Tensor,
-    gamma: float, gae_lambda: float,
+    gamma: float, gae_lambda: float | Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Generalized advantage estimation over the True entries (Schulman et al. 2016, eq. 16).
 
@@ -40,21 +38,26 @@ def gae(
         truncated: bool ``[B, T]``: episode cut, ``next_value`` is used.
         mask: bool ``[B, T]``.
         gamma: discount.
-        gae_lambda: trace decay λ.
+        gae_lambda: trace decay λ, a number or float32 ``[B, T]``.
 
     Returns:
         advantage and value target (advantage + value), float32 ``[B, T]``, 0 on False entries.
     """
     # NumPy, because torch is slower in loops over small arrays; time is the first axis.
     columns = (x.detach().cpu().numpy().T for x in (reward, value, next_value, terminated, truncated, mask))
+    trace_decay: float | np.ndarray
+    if isinstance(gae_lambda, Tensor):
+        trace_decay = gae_lambda.cpu().numpy().T
+    else:
+        trace_decay = gae_lambda
     with np.errstate(all="ignore"):  # False entries may hold anything
-        advantage, target = _gae(*columns, gamma=gamma, gae_lambda=gae_lambda)
+        advantage, target = _gae(*columns, gamma=gamma, gae_lambda=trace_decay)
     return torch.from_numpy(advantage.T).to(value), torch.from_numpy(target.T).to(value)
 
 
 def _gae(
     reward: np.ndarray, value: np.ndarray, next_value: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
-    mask: np.ndarray, *, gamma: float, gae_lambda: float,
+    mask: np.ndarray, *, gamma: float, gae_lambda: float | np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """`gae` on arrays ``[T, B]``."""
     reward, terminated, truncated = _fold(reward, terminated, truncated, mask)
@@ -237,8 +240,8 @@ def after_waiting(*, next_value: Tensor, waits: Tensor) -> Tensor:
     return next_value
 
 
-def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> None:
-    """Write ``value``, ``next_value``, ``advantage`` and ``value_target`` into a rollout, by GAE.
+def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> Metrics:
+    """Write ``value``, ``next_value``, ``advantage`` and ``value_target`` into a rollout, by GAE; return metrics.
 
     The rollout keeps the raw rewards; the advantages use scaled ones if the config asks for it.
 
@@ -265,9 +268,17 @@ def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> No
     if config.whiten_rewards:
         reward = whiten(reward, mask=mask, shift_mean=False)
 
-    # Values of the states and of their successors: from the policy's critic, each rank for its part of the rows, or
-    # fitted to the returns of this rollout
-    if agent.fitted_value is None:
+    # Values of the states and of their successors: from the policy's critic, each rank for its part of the rows; from
+    # completions; or fitted to the returns of this rollout
+    metrics: Metrics = {}
+    gae_lambda: float | Tensor = config.gae_lambda
+    if agent.vine is not None:
+        vine_values = agent.vine(agent, rollout)
+        value = vine_values.value
+        next_value = vine_values.next_value
+        gae_lambda = torch.where(vine_values.ends, config.gae_lambda, 1.0)
+        metrics = vine_values.metrics
+    elif agent.fitted_value is None:
         value, next_value = collectives.map_rows(agent.policy.values, rollout)
     else:
         returns = discounted_returns(
@@ -288,47 +299,36 @@ def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> No
     if not config.bootstrap_truncated:
         terminated = terminated | truncated
 
-    advantage, value_target = gae(
-        reward=reward,
-        value=join_column(rollout["value"], rollout),
-        next_value=join_column(rollout["next_value"], rollout),
-        terminated=terminated,
-        truncated=truncated,
-        mask=mask,
-        gamma=config.gamma,
-        gae_lambda=config.gae_lambda,
-    )
+    # Advantages and value targets, which may have a λ of their own
+    columns = {
+        "reward": reward,
+        "value": join_column(rollout["value"], rollout),
+        "next_value": join_column(rollout["next_value"], rollout),
+        "terminated": terminated,
+        "truncated": truncated,
+        "mask": mask,
+    }
+    if config.length_adaptive_lambda is not None:
+        gae_lambda = lambda_by_length(mask, alpha=config.length_adaptive_lambda)
+    advantage, value_target = gae(**columns, gamma=config.gamma, gae_lambda=gae_lambda)
+    if config.value_gae_lambda is not None:
+        _, value_target = gae(**columns, gamma=config.gamma, gae_lambda=config.value_gae_lambda)
     rollout["advantage"] = split_column(advantage, rollout)
     rollout["value_target"] = split_column(value_target, rollout)
+    return metrics
 
 
-@torch.no_grad()
-def with_importance_weights(
-    rollout: TensorDict, *, policy: Policy, limit: float
-) -> tuple[TensorDict, dict[str, float]]:
-    """Score a rollout again by the policy, and weight steps that another engine sampled.
+def lambda_by_length(mask: Tensor, *, alpha: float) -> Tensor:
+    """Trace decay of VAPO, 1 - 1/(α l) in a row of l steps and at least 0 (Yue et al. 2025, eq. 9).
 
-    This is truncated importance sampling (Yao et al. 2025).
+    The weights λ^k of the temporal differences then add up to α l: they reach over the same fraction of each answer.
 
     Args:
-        rollout: with ``log_prob`` of the engine that sampled.
-        policy: the policy before its update, π_old.
-        limit: largest weight.
+        mask: bool ``[B, T]``; each row is an episode.
+        alpha: α, above 0.
 
     Returns:
-        A copy with ``log_prob`` of π_old and ``importance_weight`` min(π_old / π_sampler, limit); metrics.
+        float32 ``[B, T]``, the same number along each row.
     """
-
-    def score(rows: TensorDict) -> list[Tensor]:
-        return [policy.evaluate(rows).log_prob]
-
-    mask = rollout["mask"]
-    (log_prob,) = collectives.map_rows(score, rollout)
-    log_ratio = losses.log_ratio(log_prob=log_prob, old_log_prob=rollout["log_prob"], mask=mask)
-    weight = torch.where(mask, log_ratio.exp().clamp(max=limit), 0.0)
-    metrics = {
-        "policy/sampler_gap": masked_mean(log_ratio.abs(), mask=mask).item(),
-        "policy/importance_weight": masked_mean(weight, mask=mask).item(),
-    }
-    columns = {"log_prob": torch.where(mask, log_prob, 0.0), "importance_weight": weight}
-    return rollout.copy().update(columns), metrics
+    length = mask.sum(1, keepdim=True).clamp(min=1)
+    return (1 - 1 / (alpha * length)).clamp(min=0.0).expand(mask.shape)

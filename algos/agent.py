@@ -29,7 +29,9 @@ from algos.storage.weights import load_weights, trained_weights
 from algos.training.loop import iterate, learn
 from algos.training.metrics import EpisodeMeter, Metrics
 from algos.training.save import save
+from algos.vine import Vine
 from textenv.device import find_device
+from textenv.envs.branches import check_branches
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.kl.coefficients import CoefficientLike
 from textenv.kl.penalty import KLPenalty
@@ -118,6 +120,10 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         """Fits the value head to each rollout, if ``config.fit_value_head``."""
         if isinstance(config, ActorCriticConfig) and config.fit_value_head:
             self.fitted_value = FittedValue()
+        self.vine: Vine | None = None
+        """Estimates values by completions, if ``config.vine_samples``."""
+        if isinstance(config, ActorCriticConfig) and config.vine_samples is not None:
+            self.vine = Vine(samples=config.vine_samples, interval=config.vine_interval)
         remember_template(env, policy)
         self.collector = Collector(env, policy, seed=collectives.local_seed(config.seed), generator=generator)
         remember_stops(env, policy)
@@ -294,6 +300,8 @@ def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
 
     # Advantages
     if isinstance(config, ActorCriticConfig):
+        if config.vine_samples is not None:
+            check_branches(env)
         if config.fit_value_head and policy.linear_value is None:
             raise ValueError(
                 f"fit_value_head is True, but a {type(policy).__name__} has no linear value head to fit: set "

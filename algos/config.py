@@ -74,11 +74,19 @@ TrueOrFalse = Annotated[bool, FieldRule(lambda x: isinstance(x, bool), "bool"), 
 """A bool whose flag takes a value (``--flag True``): in other algorithms the flag of this name has further values."""
 _Function = Callable[..., Any]
 PolicyLossName = Literal[
-    "clipped_policy_loss", "dual_clipped_policy_loss", "gspo_policy_loss", "thresholded_policy_loss"
-]
+    "clipped_policy_loss", "dual_clipped_policy_loss", "gspo_policy_loss", "thresholded_policy_loss",
+    "cispo_policy_loss", "opsm_policy_loss", "clip_cov_policy_loss", "kl_cov_policy_loss",
+]  # fmt: skip
 PolicyLossChoice = Annotated[PolicyLossName | _Function, _function(PolicyLossName), arg(constructor=PolicyLossName)]
 AggregationName = Literal["token_mean", "sequence_mean"]
 AggregationChoice = Annotated[AggregationName | _Function, _function(AggregationName), arg(constructor=AggregationName)]
+ImportanceWeightsName = Literal[
+    "token_truncate", "token_mask", "two_sided_token_mask", "sequence_truncate", "sequence_mask", "geometric_truncate",
+    "geometric_mask",
+]  # fmt: skip
+ImportanceWeightsChoice = Annotated[
+    ImportanceWeightsName | _Function, _function(ImportanceWeightsName), arg(constructor=ImportanceWeightsName)
+]
 ValueLossName = Literal["mse_loss", "huber_loss", "smooth_l1_loss"]
 ValueLossChoice = Annotated[ValueLossName | _Function, _function(ValueLossName), arg(constructor=ValueLossName)]
 CONTROL_LEARNING_RATE = 2.5e-4
@@ -199,6 +207,12 @@ class ActorCriticConfig(PolicyGradientConfig):
     """Discount per step."""
     gae_lambda: UnitInterval = 0.95
     """Trace decay λ of generalized advantage estimation."""
+    value_gae_lambda: UnitInterval | None = None
+    """λ of the targets that the value learns, if it differs from that of the advantages: with 1 they are returns, and
+    carry a reward at the end of a long answer to its beginning (Yuan et al. 2025, VC-PPO). None: ``gae_lambda``."""
+    length_adaptive_lambda: Positive | None = None
+    """α of VAPO (Yue et al. 2025, eq. 9), there .05: λ of the advantages is 1 - 1/(α l) in an episode of l steps, at
+    least 0, in place of ``gae_lambda``. Needs whole episodes. None: the same λ for each length."""
     whiten_rewards: bool = False
     """Scale the rewards of each rollout, KL penalty included, to variance 1 and keep their mean (Ziegler et al.
     2019)."""
@@ -223,9 +237,35 @@ class ActorCriticConfig(PolicyGradientConfig):
     value_max_grad_norm: Positive | None = None
     """Maximum gradient norm of the parameters that only the value uses, clipped separately. None: all parameters are
     clipped together."""
+    vine_samples: Count | None = None
+    """Values of states from this many completions of each, in place of learned ones (Kazemnejad et al. 2024, VinePPO;
+    `algos.vine`): text of single turns. What they sample counts as steps. The paper has 9, and `gae_lambda` 0."""
+    vine_interval: Count = 8
+    """Tokens between the states that are completed, with ``vine_samples``; the tokens between have one advantage."""
     fit_value_head: bool = False
     """Fit the linear value head to the returns of each rollout, in closed form, before advantages are computed. Values
     come from heads fitted to other episodes and earlier rollouts (docs/results/critic.md). Language models only."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.vine_samples is not None:
+            excluded = (
+                "fit_value_head", "length_adaptive_lambda", "bootstrap_truncated", "normalize_rewards",
+                "whiten_rewards", "clip_rewards",
+            )  # fmt: skip
+            for name in excluded:
+                if getattr(self, name):
+                    raise ValueError(
+                        f"vine_samples is {self.vine_samples}, and values are then returns of completions, but {name} "
+                        f"is {getattr(self, name)}: set it to False or None"
+                    )
+            if self.gamma != 1:
+                raise ValueError(f"vine_samples is {self.vine_samples}, but gamma is {self.gamma}, expected 1")
+        if self.length_adaptive_lambda is not None and self.num_episodes is None:
+            raise ValueError(
+                f"length_adaptive_lambda is {self.length_adaptive_lambda}, but rollouts of steps do not know the "
+                f"length of an episode : set num_steps=None and num_episodes, or leave it at None"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,10 +280,15 @@ class ClippedConfig(PolicyGradientConfig):
     """Clip range ε: the probability ratio is clipped to [1 - ε, 1 + ε]."""
     clip_higher: Positive | None = None
     """ε of the upper bound of the ratio, such as .28 (Yu et al. 2025, DAPO); None: ``clip_range``."""
+    importance_weights: ImportanceWeightsChoice | None = None
+    """For samples of another engine, precision or older policy μ: score each rollout again before its update, take
+    ratios to these probabilities π_old, and multiply the policy loss of each step by a weight of π_old / μ. The name of
+    a function of `algos.importance`, or a function, also your own (`algos.importance.ImportanceWeights`). None: take
+    ratios to the probabilities when sampled, unless there is a ``max_importance_weight``."""
     max_importance_weight: Positive | None = None
-    """Truncated importance sampling (TIS, Yao et al. 2025), for samples of another engine or precision: score each
-    rollout again before its update, take ratios to these probabilities π_old, and multiply the policy loss of each
-    step by min(π_old / π_sampler, this); 2 or 3 is usual. None: take ratios to the probabilities when sampled."""
+    """Bound of these weights or ratios, see the functions of `algos.importance`. None: the default of each function. A
+    number without ``importance_weights`` means ``"token_truncate"`` (TIS, Yao et al. 2025), for which 2 or 3 is
+    usual."""
     policy_loss: PolicyLossChoice = "clipped_policy_loss"
     """Name of a loss of `algos.losses`, or a function, also your own (`algos.losses.PolicyLoss`):
     ``functools.partial(dual_clipped_policy_loss, limit=3.0)``."""
@@ -253,14 +298,16 @@ class ClippedConfig(PolicyGradientConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.clip_higher is not None and callable(self.policy_loss):
-            parameters = signature(self.policy_loss).parameters.values()
-            takes_all = any(x.kind is Parameter.VAR_KEYWORD for x in parameters)
-            if not takes_all and not any(x.name == "clip_higher" for x in parameters):
+        if self.clip_higher is not None:
+            _check_takes(self.policy_loss, "clip_higher", value=f"clip_higher is {self.clip_higher}")
+            if self.policy_loss == "kl_cov_policy_loss":
                 raise ValueError(
-                    f"clip_higher is {self.clip_higher}, but {self.policy_loss!r:.100} has no such argument: leave it "
-                    "at None, or add the argument"
+                    f"clip_higher is {self.clip_higher}, but kl_cov_policy_loss clips nothing: leave it at None"
                 )
+        if self.max_importance_weight is not None and self.importance_weights is not None:
+            _check_takes(
+                self.importance_weights, "limit", value=f"max_importance_weight is {self.max_importance_weight}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +322,17 @@ class PPOConfig(ActorCriticConfig, ClippedConfig):
     """Maximum change of a value in an update, in units of the return; None does not clip."""
     target_kl: Positive | None = None
     """End an update as soon as the approximate KL of a minibatch to the old policy exceeds this. None: no limit."""
+    value_pretraining: UnitInterval = 0.0
+    """Fraction of the training, from its beginning, in which only the parameters that nothing but the value uses are
+    trained, and the policy stays as it is (Yuan et al. 2025, VC-PPO; Yue et al. 2025, VAPO)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.value_pretraining and self.fit_value_head:
+            raise ValueError(
+                f"value_pretraining is {self.value_pretraining}, but fit_value_head fits the value to each rollout: "
+                "leave one of them at its default"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,6 +414,14 @@ class REINFORCEConfig(WholeEpisodesConfig):
     each agent's returns in games of several agents (`algos.agent_baseline.AgentBaseline`)."""
     normalize_advantage: TrueOrFalse = True
     """Normalize the advantages of each rollout to mean 0 and variance 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class REINFORCEPlusPlusConfig(WholeEpisodesConfig, ClippedConfig):
+    """Hyper-parameters of REINFORCE++; the advantages of each rollout always have mean 0 and variance 1."""
+
+    gamma: UnitInterval = 0.99
+    """Discount per step; use 1 for text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -501,11 +567,11 @@ class TD3Config(ContinuousReplayConfig):
     """Steps of the critics for each step of the policy and of the target networks."""
 
 
-AlgorithmName = Literal["ppo", "a2c", "reinforce", "rloo", "grpo", "trpo", "dqn", "sac", "td3"]
+AlgorithmName = Literal["ppo", "a2c", "reinforce", "reinforce_plus_plus", "rloo", "grpo", "trpo", "dqn", "sac", "td3"]
 """Values of ``--algo``."""
 CONFIGS: dict[str, type[Config]] = {
-    "ppo": PPOConfig, "a2c": A2CConfig, "reinforce": REINFORCEConfig, "rloo": RLOOConfig, "grpo": GRPOConfig,
-    "trpo": TRPOConfig, "dqn": DQNConfig, "sac": SACConfig, "td3": TD3Config,
+    "ppo": PPOConfig, "a2c": A2CConfig, "reinforce": REINFORCEConfig, "reinforce_plus_plus": REINFORCEPlusPlusConfig,
+    "rloo": RLOOConfig, "grpo": GRPOConfig, "trpo": TRPOConfig, "dqn": DQNConfig, "sac": SACConfig, "td3": TD3Config,
 }  # fmt: skip
 """Config of each algorithm."""
 
@@ -530,6 +596,13 @@ def find_config(algorithm: object) -> type[Config]:
     return config_type
 
 
+def weighs_samples(config: Config) -> bool:
+    """Return whether the steps of a rollout get importance weights."""
+    if not isinstance(config, ClippedConfig):
+        return False
+    return config.importance_weights is not None or config.max_importance_weight is not None
+
+
 def compares_groups(algorithm: object) -> bool:
     """Return True for algorithms that compare episodes with the same start; raises as `find_config`.
 
@@ -544,4 +617,16 @@ def _refuse_minibatches(config: ActorCriticConfig) -> None:
         raise ValueError(
             f"{type(config).__name__}.normalize_advantage is 'minibatch', but the policy takes one step on the whole "
             "rollout: set it to 'rollout' or False"
+        )
+
+
+def _check_takes(function: object, argument: str, *, value: str) -> None:
+    """Raise a ValueError if a function has no argument of this name; a name in place of a function passes."""
+    if not callable(function):
+        return
+    parameters = signature(function).parameters.values()
+    takes_all = any(x.kind is Parameter.VAR_KEYWORD for x in parameters)
+    if not takes_all and not any(x.name == argument for x in parameters):
+        raise ValueError(
+            f"{value}, but {function!r:.100} has no argument {argument}: leave it at None, or add the argument"
         )

@@ -14,6 +14,7 @@ from algos.config import (
     GRPOConfig,
     PPOConfig,
     REINFORCEConfig,
+    REINFORCEPlusPlusConfig,
     RLOOConfig,
     SACConfig,
     TD3Config,
@@ -116,7 +117,7 @@ MUJOCO = PPOConfig(
 """MuJoCo with one environment and normalized observations; CleanRL, ``ppo_continuous_action.py``.
 
 As there, a time limit counts as an end. Differences: normalized rewards are not clipped to ±10, and observations and
-rewards are normalized by statistics of whole rollouts, not step by step. Not run here to the end.
+rewards are normalized by statistics of whole rollouts, not step by step. Scores: docs/results/learning.md.
 """
 
 MINIGRID = PPOConfig(num_epochs=10, minibatch_size=64, learning_rate=2.5e-4, vf_coef=1.0, normalize_rewards=True)
@@ -252,6 +253,11 @@ TEXT_A2C = A2CConfig(
 TEXT_REINFORCE = REINFORCEConfig(gamma=1.0, max_grad_norm=1.0)
 """Like `TEXT`; tuned here."""
 
+TEXT_REINFORCE_PLUS_PLUS = REINFORCEPlusPlusConfig(
+    num_episodes=128, num_epochs=2, minibatch_size=32, gamma=1.0, max_grad_norm=1.0
+)
+"""Like `TEXT`, whose minibatches and passes it has."""
+
 TEXT_RLOO = RLOOConfig(max_grad_norm=1.0)
 """Like `TEXT`; tuned here."""
 
@@ -374,6 +380,7 @@ _TEXT_CONFIGS: dict[str, Config] = {
     "ppo": TEXT,
     "a2c": TEXT_A2C,
     "reinforce": TEXT_REINFORCE,
+    "reinforce_plus_plus": TEXT_REINFORCE_PLUS_PLUS,
     "rloo": TEXT_RLOO,
     "grpo": TEXT_GRPO,
     "trpo": TEXT_TRPO,

@@ -52,7 +52,7 @@ class TRPO(Agent[TRPOConfig]):
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Improve the policy on a rollout and add its value and advantage columns; return metrics."""
-        add_advantages(self, rollout)
+        metrics = add_advantages(self, rollout)
         check_advantages(rollout)
         mask = rollout["mask"]
         if not mask.any():
@@ -72,7 +72,7 @@ class TRPO(Agent[TRPOConfig]):
             actor_metrics = self._improve(units)
         critic_metrics = self._fit_value(rollout)
         skipped = actor_metrics.get("update/skipped", 0) + critic_metrics["update/skipped"]
-        return actor_metrics | critic_metrics | {"update/skipped": skipped}
+        return actor_metrics | critic_metrics | {"update/skipped": skipped} | metrics
 
     def state_dict(self) -> dict[str, object]:
         """See `Agent.state_dict`; includes the critic's own optimizer."""

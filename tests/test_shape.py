@@ -42,10 +42,11 @@ LAYERS = {
         lab
         presets recipe make evaluation
         extras
-        ppo a2c reinforce rloo grpo trpo dqn sac td3
+        ppo a2c reinforce reinforce_plus_plus rloo grpo trpo dqn sac td3
         agent
         minibatches replay agent_baseline
-        optimizer advantages finetuning
+        vine
+        optimizer advantages importance finetuning
         training
         collection
         policies

@@ -1,7 +1,7 @@
 """Rollout workers on Ray: environments, and copies of the policy, in other processes or on other machines.
 
 Asynchronous workers go on during the update, with weights that are at most ``staleness`` updates old when the update
-learns from their rollout. `algos.advantages.with_importance_weights` corrects for that. Three policies differ then: the
+learns from their rollout. `algos.importance.with_importance_weights` corrects for that. Three policies differ then: the
 one that sampled, the one before the update, and the one being updated (IMPACT, Luo et al. 2020; decoupled PPO, Hilton
 et al. 2022).
 """
@@ -24,7 +24,7 @@ from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
 from algos.collection import Collector
-from algos.config import ClippedConfig, Config
+from algos.config import Config, weighs_samples
 from algos.policies.policy import Policy
 from algos.policies.random_streams import episode_seeds
 from algos.ranks import collectives
@@ -160,8 +160,7 @@ def _problem(agent: Learner[Config], workers: int | str, staleness: int) -> str 
                 return "score in other processes, but HumanReward asks at this terminal: use none"
 
     # The age of the weights
-    corrects_staleness = isinstance(agent.config, ClippedConfig) and agent.config.max_importance_weight
-    if staleness < 0 or (staleness and not corrects_staleness):
+    if staleness < 0 or (staleness and not weighs_samples(agent.config)):
         return (
             f"with staleness {staleness} need PPO or GRPO and max_importance_weight=2, which corrects for the older "
             "weights (staleness 0 waits for the present ones)"

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
-from algos.config import ClippedConfig, Config
+from algos.config import ClippedConfig, Config, weighs_samples
 from algos.policies.policy import Policy
 from algos.policies.random_streams import episode_seeds
 from algos.ranks import collectives
@@ -63,7 +63,7 @@ def check_generator(env: VectorEnv, policy: Policy, config: ConfigT) -> ConfigT:
         config: the agent's config.
 
     Returns:
-        The config; a ``max_importance_weight`` of None is replaced by `DEFAULT_MAX_IMPORTANCE_WEIGHT`.
+        The config; without importance weights it gets a ``max_importance_weight``, `DEFAULT_MAX_IMPORTANCE_WEIGHT`.
 
     Raises:
         TypeError: if the policy is no language model, the environment is not of text, or the config has no
@@ -79,12 +79,12 @@ def check_generator(env: VectorEnv, policy: Policy, config: ConfigT) -> ConfigT:
         )
     if not isinstance(config, ClippedConfig):
         raise TypeError(
-            f"generator is given with {type(config).__name__}, which has no max_importance_weight to correct "
+            f"generator is given with {type(config).__name__}, which has no importance weights to correct "
             "for the engine's own log-probabilities: use PPO or GRPO"
         )
     if collectives.world_size() > 1:
         raise ValueError(f"generator is given to {collectives.world_size()} processes, expected one: omit torchrun")
-    if config.max_importance_weight:
+    if weighs_samples(config):
         return config
     return replace(config, max_importance_weight=DEFAULT_MAX_IMPORTANCE_WEIGHT)
 

@@ -27,6 +27,8 @@ class Learner(Protocol[ConfigT_co]):
     penalty: KLPenalty | None
     reward_normalizer: RewardNormalizer | None
     fitted_value: FittedValue | None
+    vine: Any
+    """An `algos.vine.Vine`, which imports this file, or None."""
     progress: float
     steps: int
 

@@ -17,7 +17,7 @@ import numpy as np
 from tensordict import TensorDict
 from torch import Tensor
 
-from algos.config import ClippedConfig, Config, PolicyGradientConfig, field_values
+from algos.config import Config, PolicyGradientConfig, field_values, weighs_samples
 from algos.ranks import collectives
 from algos.storage.checkpoint import trained_longer_than
 from algos.storage.provenance import commit
@@ -453,6 +453,7 @@ def iterate(
     # Update
     update_metrics = agent.update(rollout)
     metrics |= update_metrics
+    metrics["rollout/steps"] += update_metrics.get("vine/steps", 0)  # all that was sampled counts
     if "advantage" in rollout.keys():  # DQN computes none
         advantage_metrics = rollout_metrics(rollout)
         if agent.config.episodes_per_group > 1:
@@ -480,7 +481,7 @@ def _charge_penalty(agent: Learner[Config], penalty: KLPenalty, rollout: TensorD
     options: dict[str, Any] = {}
     if isinstance(config, PolicyGradientConfig) and config.ratio_tolerance is not None:
         options["tolerance"] = config.ratio_tolerance
-    if isinstance(config, ClippedConfig) and config.max_importance_weight is not None:
+    if weighs_samples(config):
         options["other_sampler"] = True
 
     # Each rank charges its share of the rows

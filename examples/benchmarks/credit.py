@@ -1,9 +1,12 @@
 """When does a critic help? PPO, RLOO and GRPO at equal rollouts and equal generated tokens.
 
 PPO and GRPO take 4 steps on a rollout, in two epochs; RLOO takes one, and "PPO, one step" too: these pairs differ in
-the advantages alone. "PPO, own critic" has a second model for the value.
+the advantages alone. "PPO, own critic" has a second model for the value. "PPO, gradient" trains the value head by its
+gradient alone instead of fitting it; "λ apart" has targets of λ = 1 for it; "VAPO" too, and a λ by length and a tenth
+of the training for the value alone; "VinePPO" has three completions every eight tokens instead of a value.
 
 python examples/benchmarks/credit.py                      # every task, every method, seeds 1 to 5
+python examples/benchmarks/credit.py --seconds            # and once more, for as many processor seconds as PPO takes
 python examples/benchmarks/credit.py --tune --seeds 101   # every learning rate, on a seed that the table does not use
 
 Tasks, all with the embedded model (rewards are shares of the best return):
@@ -37,7 +40,14 @@ from conversation import Interview
 
 EPISODES = 64
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)
-METHODS = ("PPO", "PPO, one step", "RLOO", "GRPO", "PPO, own critic")
+GRADIENT = {
+    "PPO, gradient": {},
+    "PPO, gradient, λ apart": {"value_gae_lambda": 1.0},
+    "VAPO": {"value_gae_lambda": 1.0, "length_adaptive_lambda": 0.5, "value_pretraining": 0.1},
+    "VinePPO": {"vine_samples": 3, "vine_interval": 8, "gae_lambda": 0.0},
+}
+"""Fields of the config of PPO whose value head is not fitted."""
+METHODS = ("PPO", "PPO, one step", "RLOO", "GRPO", "PPO, own critic", *GRADIENT)
 RATE = 3e-3
 """The best area of every method on every task that was tried with ``--tune --seeds 101``."""
 
@@ -69,8 +79,11 @@ def make_env(task, tokenizer):
     return TextVectorEnv(prompts=prompts, reward=reward, **options), 0.001, 50_000, 1.0
 
 
-def train(task, method, seed, rate):
-    """Area under the curve of the return, return of the last tenth, explained variance and seconds of processor."""
+def train(task, method, seed, rate, scale=1.0):
+    """Area under the curve of the return, return of the last tenth, explained variance and seconds of processor.
+
+    The training has ``scale`` times the tokens of its task.
+    """
     torch.set_num_threads(1)
     policy = LMPolicy.load("embedded", seed=seed, critic="copy" if method == "PPO, own critic" else None)
     env, kl_coef, tokens, best = make_env(task, policy.tokenizer)
@@ -79,9 +92,13 @@ def train(task, method, seed, rate):
         agent = RLOO(env, policy, RLOOConfig(**common), kl_coef=kl_coef)
     elif method == "GRPO":
         agent = GRPO(env, policy, GRPOConfig(**common, num_epochs=2, minibatch_size=32), kl_coef=kl_coef)
+    elif method in GRADIENT:
+        config = dataclasses.replace(presets.TEXT, **common, fit_value_head=False, **GRADIENT[method])
+        agent = PPO(env, policy, config, kl_coef=kl_coef)
     else:
         once = dict(num_epochs=1, minibatch_size=EPISODES) if method == "PPO, one step" else {}
         agent = PPO(env, policy, dataclasses.replace(presets.TEXT, **common, **once), kl_coef=kl_coef)
+    tokens = round(scale * tokens)
     start = time.process_time()
     history = list(agent.learn(tokens))
     weights = [metrics["rollout/steps"] for metrics in history]
@@ -99,14 +116,29 @@ def main():
     parser.add_argument("--tasks", nargs="+", choices=tasks, default=tasks)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--seconds", action="store_true", help="also train for the seconds that PPO takes")
     parser.add_argument("--tune", action="store_true", help="try every learning rate instead of the chosen one")
     arguments = parser.parse_args()
+    if arguments.seconds and arguments.methods[0] != "PPO":
+        parser.error("--seconds compares with PPO: name it first in --methods")
+    seconds = {}
     for task, method in itertools.product(arguments.tasks, arguments.methods):
         for rate in RATES if arguments.tune else [RATE]:
             runs = [train(task, method, seed, rate) for seed in arguments.seeds]
-            columns = {name: [run[name] for run in runs] for name in runs[0]}
-            shown = {name: f"{statistics.fmean(x):.3f} [{min(x):.3f}, {max(x):.3f}]" for name, x in columns.items()}
-            print(json.dumps({"task": task, "method": method, "rate": rate} | shown), flush=True)
+            show(runs, task=task, method=method, rate=rate, equal="tokens")
+            if method == "PPO":
+                seconds[task] = statistics.fmean(run["cpu"] for run in runs)
+            if arguments.seconds:
+                scale = seconds[task] / statistics.fmean(run["cpu"] for run in runs)
+                runs = [train(task, method, seed, rate, scale) for seed in arguments.seeds]
+                show(runs, task=task, method=method, rate=rate, equal="seconds")
+
+
+def show(runs, **labels):
+    """Print the mean, smallest and largest of each figure of some runs."""
+    columns = {name: [run[name] for run in runs] for name in runs[0]}
+    shown = {name: f"{statistics.fmean(x):.3f} [{min(x):.3f}, {max(x):.3f}]" for name, x in columns.items()}
+    print(json.dumps(labels | shown, ensure_ascii=False), flush=True)
 
 
 if __name__ == "__main__":

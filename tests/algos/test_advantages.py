@@ -7,7 +7,15 @@ import torch
 from tensordict import TensorDict
 
 from algos import advantages, losses
-from algos.advantages import discounted_returns, gae, leave_one_out, standardize_in_group, subtract_mean, whiten
+from algos.advantages import (
+    discounted_returns,
+    gae,
+    lambda_by_length,
+    leave_one_out,
+    standardize_in_group,
+    subtract_mean,
+    whiten,
+)
 from tests.helpers.rollouts import junk, random_rollout
 from textenv.rollout import following, masked_mean
 
@@ -220,6 +228,28 @@ def test_gae_equals_the_recursion_entry_by_entry():
         advantage, target = gae(**columns, value=junk, next_value=next_value, gamma=0.9, gae_lambda=0.8)
         torch.testing.assert_close(advantage, expected, atol=1e-5, rtol=0)
         torch.testing.assert_close(target, torch.where(rollout["mask"], expected + value, 0.0), atol=1e-5, rtol=0)
+
+
+def test_each_row_may_have_a_lambda_of_its_own():
+    generator = torch.Generator().manual_seed(0)
+    rollout = random_rollout(generator, 3, 8)
+    value, next_value = torch.randn(2, 3, 8, generator=generator).unbind()
+    columns = {name: rollout[name] for name in ("reward", "terminated", "truncated", "mask")}
+    decays = torch.tensor([0.0, 0.5, 1.0])
+    each, _ = gae(**columns, value=value, next_value=next_value, gamma=0.9, gae_lambda=decays[:, None].expand(3, 8))
+    for row, decay in enumerate(decays.tolist()):
+        alone, _ = gae(**columns, value=value, next_value=next_value, gamma=0.9, gae_lambda=decay)
+        torch.testing.assert_close(each[row], alone[row])
+
+
+def test_lambda_grows_with_the_length_of_an_answer():
+    """VAPO, eq. 9, α = .05: 1 - 1/(.05 · 40) = .5 for 40 tokens, .75 for 80, and not below 0 for 10."""
+    mask = torch.zeros(3, 80, dtype=torch.bool)
+    mask[0, 7:47] = True
+    mask[1] = True
+    mask[2, :10] = True
+    decay = lambda_by_length(mask, alpha=0.05)
+    torch.testing.assert_close(decay, torch.tensor([[0.5], [0.75], [0.0]]).expand(3, 80))
 
 
 ALL = {"counts": torch.ones(6, dtype=torch.bool)}

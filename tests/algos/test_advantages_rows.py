@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch.nn import functional as F  # noqa: N812
 
-from algos import GRPO, REINFORCE, RLOO, PPOConfig
+from algos import GRPO, REINFORCE, RLOO, PPOConfig, REINFORCEPlusPlus
 from algos.advantages import add_advantages
 from algos.policies.fitted_value import FOLDS, FittedValue
 from algos.policies.normalizers import RewardNormalizer
@@ -82,6 +82,7 @@ def test_gae_over_rows_agrees_with_torchrl(seed):
 
 ALGORITHMS = {
     "reinforce": (REINFORCE, dict(gamma=GAMMA, normalize_advantage=False)),
+    "reinforce_plus_plus": (REINFORCEPlusPlus, dict(gamma=GAMMA, num_epochs=1, minibatch_size=100)),
     "rloo": (RLOO, dict(group_size=2)),
     "grpo": (GRPO, dict(group_size=2)),
     "grpo, each reward": (GRPO, dict(group_size=2, normalize_each_reward=True)),

@@ -1,6 +1,7 @@
 """Losses against numbers worked out by hand, value and gradient, and against torchrl's."""
 
 import inspect
+import math
 from typing import get_args
 
 import pytest
@@ -13,11 +14,15 @@ from algos.advantages import discounted_returns, gae
 from algos.config import AggregationName, PolicyLossName
 from algos.losses import (
     NAMED,
+    ClipCovLoss,
+    KLCovLoss,
+    cispo_policy_loss,
     clipped_policy_loss,
     dual_clipped_policy_loss,
     fixed_length_mean,
     gspo_policy_loss,
     log_ratio,
+    opsm_policy_loss,
     policy_gradient_loss,
     sequence_mean,
     thresholded_policy_loss,
@@ -120,6 +125,71 @@ def test_gspo_has_one_ratio_a_row_with_a_shared_slope():
     check((found[0][1], found[1][1]), [-4.0] * 2, [-4.0] * 2)
 
 
+def test_cispo_weighs_the_policy_gradient_by_a_clipped_ratio():
+    """MiniMax 2025, eq. 4, A = ±2, ε = .2 and .28: the gradient is -A clip(r), so it is never 0; ε = 1 has no floor."""
+    ratio = torch.tensor([0.5, 1.0, 1.5, 0.5, 1.5]).double()
+    found = slopes(cispo_policy_loss, ratio.log(), [2.0, 2.0, 2.0, -2.0, -2.0], clip_range=0.2, clip_higher=0.28)
+    gradients = [-1.6, -2.0, -2.56, 1.6, 2.56]
+    check(found, (torch.tensor(gradients).double() * ratio.log()).tolist(), gradients)
+    found = slopes(cispo_policy_loss, ratio.log(), [2.0] * 5, clip_range=1.0, clip_higher=0.28)
+    assert found[1].tolist() == pytest.approx([-1.0, -2.0, -2.56, -1.0, -2.56])
+
+
+def test_opsm_drops_bad_rows_that_the_policy_has_left():
+    """Means of log π_old - log π: log 2 in row 0 and over the one entry of row 1, 0 in row 2; δ = .5, ε = 9.
+
+    Only rows 0 (A = -1) and 1 (A = 1) are far enough, and only a negative advantage is left out.
+    """
+    ratio = torch.tensor([[0.5, 0.5], [0.5, 4.0], [0.5, 2.0]]).double()
+    mask = torch.tensor([[True, True], [True, False], [True, True]])
+    log_ratio = torch.where(mask, ratio.log(), 0.0)
+    advantage = torch.tensor([[-1.0, -1.0], [1.0, 0.0], [-1.0, -1.0]])
+    found = slopes(opsm_policy_loss, log_ratio, advantage, mask, clip_range=9.0)
+    kept = [[0.0, 0.0], [-0.5, 0.0], [0.5, 2.0]]
+    check(found, kept, kept)
+    found = slopes(opsm_policy_loss, log_ratio, advantage, mask, clip_range=9.0, threshold=0.7)
+    kept = [[0.5, 0.5], [-0.5, 0.0], [0.5, 2.0]]
+    check(found, kept, kept)
+
+
+COVARIANCES = dict(
+    log_prob=torch.tensor([-1.0, -2.0, -3.0, -2.0]), advantage=torch.tensor([3.0, 1.0, -2.0, -2.0]), mask=TRUE.expand(4)
+)
+"""Means -2 and 0, so the parts of the covariance are 3, 0, 2 and 0."""
+
+
+def test_clip_cov_leaves_out_some_steps_between_its_bounds():
+    """Of the parts 3, 0, 2, 0 two are between 1 and 5; half of four steps are both, a quarter is one, by the seed."""
+    chosen = [
+        ClipCovLoss(fraction=fraction).select(**COVARIANCES, generator=torch.Generator().manual_seed(seed))
+        for fraction, seed in [(0.5, 0), *((0.25, seed) for seed in range(9))]
+    ]
+    assert chosen[0].tolist() == [True, False, True, False]
+    assert {tuple(one.tolist()) for one in chosen[1:]} == {(True, False, False, False), (False, False, True, False)}
+    nothing = ClipCovLoss(low=3.5).select(**COVARIANCES, generator=torch.Generator())
+    assert nothing.tolist() == [False] * 4
+    found = slopes(ClipCovLoss(), [0.0] * 4, COVARIANCES["advantage"], clip_range=0.2, selected=chosen[0])
+    check(found, [0.0, -1.0, 0.0, 2.0], [0.0, -1.0, 0.0, 2.0])
+
+
+def test_kl_cov_charges_the_steps_of_largest_covariance():
+    """Half of the steps: those of 3 and 2. At r = e the loss is -A e, and 1 · β more for those; the slope is alike."""
+    selected = KLCovLoss(fraction=0.5).select(**COVARIANCES, generator=torch.Generator())
+    assert selected.tolist() == [True, False, True, False]
+    found = slopes(KLCovLoss(coef=0.7), [1.0] * 4, COVARIANCES["advantage"], clip_range=0.2, selected=selected)
+    gradients = [-3 * math.e + 0.7, -math.e, 2 * math.e + 0.7, 2 * math.e]
+    check(found, gradients, gradients)
+
+
+def test_steps_are_chosen_among_the_true_entries_only():
+    mask = torch.tensor([[True, False], [True, True]])
+    log_prob = torch.tensor([[-1.0, 90.0], [-3.0, -2.0]])
+    advantage = torch.tensor([[1.0, 90.0], [-1.0, 0.0]])
+    for loss in (ClipCovLoss(fraction=1.0, low=0.5), KLCovLoss(fraction=0.7)):
+        selected = loss.select(log_prob=log_prob, advantage=advantage, mask=mask, generator=torch.Generator())
+        assert selected.tolist() == [[True, False], [True, False]]
+
+
 def test_for_the_threshold_a_single_step_is_a_row():
     ratio = torch.tensor([1.0, 9.0, 11.0]).double()
     found = slopes(thresholded_policy_loss, ratio.log(), [1.0, 1.0, 1.0], clip_range=100.0)
@@ -191,6 +261,8 @@ POLICY_LOSSES = [
     (dual_clipped_policy_loss, CLIPPED | dict(limit=1.5)),
     (thresholded_policy_loss, CLIPPED | dict(threshold=1.3)),
     (gspo_policy_loss, CLIPPED | dict(clip_higher=0.28)),
+    (cispo_policy_loss, CLIPPED | dict(clip_higher=0.28)),
+    (opsm_policy_loss, CLIPPED | dict(threshold=0.1)),
 ]
 
 

@@ -12,6 +12,7 @@ from algos import PPOConfig
 from algos.config import Config
 from algos.optimizer import Optimizer
 from algos.storage.serialization import from_json, to_json
+from tests.helpers.errors import refused
 
 
 class TwoParts:
@@ -47,6 +48,26 @@ def test_policy_and_value_are_clipped_together(fields, clipped):
     )
     assert (policy.weight.grad.item(), policy.value_weight.grad.item()) == pytest.approx(clipped, rel=1e-4)
     assert metrics["update/grad_norm"].item() == pytest.approx(math.hypot(3, 4), rel=1e-5)
+
+
+def test_the_value_is_trained_alone_at_first():
+    """For a quarter of the training; then both move, by about the learning rate each."""
+    policy = TwoParts()
+    config = PPOConfig(learning_rate=0.1, value_pretraining=0.25)
+    optimizer = Optimizer(policy.parameters(), config, policy=policy)
+    weights = []
+    for progress in (0.0, 0.2, 0.25, 1.0):
+        optimizer.schedule(progress)
+        optimizer.step(
+            lambda batch: (policy.weight.sum() + policy.value_weight.sum(), {}), TensorDict({}, batch_size=[1])
+        )
+        weights.append((policy.weight.item(), policy.value_weight.item()))
+    start = TwoParts()
+    moved = [(weight - start.weight.item(), value - start.value_weight.item()) for weight, value in weights]
+    assert moved[1] == (0.0, pytest.approx(-0.2, rel=1e-3))
+    assert moved[3] == (pytest.approx(-0.2, rel=1e-3), pytest.approx(-0.4, rel=1e-3))
+    with refused(ValueError, "value_pretraining is 0.25", "has no parameters that only the value uses"):
+        Optimizer([policy.weight], config, policy=policy)
 
 
 @pytest.mark.parametrize(

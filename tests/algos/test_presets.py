@@ -35,13 +35,15 @@ def test_a_recipe_makes_an_agent_that_trains(env_id, algorithm):
         most = recipe.num_envs * recipe.config.num_steps
         assert 0.8 * most <= metrics["steps"] <= most
     moved = [bool((one != two).any()) for one, two in zip(before, policy.parameters(), strict=True)]
-    assert any(moved) if algorithm in ("grpo", "reinforce", "rloo") else all(moved)  # they train no critic
+    assert (
+        any(moved) if algorithm in ("grpo", "reinforce", "reinforce_plus_plus", "rloo") else all(moved)
+    )  # they train no critic
     assert all(bool(torch.isfinite(p).all()) for p in policy.parameters())
     # Schedules run along the iterations: with a few they would jump.
     assert recipe.total_steps >= 10 * metrics["steps"]
 
 
-@pytest.mark.parametrize("algorithm", ["a2c", "grpo", "ppo", "reinforce", "rloo", "trpo"])
+@pytest.mark.parametrize("algorithm", ["a2c", "grpo", "ppo", "reinforce", "reinforce_plus_plus", "rloo", "trpo"])
 def test_without_a_recipe_the_algorithms_own_is_taken(algorithm):
     control, text = presets.recipe("Blackjack-v1", algorithm), presets.recipe("textenv/Copy-v0", algorithm)
     assert type(control.config) is type(text.config) and text.config.num_steps is None

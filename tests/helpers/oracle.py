@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from algos import PPOConfig
+from algos.config import CONFIGS
 from algos.make import find_algorithm
 from algos.policies.policy import Policy, Step
 from algos.policies.random_streams import UniformStreams
@@ -175,7 +176,7 @@ CONFIG = PPOConfig(
 
 def name_of(config):
     """Name of the algorithm that a config belongs to."""
-    return type(config).__name__.removesuffix("Config").lower()
+    return next(name for name, config_type in CONFIGS.items() if config_type is type(config))
 
 
 def run(seed, beta, *, iterations=300, penalty=None, environment=None, policy=None, config=CONFIG, problem=None):

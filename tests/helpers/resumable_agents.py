@@ -25,6 +25,8 @@ from algos import (
     PPOConfig,
     QPolicy,
     REINFORCEConfig,
+    REINFORCEPlusPlus,
+    REINFORCEPlusPlusConfig,
     SACGSDEPolicy,
     SACPolicy,
     TD3Policy,
@@ -32,6 +34,7 @@ from algos import (
     WordsPolicy,
 )
 from algos.finetuning.text_loss import TextLoss
+from algos.losses import ClipCovLoss
 from tests.helpers.models import WORDS, make_gpt2, make_t5, make_tokenizer
 from textenv import KLPenalty, LanguageModel, ProgramVectorEnv, TextVectorEnv
 from textenv.kl.coefficients import AdaptiveCoefficient
@@ -236,6 +239,21 @@ def reinforce_game():
     return REINFORCE(env, policy, REINFORCEConfig(num_episodes=12, baseline="agent", normalize_advantage=False))
 
 
+def ppo_vine():
+    """With values by completions, and a reward that has running statistics."""
+    config = PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4, gamma=1.0, vine_samples=2, vine_interval=2)
+    return text(PPO, config, reward=Normalize(count_good))
+
+
+def reinforce_plus_plus():
+    """With a loss that draws steps, and weights of rows."""
+    config = REINFORCEPlusPlusConfig(
+        num_episodes=8, num_epochs=2, minibatch_size=4, gamma=1.0, importance_weights="sequence_mask",
+        policy_loss=ClipCovLoss(fraction=0.2, low=0.01),
+    )  # fmt: skip
+    return text(REINFORCEPlusPlus, config)
+
+
 def says_bad(content):
     return "bad"
 
@@ -243,6 +261,7 @@ def says_bad(content):
 MAKERS = (
     ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, ppo_images, a2c, trpo, dqn, sac, sac_gsde, td3,
     grpo_control, ppo_text, ppo_seq2seq, grpo_text, ppo_normalized, ppo_words, reinforce_game,
+    reinforce_plus_plus, ppo_vine,
 )  # fmt: skip
 
 

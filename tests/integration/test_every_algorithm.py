@@ -18,10 +18,14 @@ from algos.config import AlgorithmName
 from algos.dqn import DQNConfig
 from algos.grpo import GRPO, GRPOConfig
 from algos.losses import (
+    ClipCovLoss,
+    KLCovLoss,
+    cispo_policy_loss,
     clipped_policy_loss,
     dual_clipped_policy_loss,
     fixed_length_mean,
     gspo_policy_loss,
+    opsm_policy_loss,
     sequence_mean,
     thresholded_policy_loss,
     token_mean,
@@ -30,6 +34,7 @@ from algos.make import find_algorithm, make_policy
 from algos.minibatches import minibatches
 from algos.presets import VALUE_POLICIES, recipe
 from algos.reinforce import REINFORCE, REINFORCEConfig
+from algos.reinforce_plus_plus import REINFORCEPlusPlusConfig
 from algos.rloo import RLOO, RLOOConfig
 from algos.training.metrics import reference_metrics, rollout_metrics
 from algos.trpo import TRPO, TRPOConfig
@@ -52,7 +57,10 @@ CONFIGS = {
     "ppo, dual clip": PPOConfig(**STEPS, **PASSES, policy_loss=partial(dual_clipped_policy_loss, limit=1.1)),
     "ppo, sequence mean": PPOConfig(**STEPS, **PASSES, aggregation=sequence_mean),
     "ppo, threshold": PPOConfig(**STEPS, **PASSES, policy_loss=partial(thresholded_policy_loss, threshold=1.1)),
+    "ppo, clip-cov": PPOConfig(**STEPS, **PASSES, policy_loss=ClipCovLoss(fraction=0.3, low=0.01)),
+    "ppo, kl-cov": PPOConfig(**STEPS, **PASSES, policy_loss=KLCovLoss(fraction=0.3)),
     "reinforce": REINFORCEConfig(num_episodes=8),
+    "reinforce_plus_plus": REINFORCEPlusPlusConfig(num_episodes=8, **PASSES),
     "rloo": RLOOConfig(num_episodes=8, group_size=4),
     "trpo": TRPOConfig(**STEPS, critic_epochs=2, minibatch_size=3, conjugate_gradient_steps=5),
 }
@@ -164,9 +172,13 @@ LOSSES = {
     "higher": partial(clipped_policy_loss, clip_higher=0.5),
     "threshold": partial(thresholded_policy_loss, threshold=1.01),
     "gspo": gspo_policy_loss,
+    "cispo": cispo_policy_loss,
+    "opsm": partial(opsm_policy_loss, threshold=0.01),
+    "clip-cov": ClipCovLoss(fraction=0.3, low=0.01),
+    "kl-cov": KLCovLoss(fraction=0.3),
 }
 MEANS = {"fixed": FIXED, "sequence": sequence_mean, "token": token_mean}
-CUTS = [pytest.param(kind, {}, id=kind) for kind in ("a2c", "reinforce", "rloo")]
+CUTS = [pytest.param(kind, {}, id=kind) for kind in ("a2c", "reinforce", "reinforce_plus_plus", "rloo")]
 CUTS += [pytest.param("grpo", {"aggregation": MEANS[how]}, id=f"grpo-{how}") for how in sorted(MEANS)]
 CUTS += [pytest.param("ppo, sequence mean", {"aggregation": MEANS[how]}, id=f"ppo-{how}") for how in sorted(MEANS)]
 CUTS += [pytest.param("ppo, dual clip", {"policy_loss": LOSSES[name]}, id=f"ppo-{name}") for name in sorted(LOSSES)]
@@ -419,6 +431,7 @@ LEARNERS = {
     "a2c": dict(iterations=24, gamma=1.0, normalize_advantage=True, vf_coef=0.1),
     "grpo": dict(iterations=14, minibatch_size=16, num_epochs=2),
     "reinforce": dict(iterations=24, gamma=1.0),
+    "reinforce_plus_plus": dict(iterations=14, gamma=1.0, minibatch_size=16, num_epochs=2),
     "rloo": dict(iterations=24),
     "trpo": dict(iterations=10, gamma=1.0, minibatch_size=16, max_kl=0.1),
 }
@@ -437,6 +450,7 @@ SOLVERS = {
     "grpo": GRPOConfig(num_episodes=32, group_size=8, minibatch_size=64, learning_rate=2e-2),
     "ppo": PPOConfig(num_steps=8, minibatch_size=32, learning_rate=1e-2),
     "reinforce": REINFORCEConfig(num_episodes=16, gamma=0.5, learning_rate=2e-2),
+    "reinforce_plus_plus": REINFORCEPlusPlusConfig(num_episodes=32, gamma=0.5, minibatch_size=64, learning_rate=2e-2),
     "rloo": RLOOConfig(num_episodes=16, group_size=4, learning_rate=2e-2),
     "trpo": TRPOConfig(num_steps=32, learning_rate=1e-2, max_kl=0.05),
 }

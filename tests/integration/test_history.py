@@ -10,7 +10,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 import algos
-from algos import A2C, GRPO, PPO, REINFORCE, RLOO, TRPO, Collector, PPOConfig, collect
+from algos import A2C, GRPO, PPO, REINFORCE, RLOO, TRPO, Collector, PPOConfig, REINFORCEPlusPlus, collect
 from algos.advantages import add_advantages
 from tests.helpers.conversations import CHAT_WORDS, LETTERS, TEXT, Walk, chat_tokenizer
 from tests.helpers.engines import FakeEngine
@@ -465,6 +465,7 @@ TRAINED = {
     "a2c": (A2C, {}),
     "grpo": (GRPO, dict(group_size=4, minibatch_size=16)),
     "rloo": (RLOO, dict(group_size=4)),
+    "reinforce_plus_plus": (REINFORCEPlusPlus, dict(minibatch_size=16)),
     "reinforce": (REINFORCE, {}),
     "trpo": (TRPO, {}),
 }

@@ -74,7 +74,7 @@ class ActionMasks:
         self._sets[NOT_FORBIDDEN:, list(forbidden)] = False
         self._count = 3
         self._index_of_mask: dict[bytes, int] = {}
-        self._forbidden = sorted(forbidden)
+        self.forbidden = sorted(forbidden)
         self.forbid_before_minimum(ends)
 
     def forbid_before_minimum(self, ends: Sequence[int]) -> None:
@@ -88,10 +88,10 @@ class ActionMasks:
         before_minimum[list(ends)] = False
         num_tokens = len(not_forbidden)
         if not not_forbidden.any():
-            raise ValueError(f"forbidden is {self._forbidden}, which leaves no token of {num_tokens}: forbid fewer")
+            raise ValueError(f"forbidden is {self.forbidden}, which leaves no token of {num_tokens}: forbid fewer")
         if self.min_new_tokens and not before_minimum.any():
             raise ValueError(
-                f"forbidden is {self._forbidden}, and before min_new_tokens={self.min_new_tokens} the ends of a turn "
+                f"forbidden is {self.forbidden}, and before min_new_tokens={self.min_new_tokens} the ends of a turn "
                 f"{sorted(ends)} are forbidden too, which leaves no token of {num_tokens}: forbid fewer, or set "
                 "min_new_tokens to 0"
             )

@@ -366,6 +366,21 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         return self._masks.sets[mask_index]
 
     @property
+    def limits(self) -> Limits:
+        """Length limits and stop sequences, as they were given."""
+        return self._limits
+
+    @property
+    def forbidden(self) -> Sequence[int]:
+        """Token ids that no turn may contain, sorted."""
+        return self._masks.forbidden
+
+    @property
+    def has_rule(self) -> bool:
+        """Whether ``allowed`` says which tokens a turn may have."""
+        return self._masks.rule is not None
+
+    @property
     def context_number(self) -> np.ndarray:
         """int64 ``[num_envs]``: how often the task has given each slot of `step` a new context in its episode."""
         return self._step_transcript.row_number.copy()

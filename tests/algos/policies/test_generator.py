@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from algos import A2C, GRPO, PPO
-from algos.advantages import with_importance_weights
 from algos.collection import Collector
 from algos.extras.vllm import VLLMServer
+from algos.importance import token_truncate, with_importance_weights
 from tests.helpers.conversations import Parrot
 from tests.helpers.engines import FakeEngine
 from tests.helpers.errors import refused
@@ -188,7 +188,7 @@ def test_weights_are_renewed_before_each_rollout():
 def test_what_cannot_be_corrected_is_refused():
     with refused(TypeError, "MLPPolicy in a .*: it generates text"):
         PPO(cartpole(), generator=FakeEngine())
-    with refused(TypeError, "A2CConfig, which has no max_importance_weight .* use PPO or GRPO"):
+    with refused(TypeError, "A2CConfig, which has no importance weights .* use PPO or GRPO"):
         A2C(text_env(), lm_policy(), num_steps=None, num_episodes=4, generator=FakeEngine())
     assert (
         GRPO(text_env(), lm_policy(), generator=FakeEngine(), max_importance_weight=3.0).config.max_importance_weight
@@ -233,7 +233,7 @@ def test_gap_and_weights_of_a_wrong_engine_are_exact():
     chance, rollout = chances(agent), agent.collect()
     scale = 1 + chance[BAD] * (math.exp(SHIFT) - 1)
     ratio = torch.where(rollout["action"] == BAD, scale * math.exp(-SHIFT), scale).clamp(max=2.0)
-    found, metrics = with_importance_weights(rollout, policy=agent.policy, limit=2.0)
+    found, metrics = with_importance_weights(rollout, policy=agent.policy, weights_of_steps=token_truncate)
     assert torch.allclose(found["importance_weight"], ratio, atol=1e-5)
     assert metrics["policy/importance_weight"] == pytest.approx(ratio.mean().item(), abs=1e-5)
     assert metrics["policy/sampler_gap"] == pytest.approx(ratio.log().abs().mean().item(), abs=1e-5)

@@ -234,7 +234,7 @@ def test_the_command_line_takes_the_recurrent_preset(tmp_path, capsys):
     assert saved["config"]["normalize_rewards"] and json.loads(capsys.readouterr().out)["episodes"] == 2
 
 
-@pytest.mark.parametrize("algo", ["a2c", "grpo", "reinforce", "rloo", "trpo"])
+@pytest.mark.parametrize("algo", ["a2c", "grpo", "reinforce", "reinforce_plus_plus", "rloo", "trpo"])
 def test_every_algorithm_trains_it_by_its_own_config(algo, tmp_path):
     """PPO's preset was taken for all: RLOO trained without groups, GRPO ended in an AttributeError."""
     from algos.cli import main

@@ -26,6 +26,8 @@ from algos import (
     PPOConfig,
     QPolicy,
     REINFORCEConfig,
+    REINFORCEPlusPlus,
+    REINFORCEPlusPlusConfig,
     RLOOConfig,
     TRPOConfig,
 )
@@ -50,6 +52,7 @@ ALGORITHMS = {
     "grpo": (GRPO, GRPOConfig(num_episodes=8, group_size=4)),
     "ppo": (PPO, PPOConfig(**SMALL)),
     "reinforce": (REINFORCE, REINFORCEConfig(num_episodes=8)),
+    "reinforce_plus_plus": (REINFORCEPlusPlus, REINFORCEPlusPlusConfig(num_episodes=8)),
     "rloo": (RLOO, RLOOConfig(num_episodes=8)),
     "trpo": (TRPO, TRPOConfig(num_steps=16)),
 }

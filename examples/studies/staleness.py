@@ -1,0 +1,188 @@
+"""Which correction bears samples of older policies? PPO on film reviews, whose answers are K updates old.
+
+python examples/studies/staleness.py                                     # every run: about 2.5 hours of a core
+python examples/studies/staleness.py --staleness 4 --corrections none,token_truncate --seeds 1
+python examples/studies/staleness.py --enumerate                         # bias and variance on a small tree, exactly
+python examples/studies/staleness.py --table                             # the runs so far
+
+The answers of an update are sampled by the policy as it was K updates before. All else is the recipe of
+textenv/Reviews-v0. A run is a line of runs/staleness.jsonl: the return with the KL charged, of 512 answers of the last
+policy. A run that is there is not repeated.
+"""
+
+import argparse
+import copy
+import dataclasses
+import itertools
+import json
+import statistics
+import time
+from collections import deque
+from functools import partial
+from pathlib import Path
+
+import gymnasium
+import torch
+
+import textenv  # noqa: F401  registers the environments
+from algos import PPO, Collector, LMPolicy, evaluate, importance
+from algos.presets import recipe
+from algos.training.loop import iterate
+from algos.training.metrics import EpisodeMeter
+
+RUNS = Path("runs/staleness.jsonl")
+ITERATIONS = 24
+CORRECTIONS = {
+    "none": {},
+    "opsm": {"policy_loss": "opsm_policy_loss"},
+    **{name: {"importance_weights": name} for name in importance.NAMED},
+}
+"""Fields of the config, by the name of a correction. The first two take ratios to the policy that sampled."""
+
+
+def train(*, correction, staleness, seed):
+    """Train once; return the mean return of 512 answers of the last policy with the KL charged, and their KL, nats."""
+    chosen = recipe("textenv/Reviews-v0")
+    env = gymnasium.make_vec(chosen.env, num_envs=chosen.num_envs, kl_coef=chosen.kl_coef)
+    policy = LMPolicy.load(chosen.model, seed=seed)
+    config = dataclasses.replace(chosen.config, seed=seed, ratio_tolerance=1e9, **CORRECTIONS[correction])
+    agent = PPO(env, policy, config)
+
+    # The policy that samples has the weights of `staleness` updates before
+    sampler = copy.deepcopy(policy.fork())
+    collector = Collector(env, sampler, seed=seed)
+    earlier_weights = deque(maxlen=staleness + 1)
+    meters = (EpisodeMeter(), EpisodeMeter())
+    dropped = []
+    for iteration in range(ITERATIONS):
+        earlier_weights.append([weight.detach().clone() for weight in policy.parameters()])
+        for weight, earlier in zip(sampler.parameters(), earlier_weights[0], strict=True):
+            weight.data.copy_(earlier)
+        agent.progress = iteration / ITERATIONS
+        metrics = iterate(agent, meters, rollout=collector.collect(num_episodes=config.num_episodes))
+        dropped.append(metrics.get("policy/importance_dropped", 0.0))
+
+    rollout = evaluate(env, policy, num_episodes=512, seed=1000).rollout
+    agent.penalty(rollout, policy)
+    return {
+        "return": rollout["reward"].sum().item() / 512,
+        "kl": rollout["kl"].sum().item() / 512,
+        "dropped": statistics.mean(dropped),
+    }
+
+
+def read_runs():
+    """Runs so far, by correction, staleness and seed."""
+    runs = {}
+    if RUNS.exists():
+        for line in RUNS.read_text().splitlines():
+            run = json.loads(line)
+            runs[run["correction"], run["staleness"], run["seed"]] = run
+    return runs
+
+
+def print_table():
+    """Print the mean of the runs of each correction and staleness, and the worst of them."""
+    cells = {}
+    for (correction, staleness, _), run in read_runs().items():
+        cells.setdefault((correction, staleness), []).append(run["return"])
+    columns = sorted({staleness for _, staleness in cells})
+    print("| correction | " + " | ".join(f"K = {staleness}" for staleness in columns) + " |")
+    print("| --- " * (len(columns) + 1) + "|")
+    for correction in CORRECTIONS:
+        texts = []
+        for staleness in columns:
+            returns = cells.get((correction, staleness))
+            texts.append("–" if not returns else f"{statistics.mean(returns):.2f} ({min(returns):.2f})")
+        print(f"| `{correction}` | " + " | ".join(texts) + " |")
+
+
+def enumerate_tree(*, steps=4, actions=3, distance=0.7):
+    """Bias and variance of the weighted policy gradient, by every sequence of actions; a dict by correction.
+
+    The policy π and the sampler μ have a free logit for each prefix and action; those of μ differ from π's by normal
+    noise of this deviation. Both figures are relative to the squared length of π's exact gradient.
+    """
+    generator = torch.Generator().manual_seed(0)
+    sequences = torch.cartesian_prod(*[torch.arange(actions)] * steps)  # [N, T]
+    returns = torch.randn(len(sequences), generator=generator, dtype=torch.float64)
+    powers = actions ** torch.arange(steps)
+    prefixes = [(sequences[:, :t] @ powers[:t]) + (actions**t - 1) // (actions - 1) for t in range(steps)]
+    prefix = torch.stack(prefixes, dim=1)  # a number for each prefix
+    logits = torch.randn(int(prefix.max()) + 1, actions, generator=generator, dtype=torch.float64)
+    noise = distance * torch.randn(logits.shape, generator=generator, dtype=torch.float64)
+    log_prob = logits.log_softmax(-1)[prefix, sequences]
+    sampler_log_prob = (logits + noise).log_softmax(-1)[prefix, sequences]
+    advantages = returns - (log_prob.sum(1).exp() @ returns)
+
+    # Gradient of log π of each step by the logits, [N, T, prefixes, actions]
+    gradients = torch.zeros(*sequences.shape, *logits.shape, dtype=torch.float64)
+    rows = torch.arange(len(sequences))[:, None]
+    columns = torch.arange(steps)[None]
+    gradients[rows, columns, prefix] = -logits.softmax(-1)[prefix]
+    gradients[rows, columns, prefix, sequences] += 1
+    gradients = gradients.flatten(2) * advantages[:, None, None]
+    exact = log_prob.sum(1).exp() @ gradients.sum(1)
+
+    figures = {}
+    mask = torch.ones(sequences.shape, dtype=torch.bool)
+    functions = {
+        "none": lambda log_ratio, mask: torch.ones_like(log_ratio),
+        "product, no limit": partial(importance.sequence_truncate, limit=float("inf")),
+        "ratio, no limit": partial(importance.token_truncate, limit=float("inf")),
+        **importance.NAMED,
+    }
+    for name, function in functions.items():
+        weight = function(log_ratio=log_prob - sampler_log_prob, mask=mask)
+        estimates = (weight[..., None] * gradients).sum(1)  # one for each sequence
+        chance = sampler_log_prob.sum(1).exp()
+        mean = chance @ estimates
+        scale = exact.square().sum()
+        figures[name] = {
+            "bias": ((mean - exact).square().sum() / scale).sqrt().item(),
+            "variance": (chance @ (estimates - mean).square().sum(1) / scale).item(),
+        }
+    return figures
+
+
+def main():
+    """Run what is missing, or print what there is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--staleness", default="0,1,4,16", help="numbers of updates")
+    parser.add_argument("--corrections", default=",".join(CORRECTIONS))
+    parser.add_argument("--seeds", default="1,2,3,4,5")
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--enumerate", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.table:
+        print_table()
+        return
+    if options.enumerate:
+        for distance in (0.1, 0.7):
+            print(f"sampler's logits differ by {distance}")
+            for name, figures in enumerate_tree(distance=distance).items():
+                print(f"{name:22} bias {figures['bias']:.3f}  variance {figures['variance']:.2f}")
+        return
+
+    RUNS.parent.mkdir(exist_ok=True)
+    for seed, staleness, correction in itertools.product(
+        map(int, options.seeds.split(",")), map(int, options.staleness.split(",")), options.corrections.split(",")
+    ):
+        if correction not in CORRECTIONS:
+            parser.error(f"--corrections has {correction!r}, expected some of {', '.join(CORRECTIONS)}")
+        if staleness == 0 and correction != "none":
+            continue  # without a gap all weights are 1
+        if (correction, staleness, seed) in read_runs():
+            continue
+        start = time.perf_counter()
+        run = {"correction": correction, "staleness": staleness, "seed": seed}
+        run |= train(correction=correction, staleness=staleness, seed=seed)
+        run["seconds"] = round(time.perf_counter() - start, 1)
+        with RUNS.open("a") as file:
+            file.write(json.dumps(run) + "\n")
+        print(run, flush=True)
+
+
+if __name__ == "__main__":
+    main()
