@@ -37,6 +37,7 @@ from textenv.kl.coefficients import CoefficientLike
 from textenv.kl.penalty import KLPenalty
 from textenv.lm.model import language_model_of
 from textenv.names import HintsAtMethods, check_names, no_attribute
+from textenv.prompts.template_variables import template_defaults
 from textenv.rollout import is_episode_env
 
 logger = logging.getLogger(__name__)
@@ -123,6 +124,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         """Estimates values by completions, if ``config.vine_samples``."""
         if isinstance(config, ActorCriticConfig) and config.vine_samples is not None:
             self.vine = Vine(samples=config.vine_samples, interval=config.vine_interval)
+        remember_template(env, policy)
         self.collector = Collector(env, policy, seed=collectives.local_seed(config.seed), generator=generator)
         remember_stops(env, policy)
         self.shards = Shards(policy) if shard and collectives.world_size() > 1 else None
@@ -357,6 +359,22 @@ def remember_stops(env: VectorEnv, policy: Policy) -> None:
         return
     lm.stop = tuple(dict.fromkeys([*lm.stop, *env.ends.stop]))
     logger.info("turns end with %s", env.ends)
+
+
+def remember_template(env: VectorEnv, policy: Policy) -> None:
+    """Give the language model's tokenizer the environment's chat template, so that it is asked and saved as trained.
+
+    Environments that are made by name have a tokenizer of their own.
+    """
+    lm = language_model_of(policy)
+    if lm is None or not isinstance(env, TextVectorEnv):
+        return
+    template = env.tokenizer.chat_template
+    if not template or lm.tokenizer.chat_template == template:
+        return
+    lm.tokenizer.chat_template = template
+    variables = template_defaults(env.tokenizer)
+    logger.info("the policy's tokenizer gets the environment's chat template, with the variables %s", variables)
 
 
 def choose_penalty(

@@ -196,7 +196,9 @@ ADVICE: Mapping[str, str] = _by_name({
     "missing_eos_penalty": 'add a reward: Rewards({"score": f, "unfinished": textenv.rewards.unfinished(1.0)})',
     "mask_truncated_completions": "let the reward return None where its argument terminated is False",
     "tools": "the environment has it: TextVectorEnv(..., tools=[f])",
-    "chat_template_kwargs chat_template_path apply_chat_template_kwargs": "set tokenizer.chat_template",
+    "chat_template_path": "set tokenizer.chat_template",
+    "chat_template_kwargs apply_chat_template_kwargs":
+        "the environment has it: TextVectorEnv(..., chat_template_kwargs={'enable_thinking': False})",
     "filter_overlong_prompts": "max_prompt_tokens of the environment; a longer prompt is an error",
     "truncation": "max_prompt_tokens of the environment; a longer prompt is an error, and is not cut",
     "delta clip_ratio_c": "policy_loss=functools.partial(dual_clipped_policy_loss, limit=...)",

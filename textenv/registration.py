@@ -103,9 +103,12 @@ def _make_program(
     """Make a program as an environment, see `textenv.programs.builtin`; arguments as for `make_vector_env`."""
     from textenv.lm.loading import load_tokenizer
     from textenv.programs.builtin import make_program_env
+    from textenv.prompts.template_variables import set_template_variables
 
     penalty = _penalty(model, kl_coef, arguments.pop("penalty", None))
-    options: dict[str, Any] = dict(tokenizer=load_tokenizer(model), num_envs=num_envs, penalty=penalty)
+    tokenizer = load_tokenizer(model)
+    set_template_variables(tokenizer, arguments.get("chat_template_kwargs"))
+    options: dict[str, Any] = dict(tokenizer=tokenizer, num_envs=num_envs, penalty=penalty)
     if task == "OpenEnv":
         from textenv.tasks.openenv import make_tool_env
 
@@ -148,6 +151,7 @@ def _constructor_arguments(
     """Return the arguments for the environment's constructor; create tokenizer, task and penalty."""
     from textenv.envs.vector_env import TextVectorEnv
     from textenv.lm.loading import load_tokenizer
+    from textenv.prompts.template_variables import set_template_variables
     from textenv.tasks.builtin import make_task
 
     # Names of other libraries
@@ -156,7 +160,9 @@ def _constructor_arguments(
         if name not in accepted and not accepted.isdisjoint(our_names(name)):
             raise TypeError(f"textenv/{task}-v0 has no {name!r}: {advice(name, accepted)}")
 
+    # First, because the default limits of prompts are their lengths
     tokenizer = load_tokenizer(model)
+    set_template_variables(tokenizer, arguments.get("chat_template_kwargs"))
     try:
         task_object, limits, env_arguments = make_task(task, tokenizer=tokenizer, split=split, **arguments)
     except TypeError as error:

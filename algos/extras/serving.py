@@ -23,6 +23,7 @@ from textenv.gateway.answers import Piece
 from textenv.gateway.requests import CompletionRequest, check_size, not_within
 from textenv.lm.sampling import greedy, sample, truncate
 from textenv.prompts.prompts import Prompt, as_prompt
+from textenv.prompts.template_variables import check_template_variables
 from textenv.prompts.tokenize import prompt_ids
 
 if TYPE_CHECKING:
@@ -152,10 +153,13 @@ class PolicyAnswerer:
 
         # Token ids of the prompt
         prompt = as_prompt(0, request.content)
+        variables: dict[str, object] = {}
+        if request.chat_template_kwargs:
+            variables = check_template_variables(request.chat_template_kwargs, self.policy.tokenizer)
         if schemas is None:
-            ids = prompt_ids(prompt, self.policy.tokenizer)
+            ids = prompt_ids(prompt, self.policy.tokenizer, **variables)
         else:
-            ids = schemas.prompt_ids(prompt)
+            ids = schemas.prompt_ids(prompt, **variables)
         if not 0 <= min(ids) <= max(ids) < lm.num_tokens:
             raise ValueError(f"prompt is {ids!r:.300}, expected token ids from 0 to {lm.num_tokens - 1}")
 

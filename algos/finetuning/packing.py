@@ -1,6 +1,5 @@
 """Packing: several examples in one row, with no attention between them."""
 
-import inspect
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -16,10 +15,8 @@ from textenv.lm.answers import eos_ids, learnt_chats, without_turn_end, written_
 from textenv.lm.model import LanguageModel
 from textenv.prompts.messages import Message, answer_beginning, is_messages, read_messages, with_answer, without_prompt
 from textenv.prompts.prompts import Prompt, as_prompt
+from textenv.prompts.template_variables import refuse_own_arguments
 from textenv.prompts.tokenize import prompt_ids, text_ids, warn_of_spelling, without_end
-
-_TEMPLATE_ARGUMENTS = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys()
-"""Arguments of `apply_chat_template` itself, which no row of a data set may set."""
 
 
 class Example(NamedTuple):
@@ -332,11 +329,7 @@ def _template_options(index: int, row: Mapping[str, object]) -> dict[str, object
 
     # Variables of the template
     options = dict(columns["chat_template_kwargs"] or {})
-    reserved = _TEMPLATE_ARGUMENTS & options.keys()
-    if reserved:
-        raise ValueError(
-            f"example {index} has the chat_template_kwargs {sorted(reserved)}, expected variables of the template only"
-        )
+    refuse_own_arguments(options, where=f"the chat_template_kwargs of example {index}")
     if columns["tools"]:
         options["tools"] = columns["tools"]
     return options

@@ -69,6 +69,13 @@ def _is_plain(value: object) -> bool:
     return value is None or _is_number(value) or _is_switch(value) or _is_word(value)
 
 
+def _are_variables(value: object) -> bool:
+    """Return True for variables of a chat template with their values: names, and texts or other plain data."""
+    if not isinstance(value, dict):
+        return False
+    return all(_is_word(name) and (_is_text(item) or _is_plain(item)) for name, item in value.items())
+
+
 def _are_words(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_word, value))
 
@@ -98,6 +105,7 @@ PROMPTS = "a file's name or a list of prompts", _are_prompts
 STOPS = "a list of texts and token ids", _are_stops
 ACTIONS = "a list of words", _are_actions
 WORDS = "a list of names", _are_words
+VARIABLES = "variables of a chat template", _are_variables
 OBJECT = "arguments that are plain data", _is_plain_object
 Kind = tuple[str, Callable[[object], bool]]
 """What an argument must be: in words, and as a function that returns True if it is."""
@@ -106,6 +114,8 @@ OF_TEXT: dict[str, Kind] = {
     "split": WORD,
     "kl_coef": NUMBER,
     "tool_timeout": NUMBER,
+    "chat_template_kwargs": VARIABLES,
+    "earlier_turns": WORD,
     "render_mode": WORD,
     "score_while_generating": SWITCH,
     "autoreset_mode": WORD,

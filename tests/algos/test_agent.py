@@ -9,6 +9,7 @@ from algos import PPO, Case, LMPolicy, PPOConfig, WordsPolicy, collect, compare,
 from algos.cli import main
 from algos.make import make_policy
 from algos.recipe import Recipe
+from tests.helpers.chat_templates import own_template_tokenizer
 from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from textenv import KLPenalty, ScheduledCoefficient, TextVectorEnv
@@ -155,3 +156,39 @@ def test_minibatches_of_one_unit_are_refused(make, unit, caplog):
     caplog.clear()
     text_agent(None, minibatch_size=2)
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_policy_is_saved_with_the_template_of_its_training(tmp_path):
+    """Environments that are made by name have a tokenizer of their own; against transformers' rendering."""
+    tokenizer = own_template_tokenizer("qwen 3")
+    LMPolicy(make_gpt2(len(tokenizer), n_positions=200), tokenizer).save(tmp_path / "model")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "what is the time?"}\n')
+    (tmp_path / "rewards.py").write_text("def score(completions):\n    return [float(len(c)) for c in completions]\n")
+    reward = f"{tmp_path}/rewards.py:score"
+    env_kwargs = '{"chat": true, "max_new_tokens": 4, "chat_template_kwargs": {"enable_thinking": false}}'
+    options = ["--model", str(tmp_path / "model"), "--prompts", str(tmp_path / "prompts.jsonl"), "--reward", reward]
+    sizes = ["--total-steps", "16", "--config.num-episodes", "4", "--config.minibatch-size", "4"]
+    run = str(tmp_path / "run")
+    main(["train", "textenv/Prompts-v0", *options, *sizes, "--env-kwargs", env_kwargs, "--run-dir", run])
+
+    chat = [{"role": "user", "content": "what is the time?"}]
+    expected = tokenizer.apply_chat_template(chat, add_generation_prompt=True, enable_thinking=False, return_dict=False)
+    for trained in (load(run).tokenizer, LMPolicy.load(f"{run}/policy").tokenizer):
+        assert trained.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) == expected
+    main(["evaluate", run, "--reward", reward, "--num-episodes", "2"])  # the variables need not be named again
+
+
+def test_two_templates_of_one_training_are_refused():
+    """A second environment that renders otherwise, with the policy's own tokenizer."""
+    tokenizer = own_template_tokenizer("qwen 3")
+    policy = LMPolicy(make_gpt2(len(tokenizer), n_positions=200), tokenizer)
+    arguments = dict(prompts=[[{"role": "user", "content": "a"}]], reward=lambda completions: [0.0] * len(completions))
+    arguments |= dict(max_prompt_tokens=99, max_new_tokens=4)
+    evaluated = TextVectorEnv(tokenizer=tokenizer, **arguments)
+    env = TextVectorEnv(
+        tokenizer=own_template_tokenizer("qwen 3"), chat_template_kwargs={"enable_thinking": False}, **arguments
+    )
+    PPO(env, policy, **TEXT)
+    assert policy.tokenizer.chat_template == env.tokenizer.chat_template
+    with pytest.raises(ValueError, match="chat template is another one than when this environment was made"):
+        evaluate(evaluated, policy, num_episodes=1)

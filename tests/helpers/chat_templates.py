@@ -1,5 +1,6 @@
 """Chat templates as published models have them, in short, and a byte-level tokenizer for all of them."""
 
+import copy
 from functools import cache
 
 SPECIAL = [
@@ -64,7 +65,9 @@ TEMPLATES = {
         + "<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     ),
-    "qwen 3": _QWEN.replace("{S}", ""),
+    "qwen 3": _QWEN.replace(
+        "{S}", "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+    ),
     "qwen 3 thinking": _QWEN.replace("{S}", "<think>\n"),
     "r1": (
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}<|assistant|>"
@@ -151,4 +154,12 @@ def template_tokenizer(name):
         clean_up_tokenization_spaces=False,
     )
     tokenizer.chat_template = TEMPLATES[name]
+    return tokenizer
+
+
+def own_template_tokenizer(name, template=None):
+    """The same tokenizer, to be changed; or with another template."""
+    tokenizer = copy.deepcopy(template_tokenizer(name))
+    if template is not None:
+        tokenizer.chat_template = template
     return tokenizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -107,12 +108,16 @@ class StringGames:
         check_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.chat = chat and bool(tokenizer.chat_template)
-        self._has_system_message = self.chat and has_system_message(tokenizer)
         self.pay_at = pay_at
         self.max_turns_per_row = history
         """Number of observations that the model sees, which is the maximum number of turns in a row; None: all."""
         self._answered: list[Turn] = []
         self._map: Callable[..., Iterable[Any]] = map
+
+    @functools.cached_property
+    def _has_system_message(self) -> bool:
+        """True if the chat template writes system messages; asked late, because an environment may set variables."""
+        return has_system_message(self.tokenizer)
 
     def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
         """Start games; see `textenv.envs.task.Task.sample_prompts`. Equal numbers give equal games."""

@@ -62,6 +62,14 @@ class ShortRows(Conversation, Protocol):
 
 
 @runtime_checkable
+class WritesChats(Conversation, Protocol):
+    """Conversation that knows whether its prompts are chats."""
+
+    chat: bool
+    """True if prompts are chat messages, False if they are texts."""
+
+
+@runtime_checkable
 class SeveralAgents(Conversation, Protocol):
     """Conversation with several agents, of which one is asked at a time.
 

@@ -52,8 +52,12 @@ class ToolSchemas:
         """Description of the functions, for prompts in which no chat template shows the schemas."""
         self.template_shows_schemas = bool(tokenizer.chat_template) and self._check_template()
 
-    def prompt_ids(self, prompt: Prompt) -> list[int]:
+    def prompt_ids(self, prompt: Prompt, **variables: object) -> list[int]:
         """Return the token ids of a prompt with the schemas; see `textenv.prompts.tokenize.prompt_ids`.
+
+        Args:
+            prompt: the prompt.
+            variables: variables of the chat template.
 
         Raises:
             ValueError: if the prompt is token ids, or as that function does.
@@ -66,7 +70,7 @@ class ToolSchemas:
         elif not self.template_shows_schemas:
             content = self._with_system_message(_with_written_calls(prompt.messages))
         schemas = self.schemas if self.template_shows_schemas else ()
-        return prompt_ids(replace(prompt, content=content), self.tokenizer, tools=schemas)
+        return prompt_ids(replace(prompt, content=content), self.tokenizer, tools=schemas, **variables)
 
     def read(self, ids: list[int], context_ids: list[int]) -> list[object]:
         """Return the calls in a message of the model.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from textenv.envs.limits import Limits, StopConditions
 from textenv.envs.tools import Tools
 from textenv.envs.turn import TRUNCATED, Continuation, ToolCall, Turn
 from textenv.lm.ends import closing_ids
-from textenv.prompts.prompts import Prompt, TurnLimits
+from textenv.prompts.messages import Message, with_answer
+from textenv.prompts.prompts import Messages, Prompt, TurnLimits
 from textenv.prompts.tokenize import is_chat, prompt_ids, reply_ids, text_ids, without_end
 from textenv.rendering import draw, shade
 from textenv.rewards.scores import Scores
@@ -56,6 +57,8 @@ class Transcript:
         ends: conditions that end a turn.
         agents: number of agents of a game.
         one_row: write a new context over the row of its episode, instead of a further row; for `TextVectorEnv.step`.
+        earlier_turns: ``"transcript"`` appends a reply to the answers as they were written. ``"template"``: each later
+            turn of a chat has a new context, all messages as the chat template writes them.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Transcript:
         ends: StopConditions,
         agents: int = 1,
         one_row: bool = False,
+        earlier_turns: Literal["transcript", "template"] = "transcript",
     ) -> None:
         self.tokenizer = tokenizer
         self.limits = limits
@@ -75,6 +79,7 @@ class Transcript:
         self.ends = ends
         self.agents = agents
         self.one_row = one_row
+        self.earlier_turns = earlier_turns
         self.tools: Tools | None = None
         self.pad = _padding_id(tokenizer)
 
@@ -121,6 +126,8 @@ class Transcript:
         self.group = np.zeros(rows, dtype=np.int64)
         self.prompts: list[Prompt | None] = [None] * rows
         """Prompt of each row; None in rows that are not begun, such as those of an agent who has not been asked yet."""
+        self._messages: list[Messages] = [()] * rows
+        """Chat with which each row begins: the prompt's, or with ``earlier_turns="template"`` all messages so far."""
         self.last_turn: list[Turn | None] = [None] * rows
         """Turn of each row that ended last."""
         self._limits_of_turn: dict[int, TurnLimits] = {}
@@ -332,14 +339,13 @@ class Transcript:
             return None
         if isinstance(reply, Prompt):
             return self._continue_anew(row, turn, reply)
+        if not isinstance(reply, Continuation) and self._messages[row] and self.earlier_turns == "template":
+            return self._continue_by_template(row, turn, reply)
         if isinstance(reply, Continuation):
             continuation = reply
         else:
             ids = reply_ids(reply, turn.prompt, turn.completion_ids, self.tokenizer)
-            limits = TurnLimits()
-            if isinstance(reply, list):  # the results of tools: the model still answers the same question
-                limits = self._limits_of_turn.get(row, limits)
-            continuation = Continuation(turn, ids, limits)
+            continuation = Continuation(turn, ids, self._next_limits(row, reply))
         after = continuation.after
         ids = list(continuation.ids)
         next_row = self._row_of(after, row)
@@ -354,8 +360,7 @@ class Transcript:
 
         # It goes on: write the reply, and begin the next turn
         turn.last = False
-        if isinstance(reply, list):  # the results of tools: the task never sees this turn
-            self._unscored = [entry for entry in self._unscored if entry.turn is not turn]
+        self._hide_turn_of_tools(turn, reply)
         self.tokens[next_row, start:stop] = ids
         self._begin_turn(next_row, stop, continuation.limits)
         self.turn_index[next_row] = turn.index + 1
@@ -372,6 +377,45 @@ class Transcript:
         ids = self._prompt_ids(prompt)
         self._check_agent(prompt)
         return self._write_anew(row, turn, prompt, ids)
+
+    def _continue_by_template(self, row: int, turn: Turn, reply: str | list[Message]) -> int | None:
+        """Go on with a chat in a row that begins with all messages as the template writes them.
+
+        Returns:
+            As `continue_or_end`.
+
+        Raises:
+            ValueError: if the template refuses the messages.
+        """
+        answer: Message = {"role": "assistant", "content": turn.completion}
+        new_messages: list[Message] = []
+        if isinstance(reply, str):
+            new_messages.append({"role": "user", "content": reply})
+        else:
+            assert self.tools is not None
+            answer = self.tools.schemas.message(turn, number=turn.index)
+            new_messages += _with_call_ids(reply, answer)
+        chat = tuple(with_answer(self._messages[row], [answer, *new_messages]))
+
+        # The task still knows the episode by its first prompt
+        limits = self._next_limits(row, reply)
+        ids = self._prompt_ids(replace(turn.prompt, content=chat, ids=None))
+        next_row = self._write_anew(row, turn, replace(turn.prompt, limits=limits), ids)
+        if next_row is not None:
+            self._messages[next_row] = chat
+            self._hide_turn_of_tools(turn, reply)
+        return next_row
+
+    def _next_limits(self, row: int, reply: str | list[Message]) -> TurnLimits:
+        """Return the limits of the turn after a reply; with results of tools the model still answers the question."""
+        if isinstance(reply, list):
+            return self._limits_of_turn.get(row, TurnLimits())
+        return TurnLimits()
+
+    def _hide_turn_of_tools(self, turn: Turn, reply: object) -> None:
+        """Forget a turn that the task never sees, because results of tools follow it."""
+        if isinstance(reply, list):
+            self._unscored = [entry for entry in self._unscored if entry.turn is not turn]
 
     def _write_anew(self, row: int, turn: Turn, prompt: Prompt, ids: Sequence[int]) -> int | None:
         """Go on with a game in a row that begins with these ids of a prompt; return as `continue_or_end`."""
@@ -554,6 +598,7 @@ class Transcript:
                     setattr(self, name, np.concatenate([array, np.zeros_like(array)]))
             self._rows = np.arange(2 * room)
             self.prompts += [None] * room
+            self._messages += [()] * room
             self.last_turn += [None] * room
             self.end_reason += [""] * room
             self.tool_calls += [[] for _ in range(room)]
@@ -569,6 +614,7 @@ class Transcript:
         self.end_reason[row] = ""
 
         self.prompts[row] = prompt
+        self._messages[row] = prompt.messages
         self.last_turn[row] = None
         self.tokens[row, : len(ids)] = ids
         self.prompt_length[row] = len(ids)
@@ -668,6 +714,14 @@ def _padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
 def _episode_and_index(entry: _UnscoredTurn) -> tuple[int, int]:
     """Return the key by which unscored turns are sorted: by episode, and from its first turn to its last."""
     return entry.episode, entry.turn.index
+
+
+def _with_call_ids(results: Sequence[Message], answer: Message) -> list[Message]:
+    """Return messages with results of tools, with the identifiers of the calls that the answer makes."""
+    calls = answer.get("tool_calls", [])
+    if len(calls) != len(results):  # a call that could not be read is no call
+        return list(results)
+    return [result | {"tool_call_id": call["id"]} for result, call in zip(results, calls, strict=True)]
 
 
 def _description(prompt: Prompt) -> str:

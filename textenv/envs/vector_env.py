@@ -20,17 +20,28 @@ from textenv.device import move
 from textenv.envs.action_masks import ActionMasks, Rule, as_rule
 from textenv.envs.early_scores import MIN_PORTION, EarlyScores
 from textenv.envs.episode_batch import EpisodeBatch, Info, OpenTurn, end_info, final_info
-from textenv.envs.limits import Limits, StopConditions, check_at_least
-from textenv.envs.task import Conversation, SeveralAgents, ShortRows, Task, choose_task, rows_of, score_turns
+from textenv.envs.limits import Limits, StopConditions, check_at_least, check_tokenizer
+from textenv.envs.task import (
+    Conversation,
+    SeveralAgents,
+    ShortRows,
+    Task,
+    WritesChats,
+    choose_task,
+    rows_of,
+    score_turns,
+)
 from textenv.envs.tools import Tools
 from textenv.envs.transcript import OverlongPromptError, Transcript
 from textenv.envs.turn import Turn, samples
 from textenv.kl.penalty import KLPenalty
+from textenv.lm.earlier_turns import warn_of_earlier_turns
 from textenv.lm.ends import TurnEnds
 from textenv.names import check_names
 from textenv.prompts.lengths import TOKENIZED_PROMPTS, LengthBounds
 from textenv.prompts.plain_text import warn_of_opened_tag
 from textenv.prompts.prompts import Prompt, PromptList, PromptOrder, as_prompt
+from textenv.prompts.template_variables import set_template_variables
 from textenv.prompts.tokenize import is_chat
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.metrics import reward_metrics
@@ -90,6 +101,12 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         tokenizer: a `transformers` tokenizer; its size is the number of actions.
         tools: functions that the model may call, see `Tools`; rewards may ask for ``tool_calls`` (`Turn.tool_calls`).
         tool_timeout: time limit in seconds of the calls of one step, or None.
+        chat_template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}``. They become
+            defaults in ``tokenizer.chat_template``, so that all that use this tokenizer, and the policy that is saved,
+            render the same (`textenv.prompts.template_variables`).
+        earlier_turns: what the model sees of its earlier answers in a chat. ``"transcript"``: what it wrote, to which
+            replies are appended. ``"template"``: what the chat template shows of them, which may be without thoughts;
+            each later turn is then a further row of the episode. If the two differ, ``"transcript"`` logs a warning.
         num_envs: number of slots. None: one slot for `step`, and up to 64 for whole episodes (but one if the task is a
             conversation, which may hold a process for each slot).
         max_prompt_tokens: maximum length of a prompt, in tokens.
@@ -136,6 +153,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         tokenizer: PreTrainedTokenizerBase,
         tools: Sequence[Callable[..., object]] = (),
         tool_timeout: float | None = 10.0,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+        earlier_turns: Literal["transcript", "template"] = "transcript",
         num_envs: int | None = None,
         max_prompt_tokens: int = 32,
         overlong: Literal["error", "skip"] = "error",
@@ -157,6 +176,15 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             raise ValueError(f"render_mode is {render_mode!r}, expected 'ansi', 'human', 'rgb_array' or None")
         if overlong not in ("error", "skip"):
             raise ValueError(f"overlong is {overlong!r}, expected 'error' or 'skip'")
+        check_tokenizer(tokenizer)
+        set_template_variables(tokenizer, chat_template_kwargs)
+        if earlier_turns not in ("transcript", "template"):
+            raise ValueError(f"earlier_turns is {earlier_turns!r}, expected 'transcript' or 'template'")
+        if earlier_turns == "template" and not tokenizer.chat_template:
+            raise ValueError(
+                "earlier_turns is 'template', but the tokenizer has no chat template: set tokenizer.chat_template, or "
+                "leave it out"
+            )
 
         # The task, and how its episodes are played
         self.task = choose_task(task, prompts, reward)
@@ -164,6 +192,9 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         if score_while_generating:
             self._early = EarlyScores(self.task)
         self.tokenizer = tokenizer
+        self._chat_template = tokenizer.chat_template
+        self.earlier_turns: Literal["transcript", "template"] = earlier_turns
+        """What the model sees of its earlier answers in a chat."""
         self.penalty: KLPenalty | None = penalty
         self.render_mode = render_mode
         self.num_envs = 1 if num_envs is None else num_envs
@@ -243,12 +274,29 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
                 f"overlong is 'skip', but {type(self.task).__name__} makes its prompts itself: leave it out"
             )
 
+        self._warn_of_earlier_turns()
+
         # Whole episodes: those being generated, and results of those returned last
         self._batch: EpisodeBatch | None = None
         self.scored_turns = ScoredTurns([], [], Scores(score=[]))
         """Turns of the episodes returned last; see `report`."""
         self.metrics: dict[str, float] = {}
         """Metrics of the rewards, texts and calls of the episodes returned last; see `textenv.rewards.metrics`."""
+
+    def _warn_of_earlier_turns(self) -> None:
+        """Log a warning if chats may have several turns, and the template shows earlier answers differently."""
+        if self._limits.max_turns == 1 or self.earlier_turns == "template":
+            return
+        if isinstance(self.task, PromptList) and not is_chat(self.task.prompt(0)):
+            return
+        if isinstance(self.task, WritesChats) and not self.task.chat:
+            return
+        reply_roles = []
+        if isinstance(self.task, Conversation):
+            reply_roles.append("user")
+        if self.tools:
+            reply_roles.append("tool")
+        warn_of_earlier_turns(self.tokenizer, reply_roles=reply_roles)
 
     def _checked_prompts(self, prompt_list: PromptListT) -> PromptListT:
         """Check all prompts now, not hours after the start.
@@ -714,12 +762,22 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             ends=self.ends,
             agents=agents,
             one_row=one_row,
+            earlier_turns=self.earlier_turns,
         )
         transcript.tools = self.tools
         return transcript
 
     def _seed(self, seed: int | None) -> None:
-        """Give up scores of an earlier batch, seed the random generator, and start or continue the prompt order."""
+        """Give up scores of an earlier batch, seed the random generator, and start or continue the prompt order.
+
+        Raises:
+            ValueError: if the tokenizer's chat template is another one than before.
+        """
+        if self.tokenizer.chat_template != self._chat_template:
+            raise ValueError(
+                "the tokenizer's chat template is another one than when this environment was made, by hand or by the "
+                "chat_template_kwargs of another environment: give each its own tokenizer"
+            )
         if self._early is not None:
             self._early.forget()
         super().reset(seed=seed)

@@ -7,6 +7,7 @@ from typing import Any, cast
 from textenv.json_files import parse_json
 from textenv.programs.run import FunctionSchemas, read_tools
 from textenv.prompts.messages import Message, read_messages
+from textenv.prompts.special_tokens import strings
 
 MAX_STOP_TEXTS = 64
 """Largest number of stop texts, which are looked for after every token."""
@@ -19,10 +20,10 @@ LOWEST_TEMPERATURE = 1e-3
 MAX_TEMPERATURE = 100
 
 FIELDS = {"model", "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "n", "seed", "stop",
-          "stream", "stream_options", "logprobs", "return_token_ids", "tools", "user",
-          "metadata", "store"}  # fmt: skip
+          "stream", "stream_options", "logprobs", "return_token_ids", "tools",
+          "chat_template_kwargs", "user", "metadata", "store"}  # fmt: skip
 """Fields that are read; the last ones change no answer."""
-CHAT_FIELDS = {"messages", "max_completion_tokens", "tools"}
+CHAT_FIELDS = {"messages", "max_completion_tokens", "tools", "chat_template_kwargs"}
 """Fields of chats only."""
 
 NEUTRAL: dict[str, object] = {
@@ -46,6 +47,7 @@ TYPES = {
     "stream": (bool, "true or false"),
     "stream_options": (dict, "an object such as {\"include_usage\": true}"),
     "return_token_ids": (bool, "true or false"),
+    "chat_template_kwargs": (dict, "an object such as {\"enable_thinking\": false}"),
     "user": (str, "a text"),
     "metadata": (dict, "an object"),
     "store": (bool, "true or false"),
@@ -64,6 +66,8 @@ class CompletionRequest:
     """What the model is to read: a text, token ids or messages."""
     tools: FunctionSchemas
     """Schemas of functions that the model may call."""
+    chat_template_kwargs: Mapping[str, object]
+    """Variables of the chat template."""
     model: str | None
     max_tokens: int | None
     stop: tuple[str, ...]
@@ -123,6 +127,7 @@ def read_request(body: object, *, chat: bool) -> CompletionRequest:
         chat=chat,
         content=content,
         tools=read_tools(fields.get("tools") or ()),
+        chat_template_kwargs=cast("dict[str, object]", fields.get("chat_template_kwargs") or {}),
         model=cast("str | None", fields.get("model")),
         max_tokens=max_tokens,
         stop=tuple(stop_texts(fields.get("stop"))),
@@ -156,6 +161,7 @@ def check_size(request: CompletionRequest, *, context: int | None, longest_token
         texts = [request.content]
     elif request.chat:
         texts = [str(message.get("content", "")) for message in cast("list[Message]", request.content)]
+    texts += strings(request.chat_template_kwargs)
     characters = sum(map(len, texts))
 
     limit = context * longest_token

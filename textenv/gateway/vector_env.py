@@ -24,6 +24,7 @@ from textenv.names import check_names, refuse_unknown
 from textenv.programs.builtin import tasks_of_split
 from textenv.programs.run import Ask, ProgramEnded, ProgramStopped, Question, read_question
 from textenv.programs.vector_env import MADE_HERE, ProgramVectorEnv
+from textenv.prompts.template_variables import template_defaults
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -62,8 +63,8 @@ class Gateway(ProgramVectorEnv):
 
     The answers are samples of the policy as it is. So requests for another distribution (``temperature``, ``top_p``,
     penalties, ``logit_bias``) are refused. Messages that continue what the model has read and written in this episode
-    are appended to it, as in `ProgramVectorEnv`. What the model writes in tags of calls becomes ``tool_calls`` if the
-    request has ``tools``.
+    are appended to it, as in `ProgramVectorEnv`. A request's ``chat_template_kwargs`` must be those of the environment.
+    What the model writes in tags of calls becomes ``tool_calls`` if the request has ``tools``.
 
     Args:
         command: the program with its arguments, such as ``"python agent.py"``; None waits for programs that connect.
@@ -116,7 +117,7 @@ class Gateway(ProgramVectorEnv):
         super().__init__(play, tokenizer=tokenizer, **options)
 
         # The server, which ends with the environment
-        answerer = _PolicyAnswerer(sessions)
+        answerer = _PolicyAnswerer(sessions, tokenizer)
         addresses = _Addresses(sessions)
         routes = [
             ("GET", "/sessions/{session}", addresses.task),
@@ -283,12 +284,14 @@ class _PolicyAnswerer:
 
     model = MODEL
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: Sessions, tokenizer: PreTrainedTokenizerBase) -> None:
         self._sessions = sessions
+        self._tokenizer = tokenizer
 
     async def answer(self, request: CompletionRequest, session: str | None) -> AsyncGenerator[Piece, None]:
         """See `textenv.gateway.server.Answerer.answer`; each answer is one piece."""
         _check_same_distribution(request)
+        _check_same_template(request, self._tokenizer)
         questions = [self._question(request) for _ in range(request.num_choices)]
         run = (await self._sessions.find(session)).run
         try:
@@ -322,6 +325,18 @@ def _check_same_distribution(request: CompletionRequest) -> None:
         raise ValueError("logprobs are not known while the policy is trained: leave them out; the rollout has them")
     if isinstance(request.content, list) and not request.chat:
         raise ValueError("prompt is a list of token ids, expected a text: the environment makes the tokens")
+
+
+def _check_same_template(request: CompletionRequest, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise a ValueError if a request sets variables of the chat template otherwise than the environment."""
+    variables = template_defaults(tokenizer)
+    for name, value in request.chat_template_kwargs.items():
+        if name not in variables or variables[name] != value:
+            raise ValueError(
+                f"chat_template_kwargs has {name}={value!r:.100}, but the policy is trained with the variables "
+                f"{variables!r:.200}: set them at the environment, Gateway(..., chat_template_kwargs=), and leave them "
+                "out here"
+            )
 
 
 def _put(put: Callable[[Question], Future[str]], question: Question) -> Future[str]:

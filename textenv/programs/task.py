@@ -87,6 +87,8 @@ class Programs:
         self.opponents = opponents
         self.tools: Tools | None = None
         """Tools of the environment, which prompts show; set by the environment."""
+        self.continues_chats = True
+        """False if every question of messages begins a row (``earlier_turns="template"``); set by the environment."""
         self.name = str(getattr(play, "__name__", type(play).__name__))
         """Name of the program, for errors."""
 
@@ -254,7 +256,9 @@ class Programs:
         # It begins a row, or is appended to one
         schemas = self._schemas(question)
         reply: Prompt | Continuation
-        added = run.find_row(question)
+        added = None
+        if self.continues_chats or isinstance(question.content, str):
+            added = run.find_row(question)
         if question.row is None:
             prompt = Prompt(question.content, state=run, agent=question.agent, limits=question.limits)
             if schemas is None:

@@ -74,7 +74,9 @@ class ProgramVectorEnv(TextVectorEnv):
 
     ``ask`` takes all that the model is to read: messages, or a text. If they continue what the model has read and
     written, only what is new is appended, and no token is made twice. If not (a summary, an edited history, another
-    thread of thought), a further row of the same episode begins, with the same reward.
+    thread of thought), a further row of the same episode begins, with the same reward. With
+    ``earlier_turns="template"`` every question of messages begins a row, and the model reads what its chat template
+    makes of them, as at a server.
 
     Args:
         play: the program, ``play(ask, task)``, or without ``tasks`` ``play(ask)``; it may be ``async``. It returns a
@@ -99,7 +101,8 @@ class ProgramVectorEnv(TextVectorEnv):
             `TextVectorEnv`.
         timeout: seconds that programs may take between an answer and their next question or their return; None: no
             limit. A program that takes longer has failed.
-        arguments: other arguments of `TextVectorEnv`: ``stop``, ``forbidden``, ``min_new_tokens``, ``tools``, ….
+        arguments: other arguments of `TextVectorEnv`: ``stop``, ``forbidden``, ``min_new_tokens``, ``tools``,
+            ``chat_template_kwargs``, ``earlier_turns``, ….
 
     The episode of a program that fails is left out of the update: if it raises an error, takes too long, or never asks.
     The log has the number of failures and the first one's traceback. If all fail from the beginning, it is raised.
@@ -187,6 +190,7 @@ class ProgramVectorEnv(TextVectorEnv):
         )
         super().__init__(task, max_turns=max_turns, **arguments)
         task.tools = self.tools
+        task.continues_chats = self.earlier_turns == "transcript"
         self._answering_env: TextVectorEnv | None = None
         self._answer_arguments = {name: arguments[name] for name in ANSWER_ARGUMENTS if name in arguments}
 

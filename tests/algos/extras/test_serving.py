@@ -13,10 +13,13 @@ import torch
 
 from algos.extras.serving import PolicyAnswerer
 from algos.policies.lm import LMPolicy
-from tests.helpers.small_agents import table_model
+from tests.helpers.chat_templates import own_template_tokenizer
+from tests.helpers.models import make_gpt2
+from tests.helpers.small_agents import lm_policy, table_model
 from tests.helpers.tool_calls import PLAIN, QUESTION, SIX, byte_tokenizer
 from textenv.gateway.requests import FIELDS
 from textenv.gateway.server import CompletionServer
+from textenv.prompts.template_variables import set_template_variables
 
 openai = pytest.importorskip("openai", reason="the client of OpenAI, which comes with verifiers")
 CHAT = [{"role": "user", "content": "the film"}]
@@ -120,6 +123,30 @@ def test_an_answer_that_was_begun_is_continued(policy, client):
     assert answer.prompt_token_ids == expected
     (text,) = policy.generate([begun], max_new_tokens=9, deterministic=True)
     assert ask(client, messages=begun, temperature=0, max_tokens=9).choices[0].message.content == text
+
+
+def test_variables_of_a_request_come_before_the_template_s_defaults():
+    tokenizer = own_template_tokenizer("qwen 3")
+    policy = lm_policy(lambda: make_gpt2(len(tokenizer), n_positions=256), tokenizer=tokenizer)
+    options = dict(add_generation_prompt=True, return_dict=False)
+    thinking, other = (tokenizer.apply_chat_template(CHAT, enable_thinking=on, **options) for on in (True, False))
+    set_template_variables(tokenizer, {"enable_thinking": False})
+    with serving(policy) as server, openai.OpenAI(base_url=server.url, api_key="key", max_retries=0) as client:
+
+        def prompt_of(**body):
+            answer = ask(client, max_tokens=1, extra_body={"return_token_ids": True, **body})
+            return answer.prompt_token_ids
+
+        assert prompt_of() == prompt_of(chat_template_kwargs={}) == other != thinking
+        assert prompt_of(chat_template_kwargs={"enable_thinking": True}) == thinking
+        for variables, words in [
+            ({"enable_thinkng": True}, "has enable_thinkng, which the chat template never reads"),
+            ({"add_generation_prompt": False}, "expected variables of the template only"),
+            ({"enable_thinking": ["<|im_end|>"]}, "spells the special token"),
+            ("none", "expected an object such as"),
+        ]:
+            with pytest.raises(openai.BadRequestError, match=re.escape(words)):
+                prompt_of(chat_template_kwargs=variables)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -148,7 +148,7 @@ CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "good
         ({"messages": CHAT, "tools": "{}"}, "example 3 has the tools {}, expected a list"),
         (
             {"messages": CHAT, "chat_template_kwargs": {"chat_template": "x"}},
-            r"chat_template_kwargs \['chat_template'\]",
+            "the chat_template_kwargs of example 3 has chat_template, expected",
         ),
         ({"prompt": "a", "completion": "b", "weight": 0.5}, "example 3 has the weight 0.5, expected 1"),
         ({"messages": [CHAT[0], CHAT[1] | {"weight": 0}]}, "example 3 has the weight 0, expected 1"),

@@ -20,6 +20,7 @@ pytest.importorskip("starlette", reason="pip install 'textenv[service]'")
 
 from algos import collect
 from algos.cli import main
+from tests.helpers.chat_templates import own_template_tokenizer
 from tests.helpers.conversations import chat_tokenizer
 from tests.helpers.http_player import Player
 from tests.helpers.models import WORDS, make_tokenizer
@@ -322,6 +323,25 @@ def test_what_would_be_another_distribution_is_refused(body, words):
         _, ((status, text),) = play_with(env, play)
         assert env.metrics["programs/questions"] == 1
     assert status == 400 and words in text
+
+
+def test_variables_of_the_template_are_those_of_the_environment():
+    tokenizer = own_template_tokenizer("qwen 3")
+    chat = [{"role": "user", "content": "what is the time?"}]
+    expected = tokenizer.apply_chat_template(chat, add_generation_prompt=True, enable_thinking=False, return_dict=False)
+
+    def play(player):
+        player.chat(chat, chat_template_kwargs={"enable_thinking": False})
+        refused = refusal(player.chat, chat, chat_template_kwargs={"enable_thinking": True})
+        player.reward(1.0)
+        return refused
+
+    options = dict(tokenizer=tokenizer, max_length=200, chat_template_kwargs={"enable_thinking": False})
+    with gateway(**options) as env:
+        rollout, ((status, text),) = play_with(env, play, policy=reader_policy(tokenizer))
+    (((context, _),),) = turns_of(rollout)
+    assert context == expected and status == 400
+    assert "trained with the variables {'enable_thinking': False}" in text
 
 
 def test_a_task_that_json_cannot_hold_is_told():

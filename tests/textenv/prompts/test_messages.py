@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from tests.helpers import text_envs
-from tests.helpers.chat_templates import TEMPLATES, template_tokenizer
+from tests.helpers.chat_templates import TEMPLATES, own_template_tokenizer, template_tokenizer
 from textenv.prompts.messages import read_messages, without_prompt
 from textenv.prompts.prompts import PromptList, as_prompt, content_hash
+from textenv.prompts.template_variables import set_template_variables
 from textenv.prompts.tokenize import prompt_ids
 
 ASKED = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "what is the time?"}]
@@ -28,6 +29,17 @@ def test_an_answer_that_was_begun_is_continued(name, begun):
     assert prompt_ids(as_prompt(0, chat), tokenizer) == expected
     if begun == "it is":
         assert tokenizer.decode(expected).endswith("it is")
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_an_answer_is_continued_with_tools_and_variables(thinking):
+    tokenizer = own_template_tokenizer("qwen 3")
+    chat = [*ASKED, {"role": "assistant", "content": "the answer is"}]
+    schemas = [{"type": "function", "function": {"name": "clock", "parameters": {}}}]
+    options = dict(tools=schemas, continue_final_message=True, return_dict=False)
+    expected = tokenizer.apply_chat_template(chat, enable_thinking=thinking, **options)
+    set_template_variables(tokenizer, {"enable_thinking": thinking})
+    assert prompt_ids(as_prompt(0, chat), tokenizer, tools=schemas) == expected
 
 
 def test_an_answer_without_a_text_cannot_be_continued():
