@@ -44,7 +44,7 @@ LAYERS = {
         extras
         ppo a2c reinforce rloo grpo trpo dqn sac td3
         agent
-        minibatches replay agent_baseline
+        minibatches replay agent_baseline refills
         optimizer advantages finetuning
         training
         collection

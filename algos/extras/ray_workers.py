@@ -24,7 +24,7 @@ from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
 from algos.collection import Collector
-from algos.config import ClippedConfig, Config
+from algos.config import ClippedConfig, Config, GroupsConfig
 from algos.policies.policy import Policy
 from algos.policies.random_streams import episode_seeds
 from algos.ranks import collectives
@@ -147,6 +147,9 @@ def _problem(agent: Learner[Config], workers: int | str, staleness: int) -> str 
         return "collect for a single learning process: use either torchrun or workers"
     if agent.collector.generator is not None:
         return "play by the policy itself: use none, or leave the generator out"
+
+    if isinstance(agent.config, GroupsConfig) and agent.config.max_refills:
+        return f"collect whole rollouts, but max_refills is {agent.config.max_refills}: use none, or set it to 0"
 
     # The policy and the environment
     env = agent.env

@@ -219,6 +219,15 @@ def grpo_text():
     return text(GRPO, GRPOConfig(num_episodes=8, group_size=4))
 
 
+def begins_well(prompts, completions, **columns):
+    """Of few answers, so that many groups have only zeros."""
+    return [float(text.split()[:1] == ["good"]) for text in completions]
+
+
+def grpo_refills():
+    return text(GRPO, GRPOConfig(num_episodes=8, group_size=2, max_refills=2), reward=begins_well)
+
+
 def guess(first, second, task, rng):
     """Two rows for the first agent, by tasks and random numbers."""
     answer = first(f"{task} b")
@@ -236,13 +245,30 @@ def reinforce_game():
     return REINFORCE(env, policy, REINFORCEConfig(num_episodes=12, baseline="agent", normalize_advantage=False))
 
 
+def guess_right(first, second, task, rng):
+    """Two rows for the first agent, whose reward has few values; the second one's never differs."""
+    answer = first(f"{task} b")
+    second("c", max_tokens=1)
+    first("d")
+    return float("good" in answer.split()), 0.5
+
+
+def grpo_refilled_game():
+    env = ProgramVectorEnv(
+        guess_right, tasks=["a", "d", "c"], agents=2, tokenizer=make_tokenizer(WORDS), num_envs=4, max_new_tokens=3,
+        max_length=32,
+    )  # fmt: skip
+    return GRPO(env, LMPolicy(make_gpt2(), env.tokenizer), GRPOConfig(num_episodes=12, group_size=2, max_refills=3))
+
+
 def says_bad(content):
     return "bad"
 
 
 MAKERS = (
     ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, ppo_images, a2c, trpo, dqn, sac, sac_gsde, td3,
-    grpo_control, ppo_text, ppo_seq2seq, grpo_text, ppo_normalized, ppo_words, reinforce_game,
+    grpo_control, ppo_text, ppo_seq2seq, grpo_text, ppo_normalized, ppo_words, reinforce_game, grpo_refills,
+    grpo_refilled_game,
 )  # fmt: skip
 
 
