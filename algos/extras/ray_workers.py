@@ -157,6 +157,8 @@ def _problem(agent: Learner[Config], workers: int | str, staleness: int) -> str 
         return f"do not know the rate at which {type(agent).__name__} explores: use none, or PPO"
     if is_episode_env(env) and not isinstance(env, TextVectorEnv):
         return f"cannot play a {type(env).__name__}: use none"
+    if isinstance(env, TextVectorEnv) and env.sampler is not None:
+        return "each play a part of the episodes, but a sampler learns from all: use none, or leave the sampler out"
     if isinstance(env, TextVectorEnv) and isinstance(env.task, FunctionTask):
         for function, _ in env.task.rewards.functions.values():
             if isinstance(function, HumanReward):

@@ -33,7 +33,7 @@ from algos import (
 )
 from algos.finetuning.text_loss import TextLoss
 from tests.helpers.models import WORDS, make_gpt2, make_t5, make_tokenizer
-from textenv import KLPenalty, LanguageModel, ProgramVectorEnv, TextVectorEnv
+from textenv import ByPassRate, Curriculum, KLPenalty, LanguageModel, ProgramVectorEnv, TextVectorEnv
 from textenv.kl.coefficients import AdaptiveCoefficient
 from textenv.rewards import Normalize
 
@@ -228,6 +228,28 @@ def grpo_refills():
     return text(GRPO, GRPOConfig(num_episodes=8, group_size=2, max_refills=2), reward=begins_well)
 
 
+LEVELS = [{"prompt": text, "level": len(text.split())} for text in ("a b", "c", "d a b", "b b", "a d")]
+
+
+def with_sampler(sampler, reward):
+    return TextVectorEnv(
+        prompts=LEVELS, reward=reward, sampler=sampler, tokenizer=make_tokenizer(WORDS), num_envs=4,
+        max_prompt_tokens=4, max_new_tokens=5,
+    )  # fmt: skip
+
+
+def grpo_pass_rate():
+    """A refill draws from what the collection before it has taught the sampler."""
+    env = with_sampler(ByPassRate(memory=6), begins_well)
+    return GRPO(env, LMPolicy(make_gpt2(), env.tokenizer), GRPOConfig(num_episodes=8, group_size=2, max_refills=1))
+
+
+def ppo_curriculum():
+    env = with_sampler(Curriculum(column="level", threshold=0.4, window=6), count_good)
+    config = PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4, bootstrap_truncated=False)
+    return PPO(env, LMPolicy(make_gpt2(), env.tokenizer), config)
+
+
 def guess(first, second, task, rng):
     """Two rows for the first agent, by tasks and random numbers."""
     answer = first(f"{task} b")
@@ -268,7 +290,7 @@ def says_bad(content):
 MAKERS = (
     ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, ppo_images, a2c, trpo, dqn, sac, sac_gsde, td3,
     grpo_control, ppo_text, ppo_seq2seq, grpo_text, ppo_normalized, ppo_words, reinforce_game, grpo_refills,
-    grpo_refilled_game,
+    grpo_refilled_game, grpo_pass_rate, ppo_curriculum,
 )  # fmt: skip
 
 
