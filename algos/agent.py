@@ -14,7 +14,7 @@ from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
 from algos.collection import Collector, add_log_probs, agree_on_ends, autoreset_mode
-from algos.config import ActorCriticConfig, ClippedConfig, Config, PolicyGradientConfig, PPOConfig
+from algos.config import ActorCriticConfig, ClippedConfig, Config, GroupsConfig, PolicyGradientConfig, PPOConfig
 from algos.envs.spaces import check_readable
 from algos.optimizer import Optimizer
 from algos.policies.fitted_value import FittedValue
@@ -24,10 +24,11 @@ from algos.policies.policy import Policy, check_policy, check_spaces, refuse_str
 from algos.policies.registry import PolicyName, make_policy
 from algos.ranks import collectives
 from algos.ranks.sharding import Shards
+from algos.refills import refill_groups
 from algos.storage.serialization import restore_state, saved_state
 from algos.storage.weights import load_weights, trained_weights
 from algos.training.loop import iterate, learn
-from algos.training.metrics import EpisodeMeter, Metrics
+from algos.training.metrics import EpisodeMeter, LeftOut, Metrics
 from algos.training.save import save
 from algos.vine import Vine
 from textenv.device import find_device
@@ -134,6 +135,8 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         """Training progress from 0 to 1, read by the schedules."""
         self.steps = 0
         """Steps of the training so far, counted by `learn`."""
+        self.left_out = LeftOut()
+        """Episodes that `collect` left out of the last rollout, on all ranks."""
 
         # Two streams of random numbers: one for minibatch order, the same on all ranks, and one for actions, which
         # differs between ranks
@@ -176,7 +179,10 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         return nullcontext() if self.shards is None else self.shards.used_by(self)
 
     def collect(self) -> TensorDict:
-        """Run the policy in the environment and return the next rollout."""
+        """Run the policy in the environment and return the next rollout.
+
+        If ``config.max_refills`` is not 0, groups without a learning signal are replaced (`algos.refills`).
+        """
         config = self.config
         self.collector.env = self.env  # both may have been replaced
         self.collector.policy = self.policy
@@ -187,6 +193,8 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         rollout = self.collector.collect(
             num_steps=config.num_steps, num_episodes=num_episodes, group_size=config.episodes_per_group
         )
+        if isinstance(config, GroupsConfig) and config.max_refills:
+            rollout, self.left_out = refill_groups(self.collector, rollout, config)
         return collectives.gather_rows(rollout)
 
     def step(

@@ -430,6 +430,9 @@ class GroupsConfig(WholeEpisodesConfig):
 
     group_size: int = 4
     """Episodes with the same start (text: completions of one prompt), compared with one another."""
+    max_refills: Natural = 0
+    """Dynamic sampling (Yu et al. 2025, DAPO): groups whose returns are all equal teach nothing, so as many new groups
+    are collected in their place, up to this number of times for each rollout. All that is generated counts as steps."""
 
     @property
     def episodes_per_group(self) -> int:

@@ -54,6 +54,7 @@ ENV_OPTIONS: dict[str, object] = {
     "system_prompt": None,
     "chat": False,
     "overlong": "error",
+    "sampler": None,
     "max_prompt_tokens": None,
     "max_new_tokens": None,
     "stop": (),
@@ -128,7 +129,7 @@ class Recipe:
 
         Args:
             num_envs: slots; None is the recipe's number.
-            split: prompts of a text environment of this kit, ``"train"`` or ``"test"``.
+            split: prompts of a text environment of this kit, ``"train"`` or ``"test"``, which has no sampler.
         """
         slots = self.num_envs if num_envs is None else num_envs
         if callable(self.env):
@@ -146,6 +147,8 @@ class Recipe:
             if split != "train":
                 arguments["split"] = split
         arguments.update(self.env_kwargs)
+        if split != "train":
+            arguments.pop("sampler", None)
         env = make_vector_environment(self.env, slots, seed_each=compares_groups(self.algorithm), **arguments)
         if agent_has_penalty:
             assert env.spec is not None

@@ -22,6 +22,7 @@ from .programs.run import LimitReached as LimitReached
 from .programs.vector_env import ProgramVectorEnv as ProgramVectorEnv
 from .prompts.files import load_prompts as load_prompts
 from .prompts.prompts import Prompt as Prompt, check_no_overlap as check_no_overlap, split_prompts as split_prompts
+from .prompts.samplers import ByPassRate as ByPassRate, Curriculum as Curriculum
 from .rendering import render_rollout as render_rollout
 from .rewards.composite import Rewards as Rewards
 from .rewards.reward_model import RewardModel as RewardModel

@@ -24,6 +24,7 @@ _THEIR_NAMES = {
     "num_envs": "n_envs",
     "num_episodes": "episodes max_episodes n_eval_episodes generation_batch_size gen_batch_size n_eval val_batch_size",
     "group_size": "num_generations rloo_k rollout_n n_samples_per_prompt",
+    "max_refills": "filter_groups",
     "minibatch_size": "batch_size mini_batch_size per_device_train_batch_size local_mini_batch_size",
     "micro_batch_size": "backward_batch_size ppo_micro_batch_size ppo_micro_batch_size_per_gpu",
     "num_epochs": "epochs n_epochs num_ppo_epochs ppo_epochs update_epochs",
@@ -342,7 +343,7 @@ enable_chunked_prefill enable_jit_checkpoint enable_prefix_caching enable_rollou
 engine_kwargs entropy_checkpointing entropy_coef_delta entropy_coef_max entropy_coef_min
 entropy_from_logits_chunk_size entropy_from_logits_with_chunking entropy_target environment_factory
 esi_redundant_time eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start
-eval_use_gather_object expert_parallel_size exploration_initial_eps filter_groups
+eval_use_gather_object expert_parallel_size exploration_initial_eps
 filter_overlong_prompts_workers forward_batch_size forward_max_token_len_per_gpu fp16_full_eval
 free_cache_engine freeze_vision_tower full_determinism full_std function_tool_path generation_kwargs
 global_backward_batch_size global_batch_size gpu_memory_utilization gradient_checkpointing_kwargs

@@ -98,6 +98,10 @@ class TextOptions:
     """Text only: maximum length of a prompt; default: the environment's (your own prompts: their longest)."""
     max_new_tokens: int | None = None
     """Text only: maximum length of a completion; default: the environment's (your own prompts: 128)."""
+    sampler: str | None = None
+    """Text only: which prompts come next: pass_rate (those that are sometimes solved), or curriculum:column=NAME (the
+    easiest first), with arguments such as pass_rate:success=1,floor=.2 (docs/environments.md); None: each once before
+    one repeats."""
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Text only: text or special token that ends a turn, in addition to those of the model itself (EOS, the ids of its
     generation_config, its chat template's end of a message); repeat the flag for several."""

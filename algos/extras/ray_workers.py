@@ -24,7 +24,7 @@ from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
 from algos.collection import Collector
-from algos.config import Config, weighs_samples
+from algos.config import Config, GroupsConfig, weighs_samples
 from algos.policies.policy import Policy
 from algos.policies.random_streams import episode_seeds
 from algos.ranks import collectives
@@ -148,12 +148,17 @@ def _problem(agent: Learner[Config], workers: int | str, staleness: int) -> str 
     if agent.collector.generator is not None:
         return "play by the policy itself: use none, or leave the generator out"
 
+    if isinstance(agent.config, GroupsConfig) and agent.config.max_refills:
+        return f"collect whole rollouts, but max_refills is {agent.config.max_refills}: use none, or set it to 0"
+
     # The policy and the environment
     env = agent.env
     if agent.policy.trained_by_values:
         return f"do not know the rate at which {type(agent).__name__} explores: use none, or PPO"
     if is_episode_env(env) and not isinstance(env, TextVectorEnv):
         return f"cannot play a {type(env).__name__}: use none"
+    if isinstance(env, TextVectorEnv) and env.sampler is not None:
+        return "each play a part of the episodes, but a sampler learns from all: use none, or leave the sampler out"
     if isinstance(env, TextVectorEnv) and isinstance(env.task, FunctionTask):
         for function, _ in env.task.rewards.functions.values():
             if isinstance(function, HumanReward):

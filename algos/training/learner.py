@@ -12,7 +12,7 @@ from algos.config import Config
 from algos.policies.fitted_value import FittedValue
 from algos.policies.normalizers import RewardNormalizer
 from algos.policies.policy import Policy
-from algos.training.metrics import Metrics
+from algos.training.metrics import LeftOut, Metrics
 from textenv.kl.penalty import KLPenalty
 
 ConfigT_co = TypeVar("ConfigT_co", bound=Config, covariant=True)
@@ -31,6 +31,7 @@ class Learner(Protocol[ConfigT_co]):
     """An `algos.vine.Vine`, which imports this file, or None."""
     progress: float
     steps: int
+    left_out: LeftOut
 
     @property
     def config(self) -> ConfigT_co:

@@ -38,7 +38,15 @@ from algos.training.invariants import InvariantError, check_finite, check_inert
 from algos.training.learner import Learner
 from algos.training.live_view import LiveView
 from algos.training.loggers import Logger, Logs, make_loggers
-from algos.training.metrics import EpisodeMeter, Metrics, count_turns, group_metrics, reference_metrics, rollout_metrics
+from algos.training.metrics import (
+    EpisodeMeter,
+    LeftOut,
+    Metrics,
+    count_turns,
+    group_metrics,
+    reference_metrics,
+    rollout_metrics,
+)
 from algos.training.run import Callback, Run
 from algos.training.save import spec_of
 from algos.training.signals import SIGNALS, Interrupted, Request, deferred_signals
@@ -223,7 +231,7 @@ def _iteration(run: Run, diagnose: Diagnosis | None, *, start: float) -> bool:
     """Run one iteration and record it, even if a callback fails; return True if a callback ends the training."""
 
     def on_rollout(rollout: TensorDict) -> None:
-        run.collected = int(rollout["mask"].sum())
+        run.collected = int(rollout["mask"].sum()) + run.agent.left_out.steps
         for callback in run.callbacks:
             callback.on_rollout(run, rollout)
 
@@ -419,16 +427,18 @@ def iterate(
     # Collect
     start = time.perf_counter()
     process = os.getpid()  # a process that an environment forks must not train on
+    left_out = LeftOut()
     try:
         if rollout is None:
             rollout = agent.collect()
+            left_out = agent.left_out
     finally:
         end_if_forked(process, "an environment or a task")
     num_steps = int(rollout["mask"].sum())
-    metrics: Metrics = {"rollout/steps": num_steps}
-    metrics |= _episode_metrics(meters[0], rollout)
+    metrics: Metrics = {"rollout/steps": num_steps + left_out.steps, **left_out.metrics}
+    metrics |= _episode_metrics(meters[0], rollout, left_out)
     if is_episode_env(agent.env):
-        metrics["rollout/turns"] = count_turns(rollout["mask"])
+        metrics["rollout/turns"] = count_turns(rollout["mask"]) + left_out.turns
         metrics |= collectives.mean(agent.env.metrics)
     if num_steps == 0:
         raise ValueError(
@@ -445,7 +455,7 @@ def iterate(
         check_finite(rollout, "reward", "reference_log_prob", "kl")
         check_inert(rollout, "reference_log_prob", "kl")
         metrics |= reference_metrics(rollout, coefficient=agent.penalty.coef)
-        metrics |= _episode_metrics(meters[1], rollout, "episode/penalised_return")
+        metrics |= _episode_metrics(meters[1], rollout, name="episode/penalised_return")
     if on_rollout is not None:
         on_rollout(rollout)
     charged = time.perf_counter()
@@ -495,9 +505,17 @@ def _charge_penalty(agent: Learner[Config], penalty: KLPenalty, rollout: TensorD
     rollout.update(dict(zip(names, columns, strict=True)))
 
 
-def _episode_metrics(meter: EpisodeMeter, rollout: TensorDict, name: str = "episode/return") -> Metrics:
-    """Return the mean return, under this name, and mean length of the episodes that end in a rollout."""
+def _episode_metrics(
+    meter: EpisodeMeter, rollout: TensorDict, left_out: LeftOut | None = None, name: str = "episode/return"
+) -> Metrics:
+    """Return the mean return, under this name, and mean length of the episodes that end in a rollout.
+
+    Episodes that were left out of the rollout count too: without them the mean would be biased.
+    """
     returns, lengths = meter.finished(rollout)
+    if left_out is not None:
+        returns += left_out.returns
+        lengths += left_out.lengths
     if not returns:
         return {}
     metrics = {name: float(np.mean(returns))}

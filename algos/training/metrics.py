@@ -1,6 +1,8 @@
 """Logged metrics: means over the True entries of a rollout and over the minibatches of an update."""
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +15,21 @@ Metrics = dict[str, float]
 """Metrics of one iteration by name."""
 StepMetrics = dict[str, Tensor]
 """Metrics of one minibatch by name, scalars; of a part of a minibatch, its share of them, so that parts add up."""
+
+
+class LeftOut(NamedTuple):
+    """Episodes that were generated for a rollout, but are not learnt from (`algos.refills`)."""
+
+    returns: Sequence[float] = ()
+    """Return of each episode."""
+    lengths: Sequence[int] = ()
+    """Steps of each episode."""
+    steps: int = 0
+    """Their steps (True entries)."""
+    turns: int = 0
+    """Their turns (text)."""
+    metrics: Mapping[str, float] = {}
+    """Counts for the log, by name."""
 
 
 class EpisodeMeter:

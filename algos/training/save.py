@@ -307,7 +307,7 @@ def _describe_environment(spec: EnvSpec | None) -> dict[str, object] | None:
     # Arguments as plain data
     arguments: dict[str, object] = {}
     for name, value in spec.kwargs.items():
-        if name in VECTOR_ONLY:
+        if name in VECTOR_ONLY or name == "sampler":  # evaluations use no sampler
             continue
         if isinstance(value, Path):
             arguments[name] = str(value)

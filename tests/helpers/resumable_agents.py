@@ -36,7 +36,7 @@ from algos import (
 from algos.finetuning.text_loss import TextLoss
 from algos.losses import ClipCovLoss
 from tests.helpers.models import WORDS, make_gpt2, make_t5, make_tokenizer
-from textenv import KLPenalty, LanguageModel, ProgramVectorEnv, TextVectorEnv
+from textenv import ByPassRate, Curriculum, KLPenalty, LanguageModel, ProgramVectorEnv, TextVectorEnv
 from textenv.kl.coefficients import AdaptiveCoefficient
 from textenv.rewards import Normalize
 
@@ -222,6 +222,37 @@ def grpo_text():
     return text(GRPO, GRPOConfig(num_episodes=8, group_size=4))
 
 
+def begins_well(prompts, completions, **columns):
+    """Of few answers, so that many groups have only zeros."""
+    return [float(text.split()[:1] == ["good"]) for text in completions]
+
+
+def grpo_refills():
+    return text(GRPO, GRPOConfig(num_episodes=8, group_size=2, max_refills=2), reward=begins_well)
+
+
+LEVELS = [{"prompt": text, "level": len(text.split())} for text in ("a b", "c", "d a b", "b b", "a d")]
+
+
+def with_sampler(sampler, reward):
+    return TextVectorEnv(
+        prompts=LEVELS, reward=reward, sampler=sampler, tokenizer=make_tokenizer(WORDS), num_envs=4,
+        max_prompt_tokens=4, max_new_tokens=5,
+    )  # fmt: skip
+
+
+def grpo_pass_rate():
+    """A refill draws from what the collection before it has taught the sampler."""
+    env = with_sampler(ByPassRate(memory=6), begins_well)
+    return GRPO(env, LMPolicy(make_gpt2(), env.tokenizer), GRPOConfig(num_episodes=8, group_size=2, max_refills=1))
+
+
+def ppo_curriculum():
+    env = with_sampler(Curriculum(column="level", threshold=0.4, window=6), count_good)
+    config = PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4, bootstrap_truncated=False)
+    return PPO(env, LMPolicy(make_gpt2(), env.tokenizer), config)
+
+
 def guess(first, second, task, rng):
     """Two rows for the first agent, by tasks and random numbers."""
     answer = first(f"{task} b")
@@ -254,6 +285,22 @@ def reinforce_plus_plus():
     return text(REINFORCEPlusPlus, config)
 
 
+def guess_right(first, second, task, rng):
+    """Two rows for the first agent, whose reward has few values; the second one's never differs."""
+    answer = first(f"{task} b")
+    second("c", max_tokens=1)
+    first("d")
+    return float("good" in answer.split()), 0.5
+
+
+def grpo_refilled_game():
+    env = ProgramVectorEnv(
+        guess_right, tasks=["a", "d", "c"], agents=2, tokenizer=make_tokenizer(WORDS), num_envs=4, max_new_tokens=3,
+        max_length=32,
+    )  # fmt: skip
+    return GRPO(env, LMPolicy(make_gpt2(), env.tokenizer), GRPOConfig(num_episodes=12, group_size=2, max_refills=3))
+
+
 def says_bad(content):
     return "bad"
 
@@ -262,6 +309,7 @@ MAKERS = (
     ppo_cartpole, ppo_sync, ppo_wrapped, ppo_sde, ppo_lstm, ppo_images, a2c, trpo, dqn, sac, sac_gsde, td3,
     grpo_control, ppo_text, ppo_seq2seq, grpo_text, ppo_normalized, ppo_words, reinforce_game,
     reinforce_plus_plus, ppo_vine,
+    grpo_refills, grpo_refilled_game, grpo_pass_rate, ppo_curriculum,
 )  # fmt: skip
 
 

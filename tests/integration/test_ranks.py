@@ -75,7 +75,7 @@ def trained(tmp_path_factory):
     return root
 
 
-FAST = [("ppo_text", False), ("ppo_critic", True)]
+FAST = [("ppo_text", False), ("ppo_critic", True), ("grpo_refills", False)]
 SLOW = [("ppo_cartpole", False), ("ppo_normalized", False)]  # as the others, in another world
 
 

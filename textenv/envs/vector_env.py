@@ -41,6 +41,7 @@ from textenv.names import check_names
 from textenv.prompts.lengths import TOKENIZED_PROMPTS, LengthBounds
 from textenv.prompts.plain_text import warn_of_opened_tag
 from textenv.prompts.prompts import Prompt, PromptList, PromptOrder, as_prompt
+from textenv.prompts.samplers import PromptDraws, PromptSampler, as_sampler
 from textenv.prompts.template_variables import set_template_variables
 from textenv.prompts.tokenize import is_chat
 from textenv.rewards.composite import RewardFunction, Rewards
@@ -74,7 +75,7 @@ class EnvState(TypedDict):
     """See `PromptOrder.state`."""
     np_random: np.random.Generator
     objects: NotRequired[Mapping[str, Mapping[str, object]]]
-    """States of `user_objects`, by name; absent before version 0.10."""
+    """States of `user_objects` and of the sampler, by name; absent before version 0.10."""
 
 
 class ScoredTurns(NamedTuple):
@@ -99,6 +100,9 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         prompts: texts, token ids, chats, or mappings with a ``"prompt"`` and further columns for the reward.
         reward: ``f(prompts, completions, completion_ids=..., **columns) -> list[float]``, or several (`Rewards`).
         tokenizer: a `transformers` tokenizer; its size is the number of actions.
+        sampler: chooses ``prompts`` by what the policy has earned so far: `textenv.ByPassRate`, `textenv.Curriculum`,
+            one of your own, or a text (`textenv.prompts.samplers`). The environment works with a copy. None: every
+            prompt is used once before one repeats. Evaluations use no sampler.
         tools: functions that the model may call, see `Tools`; rewards may ask for ``tool_calls`` (`Turn.tool_calls`).
         tool_timeout: time limit in seconds of the calls of one step, or None.
         chat_template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}``. They become
@@ -150,6 +154,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         *,
         prompts: Sequence[object] | None = None,
         reward: RewardFunction | Rewards | None = None,
+        sampler: PromptSampler | str | None = None,
         tokenizer: PreTrainedTokenizerBase,
         tools: Sequence[Callable[..., object]] = (),
         tool_timeout: float | None = 10.0,
@@ -273,6 +278,15 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             raise ValueError(
                 f"overlong is 'skip', but {type(self.task).__name__} makes its prompts itself: leave it out"
             )
+        self._draws: PromptDraws | None = None
+        """Draws the prompts by the sampler, if there is one."""
+        if sampler is not None:
+            if not isinstance(self.task, PromptList):
+                raise ValueError(
+                    f"sampler is given, but {type(self.task).__name__} makes its prompts itself: leave it out"
+                )
+            self._draws = PromptDraws(as_sampler(sampler), self.task)
+        self._step_returns = np.zeros(self.num_envs)  # of the episodes of `step` so far
 
         self._warn_of_earlier_turns()
 
@@ -395,27 +409,34 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self._order.state = saved
 
     @property
+    def sampler(self) -> PromptSampler | None:
+        """The environment's copy of its sampler; None without one, and in an evaluation (`fork`)."""
+        if self._draws is None:
+            return None
+        return self._draws.sampler
+
+    @property
     def user_objects(self) -> dict[str, object]:
         """See `EpisodeEnv.user_objects`: the task with its rewards, the tools, and the rule ``allowed``."""
         functions = {} if self.tools is None else self.tools.functions
         return {"task": self.task, "tools": functions, "allowed": self._masks.rule}
 
     def state_dict(self) -> EnvState:
-        """Prompt order, random generator and the states of `user_objects`, between rollouts.
+        """Prompt order, random generator and the states of `user_objects` and sampler, between rollouts.
 
         Episodes of `step` are not saved: they restart.
         """
         return {
             "prompt_order": self.prompt_order,
             "np_random": self.np_random,
-            "objects": states_of(self.user_objects),
+            "objects": states_of(self._stateful_parts),
         }
 
     def load_state_dict(self, state: EnvState) -> None:
         """Restore the state that `state_dict` returned; log which objects and saved states do not fit each other."""
         self.prompt_order = state["prompt_order"]
         self.np_random = state["np_random"]
-        mismatches = set_states(self.user_objects, state.get("objects", {}))
+        mismatches = set_states(self._stateful_parts, state.get("objects", {}))
         if mismatches:
             logger.warning(
                 "objects and saved states that do not match (such an object starts afresh): %s", ", ".join(mismatches)
@@ -441,9 +462,14 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
 
     @contextmanager
     def fork(self) -> Iterator[None]:
-        """Context of an evaluation; see `EpisodeEnv.fork`."""
-        with self._order.fork(), frozen_states(self.user_objects), evaluation():
-            yield
+        """Context of an evaluation; see `EpisodeEnv.fork`. It uses no sampler."""
+        draws = self._draws
+        self._draws = None
+        try:
+            with self._order.fork(), frozen_states(self.user_objects), evaluation():
+                yield
+        finally:
+            self._draws = draws
 
     def close_extras(self, **kwargs: object) -> None:
         """Close an environment of the task that waits for its episode (`textenv.envs.string_env.StringGames`)."""
@@ -475,8 +501,12 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
                 raise ValueError(f"reset_mask is {mask.dtype} {mask.shape}, expected bool ({self.num_envs},)")
             if not self._started and not mask.all():
                 raise ValueError("reset_mask leaves out slots that have no episode yet: reset all slots first")
+
+        # Begin; the episodes of these slots, and those of a batch, are given up
         self._batch = None
         self._started = True
+        if self._draws is not None and mask.all():
+            self._draws.forget()
         self._begin(np.flatnonzero(mask))
         self._show()
         return self._observe(), self._info()
@@ -519,6 +549,9 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         done = np.zeros(self.num_envs, dtype=bool)
         if last_turns:
             done[list(last_turns)] = True
+        self._step_returns += reward
+        if self._draws is not None:
+            self._learn_from_slots(self._draws, done)
         terminated = transcript.terminated & done
         truncated = transcript.truncated & done
         self._ended = done
@@ -579,6 +612,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
                 f"for each of its {self._agents} agents, and group_size is {group_size}"
             )
         # End the episodes of `step`, which needs a `reset` afterwards
+        if self._draws is not None:
+            self._draws.forget()
         self._started = False
         self._ended[:] = False
         self._masks.forget()
@@ -664,7 +699,11 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         episodes = batch.transcript.unscored_episodes
         score = None if self._early is None else self._early.score
         scores = score_turns(self.task, turns, score)
-        batch.transcript.assign_reward(scores)
+        returns = batch.transcript.assign_reward(scores)
+        if self._draws is not None:
+            scored = np.flatnonzero(batch.transcript.has_score[: len(batch.numbers)])
+            numbers = np.array(batch.numbers)[scored]
+            self._draws.learn(numbers.tolist(), returns[scored].tolist())
         self._batch = None  # only now, so that this can be called again after a reward has failed
         return self._rollout(batch.transcript, turns, episodes, scores)
 
@@ -718,6 +757,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Store finished turns, the episode of each turn, and their scores; `samples` and `metrics` read them."""
         self.scored_turns = ScoredTurns(turns, episodes, scores)
         self.metrics = reward_metrics(scores, [turn.completion_ids for turn in turns])
+        if self.sampler is not None:
+            self.metrics |= self.sampler.metrics()
         if self._overlong == "skip":
             self.metrics["prompts/skipped"] = float(self.skipped_prompts)
         if self.tools:
@@ -742,6 +783,19 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             parts = torch.from_numpy(parts_of_episode)[episode_of_row(rollout)]  # [B, K, 2]
             rollout["reward_parts"] = parts[:, None].expand(*rollout.shape, *parts.shape[1:])  # [B, T, K, 2]
         return rollout
+
+    @property
+    def _stateful_parts(self) -> dict[str, object]:
+        """What has a state that a resumed run needs, by name: `user_objects`, and the sampler."""
+        return self.user_objects | {"sampler": self.sampler}
+
+    def _learn_from_slots(self, draws: PromptDraws, done: np.ndarray) -> None:
+        """Tell the sampler the returns of the episodes of `step` that are over, bool ``[num_envs]``."""
+        slots = np.flatnonzero(done)
+        numbers = self._step_transcript.group[slots]
+        has_score = self._step_transcript.has_score[slots]
+        draws.learn(numbers[has_score].tolist(), self._step_returns[slots[has_score]].tolist())
+        draws.forget(numbers.tolist())
 
     def _check_padding(self, row: int, prompt: Prompt) -> None:
         """Raise a ValueError if a prompt of token ids starts or ends with padding."""
@@ -789,7 +843,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         Returns:
             int64, the rows of the agents who begin; those with a single agent are ``rows``.
         """
-        prompts = self.task.sample_prompts(numbers, seed=self._order.seed)
+        source = self.task if self._draws is None else self._draws
+        prompts = source.sample_prompts(numbers, seed=self._order.seed)
         check_count(prompts, len(rows), name=f"sample_prompts of {type(self.task).__name__}", item="Prompt")
         begun_rows = []
         for row, prompt, number in zip(rows, prompts, numbers, strict=True):
@@ -802,6 +857,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             numbers = self._order.next(len(slots))
             self._begin_rows(self._step_transcript, slots, numbers)
             self._ended[slots] = False
+            self._step_returns[slots] = 0
 
     def _refill(self) -> np.ndarray:
         """Begin the batch's next episodes in idle slots, once enough slots are idle; return the slots that got one."""

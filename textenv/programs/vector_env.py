@@ -31,7 +31,7 @@ TIMEOUT = 60.0
 """Default time limit of a program for each step, in seconds."""
 
 
-MADE_HERE = ("self", "arguments", "task", "prompts", "reward", "max_prompt_tokens", "overlong")
+MADE_HERE = ("self", "arguments", "task", "prompts", "reward", "sampler", "max_prompt_tokens", "overlong")
 """Arguments that only other environments have: a program has its tasks, its reward and its questions."""
 ANSWER_ARGUMENTS = (
     "tokenizer", "num_envs", "max_prompt_tokens", "max_length", "max_new_tokens", "min_new_tokens", "stop", "forbidden",

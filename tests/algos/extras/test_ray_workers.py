@@ -246,6 +246,7 @@ def test_what_workers_cannot_do_is_refused_in_words(tmp_path):
         (A2C(env, mlp(env)), 2, 1, "staleness 1 need"),
         (PPO(env, mlp(env)), 2, 1, "max_importance_weight"),
         (stale_agent(), 2, -1, "staleness -1 need"),
+        (AGENTS["grpo_refills"](), 2, 0, "max_refills is 2: use none, or set it to 0"),
     )
     for agent, workers, staleness, said in cases:
         with pytest.raises(ValueError, match=said), rollout_workers(agent, cartpole, workers, staleness=staleness):
