@@ -17,12 +17,13 @@ from tests.helpers.pages import run
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md"] + sorted(
     page
-    for pattern in ("tutorials/*.md", "concepts/*.md", "from-[csv]*.md", "export.md")
+    for pattern in ("tutorials/*.md", "concepts/*.md", "from-[csv]*.md", "export.md", "distillation.md")
     for page in (ROOT / "docs").glob(pattern)
     if "```python" in page.read_text() or "```sh\n" in page.read_text()
 )
 TRAINING = {
-    "README", "from-stable-baselines3", "conversation", "same-world", "what-changed", "your-model-and-lora",
+    "README", "from-stable-baselines3", "conversation", "distillation", "same-world", "what-changed",
+    "your-model-and-lora",
 }  # fmt: skip
 """Pages that train for more than ten seconds; `make learning` runs them in full length."""
 assert {page.stem for page in PAGES} >= TRAINING

@@ -201,6 +201,16 @@ def test_a_composite_reward_is_learnt_by_parts(capsys):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("way", "share"), [("loss", 0.77), ("token", 0.87), ("sft", 0.74)])
+def test_a_student_comes_near_its_teacher(way, share, capsys):
+    """In miniature: the KL a token as a share of that before; seen: .31, .62 and .22."""
+    figures = load_example("distil").main(way, 10_000, warm_up=10_000, teacher_steps=4_500)
+    assert abs(figures["teacher"]["KL, nats a token"]) < 1e-6
+    assert figures["after"]["KL, nats a token"] < share * figures["before"]["KL, nats a token"]
+    assert f"KL, nats a token{figures['teacher']['KL, nats a token']:14.3f}" in capsys.readouterr().out
+
+
+@pytest.mark.long
 def test_a_conversation_is_learnt_and_shown(capsys):
     load_example("conversation").main(total_steps=12_000)
     output = capsys.readouterr().out

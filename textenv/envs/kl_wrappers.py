@@ -12,6 +12,7 @@ from textenv.envs.text_env import TextEnv
 from textenv.envs.vector_env import TextObservation
 from textenv.kl.estimators import Estimator, choose_estimator
 from textenv.lm.decoding import Decoder
+from textenv.lm.loading import check_same_vocabulary
 from textenv.lm.model import LanguageModel
 from textenv.lm.sampling import restrict
 from textenv.lm.seq2seq import Seq2SeqDecoder
@@ -41,6 +42,7 @@ class _ReferenceWrapper(gymnasium.Wrapper):
             )
         if not coef >= 0:
             raise ValueError(f"coef is {coef}, expected a number of at least 0 (reward per nat)")
+        check_same_vocabulary(text_env.vector.tokenizer, reference.tokenizer)
         self.reference = reference
         self.coef = coef
         self._text_env = text_env

@@ -108,7 +108,8 @@ class FunctionTask(PromptList):
         """Score the turns; see `Task.score`."""
         rows = rows_of(turns, names=self.names)
         scores = self.rewards(tokenizer=rows.tokenizer, **rows.columns)
-        if len(turns) >= MIN_EQUAL_SCORES:
+        is_paid = any(weight for _, weight in self.rewards.functions.values())
+        if is_paid and len(turns) >= MIN_EQUAL_SCORES:
             distinct_scores = {str(score) for score in scores.score}
             if len(distinct_scores) == 1:
                 hint = ""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from textenv.errors import InvariantError
 from textenv.kl.coefficients import CoefficientLike, as_coefficient
 from textenv.kl.estimators import Estimator, choose_estimator
+from textenv.lm.loading import check_same_vocabulary
 from textenv.lm.model import LanguageModel, language_model_of
 from textenv.names import check_names
 from textenv.rollout import Reference, median_note, ratio_gap, start_tolerance
@@ -58,8 +59,9 @@ class KLPenalty:
     not corrected (PPO's clipping keeps the difference small).
 
     Args:
-        reference: any object with ``evaluate(rollout)``, such as a `LanguageModel` or ``policy.reference()``; or a
-            function without arguments that returns one, called at first use.
+        reference: any object with ``evaluate(rollout)``, such as ``policy.reference()``, or a `LanguageModel` of any
+            size with the policy's tokenizer (a teacher, docs/distillation.md); or a function without arguments that
+            returns one, called at first use.
         coef: β ≥ 0, reward per nat; a function of the number of steps so far; or a changing coefficient from
             `textenv.kl.coefficients`.
         estimator: ``"k1"``, ``"k2"``, ``"k3"``, ``"exact"`` (sum over all actions by ``policy.divergence``; needs a
@@ -68,7 +70,7 @@ class KLPenalty:
 
     Raises:
         ValueError: if coefficient, estimator or place is invalid, or (when called) if the reference shares trained
-            weights.
+            weights or has another vocabulary.
         InvariantError: when called, if the KL is not 0 although the reference starts with the policy's weights, or if
             the reference's weights have changed since the first call.
 
@@ -129,16 +131,20 @@ class KLPenalty:
         if module is not None:
             module.to(mask.device)
 
-        # The reference must never be trained
+        # The reference must read the policy's tokens
         is_first_call = self._hashes is None
+        policy_lm = language_model_of(policy)
+        reference_lm = language_model_of(reference)
+        if is_first_call and policy_lm is not None and reference_lm is not None:
+            check_same_vocabulary(policy_lm.tokenizer, reference_lm.tokenizer)
+
+        # It must never be trained
         hashes = _hash_tensors(reference, policy)
         if self._hashes is not None:
             _check_unchanged(hashes, self._hashes, rollout)
         self._hashes = hashes
 
         # Score the actions, at the policy's temperature
-        policy_lm = language_model_of(policy)
-        reference_lm = language_model_of(reference)
         if policy_lm is not None and reference_lm is not None:
             reference_lm.temperature = policy_lm.temperature
         reference_log_prob = reference.evaluate(rollout).log_prob

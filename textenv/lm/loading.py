@@ -292,6 +292,33 @@ def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
     return max(tokenizer.get_vocab().values()) + 1
 
 
+def check_same_vocabulary(tokenizer: PreTrainedTokenizerBase, reference_tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check that a reference model reads the same tokens in the ids of a policy.
+
+    Raises:
+        ValueError: if an id is another token in the reference's tokenizer, or none; the message has the first one.
+    """
+    vocabulary = tokenizer.get_vocab()
+    reference_vocabulary = reference_tokenizer.get_vocab()
+    if vocabulary == reference_vocabulary:
+        return
+    token_of_id = {index: token for token, index in vocabulary.items()}
+    reference_token_of_id = {index: token for token, index in reference_vocabulary.items()}
+    differing_ids = [
+        index
+        for index in token_of_id.keys() | reference_token_of_id.keys()
+        if token_of_id.get(index) != reference_token_of_id.get(index)
+    ]
+    first = min(differing_ids)
+    token = token_of_id.get(first, "(none)")
+    reference_token = reference_token_of_id.get(first, "(none)")
+    raise ValueError(
+        f"the reference (or teacher) has {len(reference_vocabulary)} tokens, the policy {len(vocabulary)}, and id "
+        f"{first} is {reference_token!r} in the reference and {token!r} in the policy: it would score other texts than "
+        "the policy wrote. Give a reference with the policy's tokenizer, or make the policy with the reference's"
+    )
+
+
 def plain_model(model: Model) -> PreTrainedModel:
     """Return the `transformers` model inside an adapted one, adapters included; return any other model itself."""
     if is_adapted(model):

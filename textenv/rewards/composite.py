@@ -66,7 +66,7 @@ class Rewards:
     ``completion_ids``, ``terminated`` (True if the policy ended the completion itself) and the prompts' further
     columns. It may be ``async``. It returns one entry per completion: a number, None (does not apply), a list of
     numbers (one per token), or a mapping from component to number. A completion to which no function applies is left
-    out of the update, and counted. A function of weight 0 is only logged.
+    out of the update, and counted. A function of weight 0 is only logged; if all are, every completion gets 0.
 
     A function is called once per batch or, with ``workers``, once per part. If it fails on n completions, it is called
     again with halves to find the one that fails, with about 2 log2(n) calls. If all completions seem to fail (four
@@ -182,6 +182,9 @@ class Rewards:
         for row in range(len(rows)):
             if row in failed_rows:
                 sums.append(None)
+                continue
+            if not weighted_names:
+                sums.append(0.0)  # where all functions are only logged, such as beside a KL penalty
                 continue
             weighted_scores = []
             for name in weighted_names:

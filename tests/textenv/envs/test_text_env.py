@@ -245,6 +245,14 @@ def test_wrapper_and_penalty_together_are_refused():
         PPO(vector, LMPolicy(make_gpt2(), tokenizer), PPOConfig(), penalty=KLPenalty(reference, 0.1))
 
 
+@pytest.mark.parametrize("wrapper", [KLReward, ReferenceReward])
+def test_a_reference_of_another_vocabulary_is_refused(wrapper):
+    env = TextEnv(prompts=["a"], reward=good, tokenizer=make_tokenizer(WORDS))
+    reference = LanguageModel(make_gpt2(), make_tokenizer([*WORDS[1::-1], *WORDS[2:]]))
+    with pytest.raises(ValueError, match="id 0 is 'b' in the reference and 'a' in the policy"):
+        wrapper(env, reference, 0.1)
+
+
 # --- registered environments ------------------------------------------------------------------------------------
 
 

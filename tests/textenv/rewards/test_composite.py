@@ -104,6 +104,19 @@ def test_a_part_of_weight_0_changes_no_payment():
         assert torch.equal(logged["reward"], alone["reward"]) and torch.equal(logged["mask"], alone["mask"])
 
 
+def test_rewards_that_are_only_logged_pay_0_and_leave_all_in(caplog):
+    """Nothing was left to train on, though a KL to a teacher needs no reward."""
+
+    def rare(completions):
+        return [1.0 if "good" in text else None for text in completions]
+
+    rollout = rewarded(Rewards({"good": (good, 0.0), "rare": (rare, 0.0)}), REWARDED * 4)
+    assert rollout["mask"].any(1).all() and rollout["reward"].abs().sum() == 0
+    assert "same score" not in caplog.text
+    figures = figures_of(Rewards({"good": (good, 0.0), "rare": (rare, 0.0)}), REWARDED)
+    assert figures["reward_raw/good"] == 0.5 and figures["reward_raw/rare"] == 1.0
+
+
 def test_a_conversation_is_paid_by_the_turn_and_logged():
     env = TokenVectorEnv(Parrot, tokenizer=make_tokenizer(WORDS), max_prompt_tokens=4, max_new_tokens=4, max_length=40)
     rollout = collect(env, LMPolicy(make_gpt2(), make_tokenizer(WORDS), seed=0), num_episodes=8, seed=0)
