@@ -18,9 +18,9 @@ from algos.envs.flatten import flatten, flatten_one, pack
 from algos.envs.spaces import fit_actions
 from algos.envs.subprocess_env import FAILED
 from algos.policies.generator import Generator, collect_turns
-from algos.policies.kept_sets import KeptSets
 from algos.policies.policy import Policy, check_policy, check_step, refuse_strings
 from algos.policies.random_streams import episode_seeds, row_seeds
+from textenv.envs.kept_sets import KeptSets
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.lm.model import language_model_of
 from textenv.names import check_names

@@ -72,6 +72,7 @@ def check_generator(env: VectorEnv, policy: Policy, config: ConfigT) -> ConfigT:
     """
     from algos.policies.lm import LMPolicy  # loads transformers
 
+    # What an engine can generate for
     if not isinstance(env, TextVectorEnv) or not isinstance(policy, LMPolicy):
         raise TypeError(
             f"generator is given for a {type(policy).__name__} in a {type(env).__name__}: it generates text, for an "
@@ -88,6 +89,8 @@ def check_generator(env: VectorEnv, policy: Policy, config: ConfigT) -> ConfigT:
         )
     if collectives.world_size() > 1:
         raise ValueError(f"generator is given to {collectives.world_size()} processes, expected one: omit torchrun")
+
+    # Its probabilities are not exactly the policy's
     if weighs_samples(config):
         return config
     return replace(config, max_importance_weight=DEFAULT_MAX_IMPORTANCE_WEIGHT)

@@ -71,7 +71,9 @@ class Branches(Task):
         # Scores of what was completed
         completed: list[Score] = []
         for score, length in zip(scores.score, lengths, strict=True):
-            completed.append(score[length:] if isinstance(score, np.ndarray) else score)
+            if isinstance(score, np.ndarray):
+                score = score[length:]
+            completed.append(score)
         return Scores(score=completed)
 
 
