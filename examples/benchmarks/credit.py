@@ -3,7 +3,8 @@
 PPO and GRPO take 4 steps on a rollout, in two epochs; RLOO takes one, and "PPO, one step" too: these pairs differ in
 the advantages alone. "PPO, own critic" has a second model for the value. "PPO, gradient" trains the value head by its
 gradient alone instead of fitting it; "λ apart" has targets of λ = 1 for it; "VAPO" too, and a λ by length and a tenth
-of the training for the value alone; "VinePPO" has three completions every eight tokens instead of a value.
+of the training for the value alone; "VinePPO" has three completions every eight tokens instead of a value. The methods
+after GRPO have other losses or advantages; REINFORCE++ takes 4 steps on a rollout.
 
 python examples/benchmarks/credit.py                      # every task, every method, seeds 1 to 5
 python examples/benchmarks/credit.py --seconds            # and once more, for as many processor seconds as PPO takes
@@ -30,7 +31,17 @@ from pathlib import Path
 import gymnasium
 import torch
 
-from algos import GRPO, PPO, RLOO, GRPOConfig, LMPolicy, RLOOConfig, presets
+from algos import (
+    GRPO,
+    PPO,
+    RLOO,
+    GRPOConfig,
+    LMPolicy,
+    REINFORCEPlusPlus,
+    REINFORCEPlusPlusConfig,
+    RLOOConfig,
+    presets,
+)
 from textenv import TextVectorEnv, TokenVectorEnv
 from textenv.embedded.grammar import openings
 from textenv.prompts.prompts import split_prompts
@@ -47,7 +58,18 @@ GRADIENT = {
     "VinePPO": {"vine_samples": 3, "vine_interval": 8, "gae_lambda": 0.0},
 }
 """Fields of the config of PPO whose value head is not fitted."""
-METHODS = ("PPO", "PPO, one step", "RLOO", "GRPO", "PPO, own critic", *GRADIENT)
+OF_GRPO = {
+    "GRPO": {},
+    "GRPO, clip-higher": {"clip_higher": 0.28},
+    "GRPO, dual clip": {"policy_loss": "dual_clipped_policy_loss"},
+    "GRPO, GSPO": {"policy_loss": "gspo_policy_loss", "clip_range": 3e-4, "clip_higher": 4e-4},
+    "GRPO, CISPO": {"policy_loss": "cispo_policy_loss", "clip_range": 1.0, "clip_higher": 4.0},
+    "GRPO, clip-cov": {"policy_loss": "clip_cov_policy_loss"},
+    "GRPO, KL-cov": {"policy_loss": "kl_cov_policy_loss"},
+    "GRPO, without deviation": {"scale_by_std": False},
+}
+"""Fields of the config of GRPO, with the numbers of the papers."""
+METHODS = ("PPO", "PPO, one step", "RLOO", "PPO, own critic", *GRADIENT, *OF_GRPO, "REINFORCE++")
 RATE = 3e-3
 """The best area of every method on every task that was tried with ``--tune --seeds 101``."""
 
@@ -90,8 +112,12 @@ def train(task, method, seed, rate, scale=1.0):
     common = dict(num_episodes=EPISODES, learning_rate=rate, final_learning_rate=rate / 3, max_grad_norm=1.0, seed=seed)
     if method == "RLOO":
         agent = RLOO(env, policy, RLOOConfig(**common), kl_coef=kl_coef)
-    elif method == "GRPO":
-        agent = GRPO(env, policy, GRPOConfig(**common, num_epochs=2, minibatch_size=32), kl_coef=kl_coef)
+    elif method in OF_GRPO:
+        config = GRPOConfig(**common, num_epochs=2, minibatch_size=32, **OF_GRPO[method])
+        agent = GRPO(env, policy, config, kl_coef=kl_coef)
+    elif method == "REINFORCE++":
+        config = REINFORCEPlusPlusConfig(**common, num_epochs=2, minibatch_size=32, gamma=1.0)
+        agent = REINFORCEPlusPlus(env, policy, config, kl_coef=kl_coef)
     elif method in GRADIENT:
         config = dataclasses.replace(presets.TEXT, **common, fit_value_head=False, **GRADIENT[method])
         agent = PPO(env, policy, config, kl_coef=kl_coef)

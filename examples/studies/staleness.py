@@ -5,9 +5,9 @@ python examples/studies/staleness.py --staleness 4 --corrections none,token_trun
 python examples/studies/staleness.py --enumerate                         # bias and variance on a small tree, exactly
 python examples/studies/staleness.py --table                             # the runs so far
 
-The answers of an update are sampled by the policy as it was K updates before. All else is the recipe of
-textenv/Reviews-v0. A run is a line of runs/staleness.jsonl: the return with the KL charged, of 512 answers of the last
-policy. A run that is there is not repeated.
+The answers of an update are sampled by the policy as it was K updates before, or at first by the untrained one. All
+else is the recipe of textenv/Reviews-v0. A run is a line of runs/staleness.jsonl: the return of 512 answers of the last
+policy, KL charged. A run that is there is not repeated.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import dataclasses
 import itertools
 import json
 import statistics
+import sys
 import time
 from collections import deque
 from functools import partial
@@ -29,6 +30,9 @@ from algos import PPO, Collector, LMPolicy, evaluate, importance
 from algos.presets import recipe
 from algos.training.loop import iterate
 from algos.training.metrics import EpisodeMeter
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from page import machine, save_table
 
 RUNS = Path("runs/staleness.jsonl")
 ITERATIONS = 24
@@ -81,20 +85,25 @@ def read_runs():
     return runs
 
 
-def print_table():
-    """Print the mean of the runs of each correction and staleness, and the worst of them."""
-    cells = {}
-    for (correction, staleness, _), run in read_runs().items():
-        cells.setdefault((correction, staleness), []).append(run["return"])
-    columns = sorted({staleness for _, staleness in cells})
-    print("| correction | " + " | ".join(f"K = {staleness}" for staleness in columns) + " |")
-    print("| --- " * (len(columns) + 1) + "|")
+def table(runs):
+    """Columns and rows of the table: the mean return of each correction and staleness, and the range of its seeds."""
+    returns = {}
+    for (correction, staleness, _), run in runs.items():
+        returns.setdefault((correction, staleness), []).append(run["return"])
+    staleness_of_column = sorted({staleness for _, staleness in returns})
+    rows = []
     for correction in CORRECTIONS:
-        texts = []
-        for staleness in columns:
-            returns = cells.get((correction, staleness))
-            texts.append("–" if not returns else f"{statistics.mean(returns):.2f} ({min(returns):.2f})")
-        print(f"| `{correction}` | " + " | ".join(texts) + " |")
+        cells = []
+        for staleness in staleness_of_column:
+            seeds = returns.get((correction, staleness))
+            if not seeds:
+                cells.append("–")
+            elif len(seeds) == 1:
+                cells.append(f"{seeds[0]:.2f}")
+            else:
+                cells.append(f"{statistics.mean(seeds):.2f} [{min(seeds):.2f}, {max(seeds):.2f}]")
+        rows.append([correction, *cells])
+    return ["correction", *(f"K = {staleness}" for staleness in staleness_of_column)], rows
 
 
 def enumerate_tree(*, steps=4, actions=3, distance=0.7):
@@ -151,12 +160,19 @@ def main():
     parser.add_argument("--staleness", default="0,1,4,16", help="numbers of updates")
     parser.add_argument("--corrections", default=",".join(CORRECTIONS))
     parser.add_argument("--seeds", default="1,2,3,4,5")
-    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--table", action="store_true", help="print the runs so far")
+    parser.add_argument("--json", type=Path, help="write the runs so far to this file of docs/results/data")
     parser.add_argument("--enumerate", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.table:
-        print_table()
+        columns, rows = table(read_runs())
+        for row in (columns, ["---"] * len(columns), *rows):
+            print("| " + " | ".join(row) + " |")
+        return
+    if options.json is not None:
+        columns, rows = table(read_runs())
+        save_table(options.json, columns, rows, machine("python examples/studies/staleness.py"), kind="text")
         return
     if options.enumerate:
         for distance in (0.1, 0.7):
