@@ -117,7 +117,7 @@ def play_kuhn(options):
 
 
 def play_tic_tac_toe(options):
-    """Train on tic-tac-toe, against the present policy and earlier ones; print results against the perfect player.
+    """Train on tic-tac-toe by self-play; print results against the perfect player.
 
     Weights of the usual deviation, .02, attend to all squares alike, and take ten times as long to tell boards apart.
     Advantages are not normalized: when most games are draws, that would scale up what is left, which is noise.
@@ -143,11 +143,10 @@ def play_tic_tac_toe(options):
         learning_rate=options.rate, final_learning_rate=0.0, gamma=1.0, gae_lambda=1.0, vf_coef=1.0,
         normalize_advantage=False, ent_coef=options.entropy, seed=options.seed,
     )  # fmt: skip
-    agent.learn(
-        7 * options.games * options.iterations,
-        callbacks=[League(every=options.every, size=5), Cooling()],
-        on_iteration=watch,
-    )
+    callbacks = [Cooling()]
+    if options.league:
+        callbacks.append(League(every=options.every, size=options.league))
+    agent.learn(7 * options.games * options.iterations, callbacks=callbacks, on_iteration=watch)
     evaluate(perfect_env, policy, num_episodes=1000)
     drawn = perfect_env.metrics["opponents/perfect/drawn"]
     print(f"500 sampled games against the perfect player: {drawn:.3f} drawn")
@@ -163,6 +162,7 @@ def main():
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate, which falls to 0")
     parser.add_argument("--entropy", type=float, default=0.3, help="entropy bonus, which falls to a thirtieth")
     parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--league", type=int, default=0, help="tic-tac-toe: earlier versions to play against, too")
     parser.add_argument("--every", type=int, default=20, help="iterations from one line to the next")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -579,11 +579,11 @@ def test_a_harness_of_verifiers_teaches():
 def test_self_play_finds_the_way_to_an_equilibrium(capsys):
     """In miniature; the average policy of the first iterations is that of random weights."""
     example = load_example("self_play")
-    options = SimpleNamespace(seed=1, games=64, iterations=40, rate=5e-3, entropy=0.1, epochs=2, every=5)
+    options = SimpleNamespace(seed=1, games=64, iterations=40, rate=5e-3, entropy=0.1, epochs=2, every=5, league=0)
     example.play_kuhn(options)
     averages = [float(number) for number in re.findall(r"average (\d\.\d+)", capsys.readouterr().out)]
     assert len(averages) > 4 and averages[-1] < averages[0]
 
-    options = SimpleNamespace(seed=1, games=8, iterations=4, rate=1e-3, entropy=0.1, epochs=1, every=2)
+    options = SimpleNamespace(seed=1, games=8, iterations=4, rate=1e-3, entropy=0.1, epochs=1, every=2, league=2)
     example.play_tic_tac_toe(options)
     assert re.search(r"500 sampled games against the perfect player: 0\.\d+ drawn", capsys.readouterr().out)
