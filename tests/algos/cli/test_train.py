@@ -139,7 +139,9 @@ def test_help_names_losses_and_no_function(algo, capsys):
         main(["train", "CartPole-v1", "--algo", algo, "--help"])
     shown = capsys.readouterr().out
     assert "<function" not in shown and "(fixed to" not in shown
-    assert ("--config.policy-loss {clipped_policy_loss,dual_clipped_policy_loss" in shown) == (algo in ("ppo", "grpo"))
+    assert ("--config.policy-loss {clipped_policy_loss,dual_clipped_policy_loss" in shown) == (
+        algo in ("ppo", "grpo", "reinforce_plus_plus")
+    )
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -184,7 +186,7 @@ def test_help_names_losses_and_no_function(algo, capsys):
     ("OWN --algo dqn", "dqn is not for text"),
     ("OWN --config.policy-loss best", "invalid choice 'best'"),
     ("OWN --promts x", "did you mean --prompts?"),
-    ("OWN --algo rloo --config.policy-loss x", "--algo rloo has no --config.policy-loss: it is for ppo, grpo"),
+    ("OWN --algo rloo --config.policy-loss x", "--algo rloo has no --config.policy-loss: it is for ppo, reinforce_plus_plus, grpo"),
     ("OWN --algo rloo --config.lr 1", "did you mean --config.learning-rate?"),
     ("train CartPole-v1 --config.fit-value-head", "a MLPPolicy has no linear value head to fit"),
     ("OWN --config", "--config is --total-steps, expected a .toml, .yaml or .json file"),
