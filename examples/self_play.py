@@ -1,7 +1,7 @@
 """A tiny language model learns two games by playing against itself.
 
     python examples/self_play.py kuhn --games 256 --iterations 5000 --rate 2e-3 --entropy 0.6
-    python examples/self_play.py tic-tac-toe --games 256 --iterations 250 --entropy 0.15 --epochs 3
+    python examples/self_play.py tic-tac-toe --games 256 --iterations 500 --entropy 0.15 --epochs 3
 
 Kuhn poker has hidden cards, so the best play is random: the script prints how much a perfect opponent would win of the
 present policy and of the average of all policies so far, by enumeration (`exploitability`, in antes a game; 0 is an
@@ -147,9 +147,10 @@ def play_tic_tac_toe(options):
     if options.league:
         callbacks.append(League(every=options.every, size=options.league))
     agent.learn(7 * options.games * options.iterations, callbacks=callbacks, on_iteration=watch)
-    evaluate(perfect_env, policy, num_episodes=1000)
-    drawn = perfect_env.metrics["opponents/perfect/drawn"]
-    print(f"500 sampled games against the perfect player: {drawn:.3f} drawn")
+    for moves, deterministic in (("the most probable", True), ("sampled", False)):
+        evaluate(perfect_env, policy, num_episodes=1000, deterministic=deterministic)
+        drawn = perfect_env.metrics["opponents/perfect/drawn"]
+        print(f"500 games against the perfect player, {moves} moves: {drawn:.3f} drawn")
 
 
 def main():
