@@ -586,4 +586,4 @@ def test_self_play_finds_the_way_to_an_equilibrium(capsys):
 
     options = SimpleNamespace(seed=1, games=8, iterations=4, rate=1e-3, entropy=0.1, epochs=1, every=2, league=2)
     example.play_tic_tac_toe(options)
-    assert re.search(r"500 sampled games against the perfect player: 0\.\d+ drawn", capsys.readouterr().out)
+    assert re.search(r"500 games against the perfect player, sampled moves: [01]\.\d+ drawn", capsys.readouterr().out)
