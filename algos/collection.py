@@ -217,7 +217,7 @@ class Collector:
             rows, columns = env.cursor  # of these tokens
             log_probs.record(rows, columns, step.log_prob.cpu().numpy()[running])
             if step.kept is not None:
-                kept_sets.record(rows, columns, step.kept[torch.from_numpy(running)])
+                kept_sets.record(rows, columns, step.kept.cpu()[torch.from_numpy(running)])
             observation, changed = env.advance(step.action.cpu().numpy())
             if changed.any():
                 policy.reset(changed, seeds=_seeds_by_slot(seeds, env, changed))

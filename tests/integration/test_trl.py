@@ -142,7 +142,7 @@ def test_a_recipe_is_no_config():
 
     def cispo(*, log_ratio, advantage, mask, clip_range): ...
 
-    with refused(ValueError, "clip_higher is 0.3", "cispo", "no such argument"):
+    with refused(ValueError, "clip_higher is 0.3", "cispo", "has no argument clip_higher"):
         GRPOConfig(policy_loss=cispo, clip_higher=0.3)
 
 

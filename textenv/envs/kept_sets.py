@@ -32,7 +32,7 @@ class KeptSets:
         if not self._sets:
             return rollout
         sets = torch.cat(self._sets)
-        every_token = torch.ones(1, sets.shape[1], dtype=torch.bool)
+        every_token = torch.ones_like(sets[:1])
         index = np.zeros(rollout.shape, dtype=np.int64)
         index[np.concatenate(self._rows), np.concatenate(self._columns)] = np.arange(1, len(sets) + 1)
         rollout["allowed"] = torch.from_numpy(index)

@@ -22,7 +22,7 @@ def read(page):
 
 def played(policy, **options):
     env = make_env(**options)
-    env.penalty = KLPenalty(lm_policy(lambda: make_gpt2(seed=1)).lm, 0.5)
+    env.penalty = KLPenalty(LMPolicy(make_gpt2(seed=1), policy.tokenizer).lm, 0.5)
     return env
 
 
