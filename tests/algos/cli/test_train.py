@@ -186,7 +186,10 @@ def test_help_names_losses_and_no_function(algo, capsys):
     ("OWN --algo dqn", "dqn is not for text"),
     ("OWN --config.policy-loss best", "invalid choice 'best'"),
     ("OWN --promts x", "did you mean --prompts?"),
-    ("OWN --algo rloo --config.policy-loss x", "--algo rloo has no --config.policy-loss: it is for ppo, reinforce_plus_plus, grpo"),
+    (
+        "OWN --algo rloo --config.policy-loss x",
+        "--algo rloo has no --config.policy-loss: it is for ppo, reinforce_plus_plus, grpo",
+    ),
     ("OWN --algo rloo --config.lr 1", "did you mean --config.learning-rate?"),
     ("train CartPole-v1 --config.fit-value-head", "a MLPPolicy has no linear value head to fit"),
     ("OWN --config", "--config is --total-steps, expected a .toml, .yaml or .json file"),
