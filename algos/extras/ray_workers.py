@@ -24,7 +24,7 @@ from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
 from algos.collection import Collector
-from algos.config import Config, GroupsConfig, weighs_samples
+from algos.config import ClippedConfig, Config, GroupsConfig, weighs_samples
 from algos.policies.policy import Policy
 from algos.policies.random_streams import episode_seeds
 from algos.ranks import collectives
@@ -165,10 +165,12 @@ def _problem(agent: Learner[Config], workers: int | str, staleness: int) -> str 
                 return "score in other processes, but HumanReward asks at this terminal: use none"
 
     # The age of the weights
-    if staleness < 0 or (staleness and not weighs_samples(agent.config)):
+    takes_old_ratios = isinstance(agent.config, ClippedConfig) and agent.config.ratio_tolerance is not None
+    if staleness < 0 or (staleness and not weighs_samples(agent.config) and not takes_old_ratios):
         return (
-            f"with staleness {staleness} need PPO or GRPO and max_importance_weight=2, which corrects for the older "
-            "weights (staleness 0 waits for the present ones)"
+            f"with staleness {staleness} need PPO, GRPO or REINFORCEPlusPlus, and either ratio_tolerance=1e9, with "
+            "which ratios are taken to the older weights, or max_importance_weight=2, which corrects for them "
+            "(docs/results/staleness.md; staleness 0 waits for the present weights)"
         )
     return None
 

@@ -63,7 +63,9 @@ def text_agent(name):
 
 
 def stale_agent(**fields):
-    config = PPOConfig(num_steps=16, minibatch_size=32, max_importance_weight=2.0, **fields)
+    if "ratio_tolerance" not in fields:
+        fields["max_importance_weight"] = 2.0
+    config = PPOConfig(num_steps=16, minibatch_size=32, **fields)
     env = cartpole(SLOTS)
     return PPO(env, mlp(env), config)
 
@@ -180,6 +182,18 @@ def test_a_killed_workers_rollout_counts_exactly_once(cluster, tmp_path, caplog)
     assert [row["steps"] for row in found] == [64, 128, 192, 256]
     # Mortal is no environment whose state can be saved, so the new worker's episodes are others from there on.
     assert found[:2] == wanted[:2] and not torch.equal(weights(several), weights(one))
+
+
+@pytest.mark.long
+def test_ratios_may_be_taken_to_the_older_weights(cluster):
+    """The gap to them is logged before the first step, and the weights move."""
+    agent = stale_agent(ratio_tolerance=1e9, learning_rate=1e-2)
+    before = weights(agent).clone()
+    with rollout_workers(agent, cartpole, 2, staleness=1):
+        for _ in range(4):
+            metrics = iterate(agent, (EpisodeMeter(), EpisodeMeter()))
+    assert metrics["rollout/staleness"] == 1 and metrics["policy/sampler_gap"] > 1e-4
+    assert "policy/importance_weight" not in metrics and not torch.equal(weights(agent), before)
 
 
 @pytest.mark.long
