@@ -14,7 +14,15 @@ from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
 from algos.collection import Collector, add_log_probs, agree_on_ends, autoreset_mode
-from algos.config import ActorCriticConfig, ClippedConfig, Config, GroupsConfig, PolicyGradientConfig, PPOConfig
+from algos.config import (
+    A2CConfig,
+    ActorCriticConfig,
+    ClippedConfig,
+    Config,
+    GroupsConfig,
+    PolicyGradientConfig,
+    PPOConfig,
+)
 from algos.envs.spaces import check_readable
 from algos.optimizer import Optimizer
 from algos.policies.fitted_value import FittedValue
@@ -219,13 +227,21 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
             TypeError: if the environment is no `TextVectorEnv`.
             ValueError: if queries, responses, scores and log_probs do not fit together.
         """
+        # What can learn from texts of elsewhere
         if not isinstance(self.env, TextVectorEnv):
             raise TypeError(f"step is for text, not for a {type(self.env).__name__}: use a TextVectorEnv")
+        if self.vine is not None:
+            raise ValueError(
+                "vine_samples needs the environment's reward for further completions, but the scores of step come from "
+                "elsewhere: leave it at None"
+            )
         if self.policy.truncates:
             raise ValueError(
                 "the policy has top_k or top_p, but of texts that were generated elsewhere nobody knows which tokens "
                 "were kept: set both to None"
             )
+
+        # Their rollout
         rollout = self.env.given_episodes(queries, responses, scores)
         group = rollout["group"][:, 0]
         is_alone = (group.bincount() == 1)[group]
@@ -281,6 +297,18 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         return save(self, folder)
 
 
+def _check_vine(policy: Policy) -> None:
+    """Raise a ValueError unless the texts of this policy can be completed from any token on, in this process."""
+    language_model = language_model_of(policy)
+    if language_model is not None and language_model.seq2seq is not None:
+        raise ValueError(
+            "vine_samples is for decoder-only models: an encoder-decoder model reads the beginning of an answer "
+            "elsewhere than its prompt"
+        )
+    if collectives.world_size() > 1:
+        raise ValueError(f"vine_samples is for one process, not for {collectives.world_size()}: leave it at None")
+
+
 def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
     """Fill in the config fields that depend on environment and policy.
 
@@ -315,6 +343,14 @@ def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
     if isinstance(config, ActorCriticConfig):
         if config.vine_samples is not None:
             check_branches(env)
+            _check_vine(policy)
+            if isinstance(config, (PPOConfig, A2CConfig)):
+                resolved["vf_coef"] = 0.0  # values are not learned
+        if config.length_adaptive_lambda is not None and not text:
+            raise ValueError(
+                f"length_adaptive_lambda is {config.length_adaptive_lambda}, but it is for text, where a row is one "
+                "episode: leave it at None"
+            )
         if config.fit_value_head and policy.linear_value is None:
             raise ValueError(
                 f"fit_value_head is True, but a {type(policy).__name__} has no linear value head to fit: set "

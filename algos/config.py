@@ -209,10 +209,11 @@ class ActorCriticConfig(PolicyGradientConfig):
     """Trace decay λ of generalized advantage estimation."""
     value_gae_lambda: UnitInterval | None = None
     """λ of the targets that the value learns, if it differs from that of the advantages: with 1 they are returns, and
-    carry a reward at the end of a long answer to its beginning (Yuan et al. 2025, VC-PPO). None: ``gae_lambda``."""
+    carry a reward at the end of a long answer to its beginning (Yuan et al. 2025, VC-PPO). None: that of the
+    advantages."""
     length_adaptive_lambda: Positive | None = None
     """α of VAPO (Yue et al. 2025, eq. 9), there .05: λ of the advantages is 1 - 1/(α l) in an episode of l steps, at
-    least 0, in place of ``gae_lambda``. Needs whole episodes. None: the same λ for each length."""
+    least 0, in place of ``gae_lambda``. For text. None: the same λ for each length."""
     whiten_rewards: bool = False
     """Scale the rewards of each rollout, KL penalty included, to variance 1 and keep their mean (Ziegler et al.
     2019)."""
@@ -239,7 +240,8 @@ class ActorCriticConfig(PolicyGradientConfig):
     clipped together."""
     vine_samples: Count | None = None
     """Values of states from this many completions of each, in place of learned ones (Kazemnejad et al. 2024, VinePPO;
-    `algos.vine`): text of single turns. What they sample counts as steps. The paper has 9, and `gae_lambda` 0."""
+    `algos.vine`): text of single turns. What they sample counts as steps, and no value is learned (``vf_coef`` becomes
+    0). The paper has 9, and `gae_lambda` 0."""
     vine_interval: Count = 8
     """Tokens between the states that are completed, with ``vine_samples``; the tokens between have one advantage."""
     fit_value_head: bool = False
@@ -250,14 +252,15 @@ class ActorCriticConfig(PolicyGradientConfig):
         super().__post_init__()
         if self.vine_samples is not None:
             excluded = (
-                "fit_value_head", "length_adaptive_lambda", "bootstrap_truncated", "normalize_rewards",
-                "whiten_rewards", "clip_rewards",
+                "fit_value_head", "length_adaptive_lambda", "value_gae_lambda", "bootstrap_truncated",
+                "normalize_rewards", "whiten_rewards", "clip_rewards", "clip_range_vf", "value_pretraining",
             )  # fmt: skip
             for name in excluded:
-                if getattr(self, name):
+                if getattr(self, name, None):
                     raise ValueError(
                         f"vine_samples is {self.vine_samples}, and values are then returns of completions, but {name} "
-                        f"is {getattr(self, name)}: set it to False or None"
+                        f"is {getattr(self, name)}: set {name}=False or None (the preset of text has fit_value_head; "
+                        "typed: --config.no-fit-value-head)"
                     )
             if self.gamma != 1:
                 raise ValueError(f"vine_samples is {self.vine_samples}, but gamma is {self.gamma}, expected 1")
@@ -298,6 +301,12 @@ class ClippedConfig(PolicyGradientConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("policy_loss", "importance_weights"):
+            choice = getattr(self, name)
+            if isinstance(choice, type):
+                raise ValueError(
+                    f"{name} is the class {choice.__name__}, expected an object of it: {choice.__name__}()"
+                )
         if self.clip_higher is not None:
             _check_takes(self.policy_loss, "clip_higher", value=f"clip_higher is {self.clip_higher}")
             if self.policy_loss == "kl_cov_policy_loss":
@@ -331,7 +340,7 @@ class PPOConfig(ActorCriticConfig, ClippedConfig):
         if self.value_pretraining and self.fit_value_head:
             raise ValueError(
                 f"value_pretraining is {self.value_pretraining}, but fit_value_head fits the value to each rollout: "
-                "leave one of them at its default"
+                "set fit_value_head=False, which the preset of text has (typed: --config.no-fit-value-head)"
             )
 
 

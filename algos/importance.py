@@ -5,8 +5,8 @@ product of all ratios of a row makes the expected gradient of its return exact, 
 a ratio for each token has little variance and a bias. Bounds reduce the variance and add a bias
 (tests/algos/test_importance.py has both for each function, by enumeration).
 
-A row is a whole answer or conversation if the policy is sequential, else a single step. A step of weight 0 still counts
-in the mean that the loss is, so that dropping steps does not enlarge the others.
+A row is a whole answer or conversation in text, a single step in control (with an LSTM: a slot's part of the rollout).
+A step of weight 0 still counts in the mean that the loss is, so that dropping steps does not enlarge the others.
 """
 
 from collections.abc import Callable
@@ -56,6 +56,8 @@ def token_mask(*, log_ratio: Tensor, mask: Tensor, limit: float = 2.0) -> Tensor
 @masked
 def two_sided_token_mask(*, log_ratio: Tensor, mask: Tensor, limit: float = 5.0, lower_limit: float = 0.5) -> Tensor:
     """Ratio of each token, 0 outside ``lower_limit`` to ``limit`` (IcePop; Ling Team 2025, eq. 3): ``[B, T]``."""
+    if not limit > lower_limit:
+        raise ValueError(f"max_importance_weight is {limit}, expected more than the lower limit, {lower_limit}")
     ratio = log_ratio.exp()
     return torch.where(mask & (ratio >= lower_limit) & (ratio <= limit), ratio, 0.0)
 
@@ -90,6 +92,8 @@ def geometric_mask(*, log_ratio: Tensor, mask: Tensor, limit: float = 1.01) -> T
 
     The weights of the rows that stay are not corrected. A single bad token in a long row does not move the mean much.
     """
+    if not limit > 1:
+        raise ValueError(f"max_importance_weight is {limit}, expected more than 1: geometric_mask would drop every row")
     mean = row_mean(torch.where(mask, log_ratio, 0.0), mask=mask)
     near = mean.abs() <= torch.tensor(limit, dtype=mean.dtype, device=mean.device).log()
     return torch.where(mask & near, 1.0, 0.0).to(log_ratio.dtype)

@@ -17,7 +17,9 @@ from algos.training.learner import Learner
 from algos.training.metrics import Metrics
 from textenv.envs.branches import Beginning, branch_env, check_branches
 from textenv.envs.vector_env import TextVectorEnv
+from textenv.kl.penalty import KLPenalty
 from textenv.rollout import prompt_lengths
+from textenv.state import frozen_states
 
 MAX_SLOTS = 256
 """Maximum number of completions that are generated at the same time."""
@@ -38,6 +40,9 @@ class VineValues(NamedTuple):
 
 class Vine:
     """Estimates values by completions, for ``config.vine_samples``.
+
+    The reward is called once for the completions of a whole rollout: one that compares the answers of a batch, such as
+    `textenv.rewards.whiten`, compares them with one another.
 
     Args:
         samples: completions for each state.
@@ -73,7 +78,7 @@ class Vine:
             branches = self._complete(agent, env, beginnings)
             metrics["vine/steps"] = int(branches["mask"].sum())
             if agent.penalty is not None and agent.penalty.place == "reward":
-                agent.penalty(branches, agent.policy)
+                branches = self._charged(agent, agent.penalty, branches, size=len(rollout))
             rows, steps = torch.tensor(places, device=mask.device).unbind(1)
             value_of_step[rows, steps] = self._mean_returns(branches, steps=steps)
 
@@ -109,7 +114,7 @@ class Vine:
             if turn is None or turn.prompt_ids != tokens[row][:start] or turn.completion_ids != answer:
                 raise ValueError(
                     f"row {row} of the rollout is not the episode {row} that the environment has scored last: "
-                    "vine_samples needs rollouts of agent.collect, updated at once"
+                    "vine_samples needs rollouts of agent.collect, updated before anything else is played in it"
                 )
             for step, begin in enumerate(range(0, length, self.interval)):
                 beginnings.append(Beginning(turn, begin))
@@ -119,13 +124,24 @@ class Vine:
     def _complete(
         self, agent: Learner[ActorCriticConfig], env: TextVectorEnv, beginnings: list[Beginning]
     ) -> TensorDict:
-        """Sample completions of each beginning; rewards with a state see an evaluation."""
+        """Sample completions of each beginning; rewards with a state use their present one, and do not change it."""
         count = len(beginnings) * self.samples
         branches = branch_env(env, beginnings, num_envs=min(count, MAX_SLOTS))
         collector = Collector(branches, agent.policy.fork(), seed=0)
-        with env.fork():
+        with frozen_states(env.user_objects):
             rollout = collector.collect(num_episodes=count, group_size=self.samples)
         return rollout.to(agent.policy.device)
+
+    def _charged(
+        self, agent: Learner[ActorCriticConfig], penalty: KLPenalty, branches: TensorDict, *, size: int
+    ) -> TensorDict:
+        """Return the completions with the KL in their rewards; as many rows are scored at once as a rollout has."""
+        rewards = []
+        for rows in branches.split(size):
+            charged = rows.clone()
+            penalty(charged, agent.policy)
+            rewards.append(charged["reward"])
+        return branches.copy().set("reward", torch.cat(rewards))
 
     def _mean_returns(self, branches: TensorDict, *, steps: Tensor) -> Tensor:
         """Mean return of the completions of each beginning, float32 ``[N]``, without those that the reward left out.

@@ -470,6 +470,8 @@ class LMPolicy(nn.Module, Policy):
             autocast = str(self.autocast).removeprefix("torch.")
         options = {
             "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
             "detach_value": self.detach_value,
             "gradient_checkpointing": self.lm.gradient_checkpointing,
             "autocast": autocast,

@@ -334,3 +334,8 @@ def test_a_recipes_rate_is_the_embedded_models_alone():
     assert presets.recipe("textenv/Reviews-v0").config.learning_rate == 3e-4
     assert presets.recipe("textenv/Reviews-v0", model="gpt2").config.learning_rate is None
     assert presets.recipe("textenv/Reviews-v0", model="gpt2").kl_coef == 0.1
+
+
+def test_lambda_by_length_is_for_text():
+    with refused(ValueError, "length_adaptive_lambda is 0.05, but it is for text"):
+        PPO(cartpole(), num_steps=None, num_episodes=8, length_adaptive_lambda=0.05)

@@ -181,6 +181,13 @@ def test_a_function_of_ones_own_is_checked(function, message):
         agent.learn(8)
 
 
+def test_limits_that_would_drop_every_step_are_refused():
+    for name, limit in (("geometric_mask", 0.9), ("two_sided_token_mask", 0.4)):
+        agent = GRPO(text_env(), lm_policy(), importance_weights=name, max_importance_weight=limit, num_episodes=8)
+        with refused(ValueError, f"max_importance_weight is {limit}, expected more than"):
+            agent.learn(8)
+
+
 def test_wrong_choices_are_told_before_the_training():
     with refused(ValueError, "importance_weights is 'tis', expected a function, or one of 'token_truncate'"):
         PPOConfig(importance_weights="tis")

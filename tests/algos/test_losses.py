@@ -11,7 +11,7 @@ from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDict
 from torch import nn
 
 from algos.advantages import discounted_returns, gae
-from algos.config import AggregationName, PolicyLossName
+from algos.config import AggregationName, PolicyLossName, PPOConfig
 from algos.losses import (
     NAMED,
     ClipCovLoss,
@@ -184,6 +184,20 @@ def test_kl_cov_charges_the_steps_of_largest_covariance():
     check((found[0] + 0.7e-4 * selected, found[1]), gradients, gradients)
     near = slopes(KLCovLoss(), [5e-5, 0.0, -5e-5, 0.0], [0.0] * 4, clip_range=0.2, selected=selected)
     check(near, [0.0] * 4, [0.0] * 4)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: ClipCovLoss(fraction=0), lambda: ClipCovLoss(low=5, high=1), lambda: KLCovLoss(fraction=2),
+             lambda: KLCovLoss(coef=-1)]
+)  # fmt: skip
+def test_numbers_that_choose_nothing_are_refused(make):
+    with pytest.raises(ValueError, match="expected a fraction above 0 and at most 1"):
+        make()
+
+
+def test_a_class_in_place_of_its_object_is_told():
+    with pytest.raises(ValueError, match=r"policy_loss is the class ClipCovLoss, expected .*ClipCovLoss\(\)"):
+        PPOConfig(policy_loss=ClipCovLoss)
 
 
 def test_steps_are_chosen_among_the_true_entries_only():

@@ -1,14 +1,18 @@
 """Values by completions: against exact values by enumeration, and the advantages that follow from them."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from algos import A2C, PPO, PPOConfig
 from tests.helpers.errors import refused
+from tests.helpers.models import make_gpt2, make_t5
 from tests.helpers.oracle import RESPONSES, Problem, TabularPolicy, response_log_probs, state_index
 from tests.helpers.small_agents import cartpole, lm_policy
 from tests.helpers.text_envs import GOOD, text_env
 from textenv import KLPenalty, TextVectorEnv
+from textenv.prompts.prompts import PromptList, TurnLimits
 
 VINE = dict(num_steps=None, num_episodes=8, gamma=1.0, gae_lambda=0.0, vine_samples=256, vine_interval=1)
 
@@ -184,3 +188,59 @@ def test_a2c_takes_it_too():
     agent = A2C(text_env(), lm_policy(), num_steps=None, num_episodes=8, gamma=1.0, vine_samples=2)
     (metrics,) = agent.learn(1)
     assert metrics["vine/steps"] > 0
+
+
+def test_no_value_is_learned():
+    """The head of the value stays as it is, and the gradient is the policy's alone."""
+    policy = lm_policy()
+    before = policy.value_head.weight.detach().clone()
+    agent = PPO(text_env(), policy, learning_rate=1e-2, **(VINE | dict(vine_samples=2)))
+    agent.learn(20)
+    assert agent.config.vf_coef == 0 and torch.equal(policy.value_head.weight, before)
+
+
+def test_rewards_see_the_training_in_completions_too():
+    seen = set()
+
+    def reward(completions, evaluating, **_):
+        seen.add(evaluating)
+        return [float(len(text)) for text in completions]
+
+    policy = lm_policy()
+    env = TextVectorEnv(
+        prompts=["a b"], reward=reward, tokenizer=policy.tokenizer, num_envs=4, max_prompt_tokens=4, max_new_tokens=3
+    )
+    PPO(env, policy, **(VINE | dict(vine_samples=2))).learn(20)
+    assert seen == {False}
+
+
+def test_texts_that_just_fit_the_model_are_completed_and_a_prompts_own_limit_holds():
+    """Prompts of 3 tokens and answers of 5 in a model of 8 positions; one prompt limits its answers to 2 tokens."""
+    lengths = {}
+
+    class Limited(PromptList):
+        def sample_prompts(self, numbers, *, seed):
+            prompts = super().sample_prompts(numbers, seed=seed)
+            limited = [TurnLimits(max_new_tokens=2) if len(prompt.content) == 1 else TurnLimits() for prompt in prompts]
+            return [dataclasses.replace(prompt, limits=limit) for prompt, limit in zip(prompts, limited, strict=True)]
+
+        def score(self, turns):
+            for turn in turns:
+                lengths.setdefault(len(turn.prompt_ids), set()).add(len(turn.completion_ids))
+            return [1.0] * len(turns)
+
+    policy = lm_policy(lambda: make_gpt2(n_positions=8))
+    env = TextVectorEnv(
+        Limited([(1, 2, 3), (1,)]), tokenizer=policy.tokenizer, num_envs=4, max_prompt_tokens=3, max_new_tokens=5
+    )
+    PPO(env, policy, **(VINE | dict(num_episodes=16, vine_samples=4))).learn(20)
+    assert max(lengths[3]) == 5 and max(lengths[1]) == 2
+
+
+def test_what_cannot_be_completed_is_refused():
+    with refused(ValueError, "vine_samples is for decoder-only models"):
+        PPO(text_env(), lm_policy(make_t5), **VINE)
+    with refused(ValueError, "stop is .* give token ids"):
+        PPO(text_env(stop=["c d"]), lm_policy(), **VINE)
+    with refused(ValueError, "the scores of step come from elsewhere"):
+        PPO(text_env(), lm_policy(), **VINE).step(["a b"] * 8, ["c"] * 8, [1.0] * 8)

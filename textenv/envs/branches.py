@@ -44,7 +44,8 @@ class Branches(Task):
         for number in numbers:
             turn, length = self.beginnings[number]
             tokens = tuple(turn.prompt_ids + turn.completion_ids[:length])
-            limits = TurnLimits(max_new_tokens=self.max_new_tokens - length)
+            most = turn.prompt.limits.max_new_tokens or self.max_new_tokens
+            limits = TurnLimits(max_new_tokens=min(most, self.max_new_tokens) - length)
             prompts.append(Prompt(tokens, row=number, limits=limits))
         return prompts
 
@@ -89,6 +90,11 @@ def check_branches(env: object) -> TextVectorEnv:
         raise ValueError(
             "the episodes may have several turns, but only a turn right after its prompt can be completed again"
         )
+    if any(isinstance(stop, str) for stop in env.limits.stop):
+        raise ValueError(
+            f"stop is {env.limits.stop}, but a text that begins before and ends after a token from which a turn is "
+            "completed again would be missed: give token ids"
+        )
     if env.has_rule or env.limits.min_new_tokens:
         raise ValueError(
             "the environment has allowed or min_new_tokens, which count a turn from its first token: turns cannot be "
@@ -113,6 +119,7 @@ def branch_env(env: TextVectorEnv, beginnings: Sequence[Beginning], *, num_envs:
         num_envs=num_envs,
         max_prompt_tokens=longest,
         max_new_tokens=limits.max_new_tokens,
+        max_length=max(len(turn.prompt_ids) for turn, _ in beginnings) + limits.max_new_tokens,
         stop=limits.stop,
         forbidden=env.forbidden,
     )

@@ -370,6 +370,14 @@ def test_truncated_samples_are_scored_among_the_tokens_that_were_kept(options):
     torch.testing.assert_close(rollout["reference_log_prob"][mask], among_kept.detach(), atol=1e-5, rtol=0)
 
 
+def test_a_saved_policy_keeps_top_k_and_top_p(tmp_path):
+    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), top_k=3, top_p=0.7)
+    policy.save(tmp_path)
+    restored = LMPolicy.load(tmp_path)
+    assert (restored.top_k, restored.top_p) == (3, 0.7)
+    assert LMPolicy.load(tmp_path, top_k=None, top_p=None).truncates is False
+
+
 def test_a_policy_with_top_p_learns_and_only_known_samples_are_learnt_from():
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), top_p=0.7)
     agent = PPO(text_env(), policy, PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4), kl_coef=0.1)
