@@ -116,6 +116,16 @@ def test_reruns_and_resumed_runs_are_equal_to_the_bit(trained, tmp_path):
     resumed_runs_equal_whole_ones(tmp_path / "copy", FAST)
 
 
+def test_each_rank_refills_its_part_and_counts_are_sums(trained):
+    """Of 4 groups of 2 episodes each rank has two."""
+    rows = metrics(trained / "grpo_refills-False-whole")
+    for row in rows:
+        assert row["refills/groups"] == 4 + row["refills/left_out_groups"]
+        assert row["refills/episodes"] == 2 * row["refills/groups"]
+        assert row["episode/length"] * row["refills/episodes"] == pytest.approx(row["rollout/steps"])
+    assert max(row["refills/left_out_groups"] for row in rows) > 2  # more than one collection of one rank
+
+
 @pytest.mark.slow
 def test_reruns_and_resumed_runs_in_other_worlds_are_equal_to_the_bit(tmp_path):
     train(2, *trained_as_a_whole_and_in_parts(tmp_path, SLOW))
