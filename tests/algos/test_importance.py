@@ -168,7 +168,7 @@ def test_an_agent_trains_with_each_of_them(name):
     [
         (lambda *, log_ratio, mask: None, "returned None, expected one number"),
         (lambda *, log_ratio, mask: log_ratio.sum(-1), r"returned shape \(8,\), expected"),
-        (lambda *, log_ratio, mask: log_ratio - 1, "returned -1.*, expected one number of at least 0"),
+        (lambda *, log_ratio, mask: log_ratio - 1, r"returned -\d.*, expected one number of at least 0"),
         (
             lambda *, log_ratio, mask: torch.full_like(log_ratio, torch.nan),
             "returned nan, expected one number",
