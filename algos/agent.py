@@ -35,6 +35,7 @@ from algos.ranks.sharding import Shards
 from algos.refills import refill_groups
 from algos.storage.serialization import restore_state, saved_state
 from algos.storage.weights import load_weights, trained_weights
+from algos.training.learner import ValueEstimator
 from algos.training.loop import iterate, learn
 from algos.training.metrics import EpisodeMeter, LeftOut, Metrics
 from algos.training.save import save
@@ -129,7 +130,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         """Fits the value head to each rollout, if ``config.fit_value_head``."""
         if isinstance(config, ActorCriticConfig) and config.fit_value_head:
             self.fitted_value = FittedValue()
-        self.vine: Vine | None = None
+        self.vine: ValueEstimator | None = None
         """Estimates values by completions, if ``config.vine_samples``."""
         if isinstance(config, ActorCriticConfig) and config.vine_samples is not None:
             self.vine = Vine(samples=config.vine_samples, interval=config.vine_interval)
@@ -509,6 +510,7 @@ def check_environment(env: object, policy: object, config: Config) -> Policy:
             f"a {type(policy).__name__} is trained by values of actions, not by a policy gradient: train it with the "
             "algorithm that it is for (QPolicy with DQN, SACPolicy with SAC, TD3Policy with TD3), or use an MLPPolicy"
         )
+
     # Algorithm and environment
     if whole_episodes and config.num_episodes is None:
         raise ValueError(

@@ -241,7 +241,7 @@ class ActorCriticConfig(PolicyGradientConfig):
     vine_samples: Count | None = None
     """Values of states from this many completions of each, in place of learned ones (Kazemnejad et al. 2024, VinePPO;
     `algos.vine`): text of single turns. What they sample counts as steps, and no value is learned (``vf_coef`` becomes
-    0). The paper has 9, and `gae_lambda` 0."""
+    0; TRPO still fits its critic). The paper has 9, and `gae_lambda` 0."""
     vine_interval: Count = 8
     """Tokens between the states that are completed, with ``vine_samples``; the tokens between have one advantage."""
     fit_value_head: bool = False
@@ -266,8 +266,8 @@ class ActorCriticConfig(PolicyGradientConfig):
                 raise ValueError(f"vine_samples is {self.vine_samples}, but gamma is {self.gamma}, expected 1")
         if self.length_adaptive_lambda is not None and self.num_episodes is None:
             raise ValueError(
-                f"length_adaptive_lambda is {self.length_adaptive_lambda}, but rollouts of steps do not know the "
-                f"length of an episode : set num_steps=None and num_episodes, or leave it at None"
+                f"length_adaptive_lambda is {self.length_adaptive_lambda}, but in rollouts of steps the length of an "
+                "episode is not known: set num_steps=None and num_episodes, or leave it at None"
             )
 
 

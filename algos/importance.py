@@ -124,22 +124,27 @@ def weights_of(config: ClippedConfig) -> Callable[..., Tensor] | None:
 
 @torch.no_grad()
 def with_importance_weights(
-    rollout: TensorDict, *, policy: Policy, weights_of_steps: Callable[..., Tensor]
+    rollout: TensorDict, *, policy: Policy, config: ClippedConfig
 ) -> tuple[TensorDict, Metrics]:
     """Score a rollout again by the policy, and weight steps that another engine sampled.
 
     Args:
         rollout: ``[B, T]`` with ``log_prob`` of what sampled, μ.
         policy: the policy before its update, π_old.
-        weights_of_steps: an `ImportanceWeights`.
+        config: says which weights.
 
     Returns:
-        A copy with ``log_prob`` of π_old and ``importance_weight``, float32 ``[B, T]``; metrics.
+        A copy with ``log_prob`` of π_old and ``importance_weight``, float32 ``[B, T]``; metrics. Without importance
+        weights the rollout itself, and no metrics.
 
     Raises:
-        ValueError: if the function does not return a finite number of at least 0 for each step.
+        ValueError: if a function of the user's does not return a finite number of at least 0 for each step.
     """
+    weights_of_steps = weights_of(config)
+    if weights_of_steps is None:
+        return rollout, {}
 
+    # Scores of the policy
     def score(rows: TensorDict) -> list[Tensor]:
         return [policy.evaluate(rows).log_prob]
 
@@ -147,15 +152,12 @@ def with_importance_weights(
     (log_prob,) = collectives.map_rows(score, rollout)
     log_ratio = losses.log_ratio(log_prob=log_prob, old_log_prob=rollout["log_prob"], mask=mask)
 
-    # Rows are answers if the policy is sequential; else each step is a row of its own
-    if policy.sequential:
-        weight = weights_of_steps(log_ratio=log_ratio, mask=mask)
-        _check_weight(weight, log_ratio=log_ratio, mask=mask)
-    else:
-        weight = weights_of_steps(log_ratio=log_ratio.flatten(), mask=mask.flatten())
-        _check_weight(weight, log_ratio=log_ratio.flatten(), mask=mask.flatten())
-        weight = weight.view(mask.shape)
-    weight = torch.where(mask, weight, 0.0)
+    # Weights: of rows, which are answers if the policy is sequential; else each step is a row of its own
+    shape = mask.shape if policy.sequential else (mask.numel(),)
+    arguments = {"log_ratio": log_ratio.reshape(shape), "mask": mask.reshape(shape)}
+    weight = weights_of_steps(**arguments)
+    _check_weight(weight, **arguments)
+    weight = torch.where(mask, weight.reshape(mask.shape), 0.0)
 
     metrics = {
         "policy/sampler_gap": masked_mean(log_ratio.abs(), mask=mask).item(),

@@ -5,7 +5,6 @@ return of a token from there on, KL included; mean and deviation are those of al
 """
 
 from functools import partial
-from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -15,7 +14,7 @@ from algos import losses
 from algos.advantages import discounted_returns
 from algos.agent import Agent
 from algos.config import REINFORCEPlusPlusConfig
-from algos.importance import weights_of, with_importance_weights
+from algos.importance import with_importance_weights
 from algos.minibatches import minibatches
 from algos.training.invariants import check_first
 from algos.training.metrics import (
@@ -55,12 +54,7 @@ class REINFORCEPlusPlus(Agent[REINFORCEPlusPlusConfig]):
             gamma=config.gamma,
         )
         rollout["advantage"] = split_column(returns, rollout)
-        sampler_metrics: Metrics = {}
-        weights_of_steps = weights_of(config)
-        if weights_of_steps is not None:
-            rollout, sampler_metrics = with_importance_weights(
-                rollout, policy=self.policy, weights_of_steps=weights_of_steps
-            )
+        rollout, sampler_metrics = with_importance_weights(rollout, policy=self.policy, config=config)
         self.optimizer.schedule(self.progress)
 
         # A step for each minibatch
@@ -74,10 +68,9 @@ class REINFORCEPlusPlus(Agent[REINFORCEPlusPlusConfig]):
             normalize_advantage="rollout",
             aggregation=config.aggregation,
         )
-        policy_loss = losses.by_name(choice=config.policy_loss)
         with self.sharded_weights():
             for batch in batches:
-                losses.select_steps(policy_loss=policy_loss, batch=batch, generator=self.generator)
+                losses.select_steps(policy_loss=config.policy_loss, batch=batch, generator=self.generator)
                 loss_of = partial(self.loss, first=means.count == 0)
                 means.add(self.optimizer.step(loss_of, batch))
         return means.result() | {"update/minibatches": means.count} | sampler_metrics
@@ -103,16 +96,13 @@ class REINFORCEPlusPlus(Agent[REINFORCEPlusPlusConfig]):
             metrics |= sampler_gap(batch, log_ratio)
 
         # Policy loss
-        policy_loss_of = losses.by_name(choice=config.policy_loss)
-        arguments: dict[str, Any] = {"clip_range": config.clip_range}
-        if config.clip_higher is not None:
-            arguments["clip_higher"] = config.clip_higher
-        if "selected" in batch.keys():
-            arguments["selected"] = batch["selected"]
-        policy_loss = policy_loss_of(log_ratio=log_ratio, advantage=batch["advantage"], mask=mask, **arguments)
-        losses.check_policy_loss(policy_loss=policy_loss, log_ratio=log_ratio)
-        if "importance_weight" in batch.keys():
-            policy_loss = policy_loss * batch["importance_weight"]
+        policy_loss = losses.weighted_policy_loss(
+            batch=batch,
+            log_ratio=log_ratio,
+            policy_loss=config.policy_loss,
+            clip_range=config.clip_range,
+            clip_higher=config.clip_higher,
+        )
 
         # Entropy, which needs no gradient if it is only logged
         entropy = torch.where(mask, evaluation.entropy, 0.0)

@@ -4,8 +4,6 @@ An answer is cut into steps of equal length. The value of the state before a ste
 its text several times, and the mean return is an estimate without bias.
 """
 
-from typing import NamedTuple
-
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -13,7 +11,7 @@ from torch import Tensor
 from algos.advantages import episode_returns
 from algos.collection import Collector
 from algos.config import ActorCriticConfig
-from algos.training.learner import Learner
+from algos.training.learner import Learner, StateValues
 from algos.training.metrics import Metrics
 from textenv.envs.branches import Beginning, branch_env, check_branches
 from textenv.envs.vector_env import TextVectorEnv
@@ -23,19 +21,6 @@ from textenv.state import frozen_states
 
 MAX_SLOTS = 256
 """Maximum number of completions that are generated at the same time."""
-
-
-class VineValues(NamedTuple):
-    """Values of the states of a rollout, by completions."""
-
-    value: Tensor
-    """Value of the state before the step that an entry belongs to: float32 ``[B, T]``, 0 outside the mask."""
-    next_value: Tensor
-    """The same within a step; at its last token the value of the state after it: float32 ``[B, T]``."""
-    ends: Tensor
-    """The last token of each step: bool ``[B, T]``."""
-    metrics: Metrics
-    """``vine/steps``: sampled tokens."""
 
 
 class Vine:
@@ -54,7 +39,7 @@ class Vine:
         self.interval = interval
 
     @torch.no_grad()
-    def __call__(self, agent: Learner[ActorCriticConfig], rollout: TensorDict) -> VineValues:
+    def __call__(self, agent: Learner[ActorCriticConfig], rollout: TensorDict) -> StateValues:
         """Complete the answers of a rollout from each of their steps on, and return the mean returns.
 
         A KL penalty in the reward is charged to the completions as to the answers. Where the reward leaves out all
@@ -71,12 +56,12 @@ class Vine:
         mask = rollout["mask"]
         length_of_row = mask.sum(1)
         beginnings, places = self._beginnings(env, rollout)
-        metrics: Metrics = {"vine/steps": 0}
+        metrics: Metrics = {"update/steps": 0}
         num_steps = -(-int(length_of_row.max()) // self.interval)
         value_of_step = torch.zeros(len(rollout), num_steps, device=mask.device)
         if beginnings:
             branches = self._complete(agent, env, beginnings)
-            metrics["vine/steps"] = int(branches["mask"].sum())
+            metrics["update/steps"] = int(branches["mask"].sum())
             if agent.penalty is not None and agent.penalty.place == "reward":
                 branches = self._charged(agent, agent.penalty, branches, size=len(rollout))
             rows, steps = torch.tensor(places, device=mask.device).unbind(1)
@@ -91,7 +76,7 @@ class Vine:
         value = torch.where(mask, value_of_step.gather(1, step), 0.0)
         following = value_of_step.gather(1, (step + 1).clamp(max=num_steps - 1))
         next_value = torch.where(ends, following, value)
-        return VineValues(value, torch.where(mask & ~is_last, next_value, 0.0), ends, metrics)
+        return StateValues(value, torch.where(mask & ~is_last, next_value, 0.0), ends, metrics)
 
     def _beginnings(self, env: TextVectorEnv, rollout: TensorDict) -> tuple[list[Beginning], list[tuple[int, int]]]:
         """Beginnings of all steps of the answers of a rollout, and the row and step of each."""

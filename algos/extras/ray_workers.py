@@ -1,9 +1,9 @@
 """Rollout workers on Ray: environments, and copies of the policy, in other processes or on other machines.
 
 Asynchronous workers go on during the update, with weights that are at most ``staleness`` updates old when the update
-learns from their rollout. `algos.importance.with_importance_weights` corrects for that. Three policies differ then: the
-one that sampled, the one before the update, and the one being updated (IMPACT, Luo et al. 2020; decoupled PPO, Hilton
-et al. 2022).
+learns from their rollout. Three policies differ then: the one that sampled, the one before the update, and the one
+being updated (IMPACT, Luo et al. 2020; decoupled PPO, Hilton et al. 2022). Ratios are taken to the first one
+(``ratio_tolerance``), or to the second and weighted (`algos.importance`); docs/results/staleness.md compares both.
 """
 
 import copy

@@ -1,11 +1,12 @@
 """`Learner`: what the training needs of an agent."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
+from torch import Tensor
 
 from algos.collection import Collector
 from algos.config import Config
@@ -18,6 +19,23 @@ from textenv.kl.penalty import KLPenalty
 ConfigT_co = TypeVar("ConfigT_co", bound=Config, covariant=True)
 
 
+class StateValues(NamedTuple):
+    """Values of the states of a rollout that were estimated step by step of several tokens (`algos.vine`)."""
+
+    value: Tensor
+    """Value of the state before the step that an entry belongs to: float32 ``[B, T]``, 0 outside the mask."""
+    next_value: Tensor
+    """The same within a step; at its last token the value of the state after it: float32 ``[B, T]``."""
+    ends: Tensor
+    """The last token of each step: bool ``[B, T]``."""
+    metrics: Metrics
+    """``update/steps``: tokens that were sampled for it."""
+
+
+ValueEstimator = Callable[[Any, TensorDict], StateValues]
+"""Function from an agent and its rollout to values of the states, such as an `algos.vine.Vine`."""
+
+
 class Learner(Protocol[ConfigT_co]):
     """Type of an `algos.agent.Agent` in the files that `Agent` itself imports. `Agent` says what the members are."""
 
@@ -27,8 +45,7 @@ class Learner(Protocol[ConfigT_co]):
     penalty: KLPenalty | None
     reward_normalizer: RewardNormalizer | None
     fitted_value: FittedValue | None
-    vine: Any
-    """An `algos.vine.Vine`, which imports this file, or None."""
+    vine: ValueEstimator | None
     progress: float
     steps: int
     left_out: LeftOut

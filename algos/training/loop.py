@@ -463,7 +463,7 @@ def iterate(
     # Update
     update_metrics = agent.update(rollout)
     metrics |= update_metrics
-    metrics["rollout/steps"] += update_metrics.get("vine/steps", 0)  # all that was sampled counts
+    metrics["rollout/steps"] += update_metrics.get("update/steps", 0)  # what the update itself has sampled
     if "advantage" in rollout.keys():  # DQN computes none
         advantage_metrics = rollout_metrics(rollout)
         if agent.config.episodes_per_group > 1:

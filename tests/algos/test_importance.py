@@ -1,7 +1,6 @@
 """Importance weights: their expected gradient and its variance by every sequence, and what an agent does with them."""
 
 import math
-from functools import partial
 from typing import get_args
 
 import pytest
@@ -85,7 +84,8 @@ def test_only_the_product_of_all_ratios_has_no_bias_and_bounds_buy_less_variance
     policy, sampler, gradients = table()
     mask = torch.ones(policy.shape, dtype=torch.bool)
     exact, _ = expected(torch.ones_like(policy), policy, gradients)  # as if π had sampled
-    bias, variance = {}, {}
+    bias = {}
+    variance = {}
     cases = {
         "none": torch.ones_like(policy),
         "product": importance.sequence_truncate(log_ratio=policy - sampler, mask=mask, limit=math.inf),
@@ -136,9 +136,8 @@ def sampled_with_a_gap(policy, env, **options):
 def test_rows_are_answers_for_a_language_model_and_single_steps_in_control():
     policy = lm_policy()
     rollout = sampled_with_a_gap(policy, text_env(), num_episodes=8)
-    weighed, metrics = with_importance_weights(
-        rollout, policy=policy, weights_of_steps=partial(importance.sequence_mask, limit=1.3)
-    )
+    config = GRPOConfig(importance_weights="sequence_mask", max_importance_weight=1.3)
+    weighed, metrics = with_importance_weights(rollout, policy=policy, config=config)
     mask = rollout["mask"]
     ratio = torch.where(mask, weighed["log_prob"] - rollout["log_prob"], 0.0).sum(1).exp()
     kept = torch.where(ratio <= 1.3, ratio, 0.0)
@@ -150,7 +149,8 @@ def test_rows_are_answers_for_a_language_model_and_single_steps_in_control():
     env = cartpole()
     network = mlp_for(env)
     rollout = sampled_with_a_gap(network, env, num_steps=6)
-    weighed, _ = with_importance_weights(rollout, policy=network, weights_of_steps=importance.sequence_truncate)
+    config = PPOConfig(importance_weights="sequence_truncate")
+    weighed, _ = with_importance_weights(rollout, policy=network, config=config)
     ratio = (weighed["log_prob"] - rollout["log_prob"]).exp()
     torch.testing.assert_close(weighed["importance_weight"], ratio.clamp(max=3.0))
 

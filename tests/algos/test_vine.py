@@ -21,7 +21,8 @@ def exact_value(problem, logits, prompt, prefix, *, beta):
     """Expected return after a prompt and some tokens: rewards and the KL of what is still to be written."""
     log_probs = response_log_probs(logits)[prompt]
     reference = response_log_probs(problem.reference)[prompt]
-    chances, returns = [], []
+    chances = []
+    returns = []
     for index, response in enumerate(RESPONSES):
         if response[: len(prefix)] != prefix or len(response) == len(prefix):
             continue
@@ -82,13 +83,13 @@ def test_the_tokens_of_a_step_share_the_difference_of_two_values():
             assert [value[i] for i in step] == [value[begin]] * len(step)
             assert [advantage[i] for i in step] == pytest.approx([after - value[begin]] * len(step), abs=1e-6)
     assert longer_than_a_step > 3
-    assert metrics["vine/steps"] > rollout["mask"].sum()
+    assert metrics["update/steps"] > rollout["mask"].sum()
 
 
 def test_all_that_is_sampled_counts_as_steps():
     agent = PPO(text_env(), lm_policy(), **(VINE | dict(vine_samples=2, vine_interval=3)))
     (metrics,) = agent.learn(1)
-    assert metrics["rollout/steps"] == metrics["steps"] == agent.steps > metrics["vine/steps"] > 0
+    assert metrics["rollout/steps"] == metrics["steps"] == agent.steps > metrics["update/steps"] > 0
 
 
 def test_a_completion_is_scored_with_its_beginning_and_within_the_limit():
@@ -187,7 +188,7 @@ def test_only_single_turns_of_text_are_branched():
 def test_a2c_takes_it_too():
     agent = A2C(text_env(), lm_policy(), num_steps=None, num_episodes=8, gamma=1.0, vine_samples=2)
     (metrics,) = agent.learn(1)
-    assert metrics["vine/steps"] > 0
+    assert metrics["update/steps"] > 0
 
 
 def test_no_value_is_learned():

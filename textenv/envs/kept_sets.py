@@ -22,7 +22,7 @@ class KeptSets:
         """Record the sets, bool ``[n, tokens]``, of the actions at these rows and columns ``[n]``."""
         self._rows.append(rows.copy())
         self._columns.append(columns.copy())
-        self._sets.append(kept.cpu())
+        self._sets.append(kept)
 
     def added_to(self, rollout: TensorDict) -> TensorDict:
         """Return the rollout with ``allowed`` and ``allowed_sets`` (`textenv.rollout`), if any set was recorded.

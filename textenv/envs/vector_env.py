@@ -183,13 +183,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             raise ValueError(f"overlong is {overlong!r}, expected 'error' or 'skip'")
         check_tokenizer(tokenizer)
         set_template_variables(tokenizer, chat_template_kwargs)
-        if earlier_turns not in ("transcript", "template"):
-            raise ValueError(f"earlier_turns is {earlier_turns!r}, expected 'transcript' or 'template'")
-        if earlier_turns == "template" and not tokenizer.chat_template:
-            raise ValueError(
-                "earlier_turns is 'template', but the tokenizer has no chat template: set tokenizer.chat_template, or "
-                "leave it out"
-            )
+        _check_earlier_turns(earlier_turns, tokenizer)
 
         # The task, and how its episodes are played
         self.task = choose_task(task, prompts, reward)
@@ -281,11 +275,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self._draws: PromptDraws | None = None
         """Draws the prompts by the sampler, if there is one."""
         if sampler is not None:
-            if not isinstance(self.task, PromptList):
-                raise ValueError(
-                    f"sampler is given, but {type(self.task).__name__} makes its prompts itself: leave it out"
-                )
-            self._draws = PromptDraws(as_sampler(sampler), self.task)
+            self._draws = _draws_of(sampler, self.task)
         self._step_returns = np.zeros(self.num_envs)  # of the episodes of `step` so far
 
         self._warn_of_earlier_turns()
@@ -982,3 +972,21 @@ def _is_list(values: object) -> bool:
 def _without_tensor(entry: object) -> object:
     """Return a tensor as an array in main memory; anything else as it is."""
     return entry.cpu().numpy() if isinstance(entry, torch.Tensor) else entry
+
+
+def _check_earlier_turns(earlier_turns: object, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise a ValueError unless the argument ``earlier_turns`` is one that the tokenizer allows."""
+    if earlier_turns not in ("transcript", "template"):
+        raise ValueError(f"earlier_turns is {earlier_turns!r}, expected 'transcript' or 'template'")
+    if earlier_turns == "template" and not tokenizer.chat_template:
+        raise ValueError(
+            "earlier_turns is 'template', but the tokenizer has no chat template: set tokenizer.chat_template, or "
+            "leave it out"
+        )
+
+
+def _draws_of(sampler: PromptSampler | str, task: Task) -> PromptDraws:
+    """Return the draws of a sampler; raise a ValueError if the task makes its prompts itself."""
+    if not isinstance(task, PromptList):
+        raise ValueError(f"sampler is given, but {type(task).__name__} makes its prompts itself: leave it out")
+    return PromptDraws(as_sampler(sampler), task)

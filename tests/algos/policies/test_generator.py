@@ -9,7 +9,7 @@ import torch
 from algos import A2C, GRPO, PPO
 from algos.collection import Collector
 from algos.extras.vllm import VLLMServer
-from algos.importance import token_truncate, with_importance_weights
+from algos.importance import with_importance_weights
 from tests.helpers.conversations import Parrot
 from tests.helpers.engines import FakeEngine
 from tests.helpers.errors import refused
@@ -233,7 +233,7 @@ def test_gap_and_weights_of_a_wrong_engine_are_exact():
     chance, rollout = chances(agent), agent.collect()
     scale = 1 + chance[BAD] * (math.exp(SHIFT) - 1)
     ratio = torch.where(rollout["action"] == BAD, scale * math.exp(-SHIFT), scale).clamp(max=2.0)
-    found, metrics = with_importance_weights(rollout, policy=agent.policy, weights_of_steps=token_truncate)
+    found, metrics = with_importance_weights(rollout, policy=agent.policy, config=agent.config)
     assert torch.allclose(found["importance_weight"], ratio, atol=1e-5)
     assert metrics["policy/importance_weight"] == pytest.approx(ratio.mean().item(), abs=1e-5)
     assert metrics["policy/sampler_gap"] == pytest.approx(ratio.log().abs().mean().item(), abs=1e-5)
