@@ -2,14 +2,15 @@
 
 import pytest
 import torch
-import trl.trainer.grpo_trainer as trl
-from verl.trainer.ppo import core_algos, rollout_corr_helper
-from verl.workers.config import ActorConfig
-from verl.workers.config.actor import PolicyLossConfig
 
 from algos import importance, losses
 from algos.advantages import discounted_returns, whiten
 from algos.losses import ClipCovLoss, KLCovLoss
+
+WHY = "pip install --no-deps -c constraints.txt verl trl codetiming omegaconf, as make does"
+trl = pytest.importorskip("trl.trainer.grpo_trainer", reason=WHY)
+core_algos = pytest.importorskip("verl.trainer.ppo.core_algos", reason=WHY)
+rollout_corr_helper = pytest.importorskip("verl.trainer.ppo.rollout_corr_helper", reason=WHY)
 
 SHAPE = 7, 9
 
@@ -29,6 +30,9 @@ def gradient_of_verl(name, **options):
     """Gradient of a loss of verl by the new log-probabilities, mean over the tokens."""
     mask, old, new, advantage = numbers()
     new.requires_grad_()
+    from verl.workers.config import ActorConfig
+    from verl.workers.config.actor import PolicyLossConfig
+
     config = ActorConfig(
         strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, clip_ratio=0.2, clip_ratio_low=0.2,
         clip_ratio_high=0.28, policy_loss=PolicyLossConfig(**options),

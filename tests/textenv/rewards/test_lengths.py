@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from trl.rewards import get_soft_overlong_punishment
 
 from tests.helpers.models import WORDS, make_tokenizer
 from tests.helpers.rating import rate
@@ -53,7 +52,10 @@ def test_unfinished_rows_pay_once():
 
 @pytest.mark.parametrize(("limit", "buffer"), [(20, 4), (8, 8)])
 def test_the_soft_punishment_is_trls(limit, buffer):
-    theirs = get_soft_overlong_punishment(limit, buffer)
+    trl_rewards = pytest.importorskip(
+        "trl.rewards", reason="pip install --no-deps -c constraints.txt trl, as make does"
+    )
+    theirs = trl_rewards.get_soft_overlong_punishment(limit, buffer)
     completion_ids = [[5] * length for length in range(1, limit + 3)]
     expected = theirs(completion_ids=completion_ids)
     assert min(expected) == -1 and len(set(expected)) > 3
