@@ -10,7 +10,6 @@ name of the session; the reward is sent as soon as verifiers has scored the epis
 
 import argparse
 import asyncio
-import contextlib
 import itertools
 import os
 import sys
@@ -48,8 +47,12 @@ async def play(gateway, taskset, at_once):
                 reply.raise_for_status()
 
     async with env.serving(), httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=None) as http:
-        with contextlib.suppress(httpx.HTTPError):  # the gateway is closed
-            await asyncio.gather(*(play_tasks(http) for _ in range(at_once)))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(at_once):
+                    group.create_task(play_tasks(http))
+        except* httpx.HTTPError:
+            pass  # the gateway is closed
 
 
 def main(taskset="praise_harness", model="embedded", *, total_steps=20_000, num_envs=16, learning_rate=1e-3, log=print):
@@ -58,12 +61,14 @@ def main(taskset="praise_harness", model="embedded", *, total_steps=20_000, num_
     if policy.tokenizer.chat_template is None:  # the embedded model knows sentences, and no chats
         policy.tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
     env = Gateway(tokenizer=policy.tokenizer, num_envs=num_envs, max_new_tokens=12, max_length=96)
-    threading.Thread(target=lambda: asyncio.run(play(env, taskset, num_envs)), daemon=True).start()
+    player = threading.Thread(target=lambda: asyncio.run(play(env, taskset, num_envs)), daemon=True)
+    player.start()
     config = PPOConfig(
         num_steps=None, num_episodes=4 * num_envs, minibatch_size=num_envs, learning_rate=learning_rate, gamma=1.0
     )
     history = PPO(env, policy, config).learn(total_steps, on_iteration=log)
     env.close()
+    player.join()
     return history
 
 
