@@ -41,13 +41,13 @@ class AgentBaseline:
         agents = [0] * len(returns)
         if "agent" in episodes.keys():
             agents = episodes["agent"][:, 0].tolist()
-        baseline = torch.zeros(len(returns))
+        baseline = [0.0] * len(returns)
         for episode, agent in enumerate(agents):
             if has_steps[episode]:
                 former_mean = self.means.get(agent, 0.0)
                 self.means[agent] = self.decay * former_mean + (1 - self.decay) * returns[episode]
                 baseline[episode] = self.means[agent]
-        return baseline.to(episodes["mask"].device)
+        return episodes["mask"].new_tensor(baseline, dtype=torch.float32)
 
     def state_dict(self) -> dict[str, object]:
         """Return the running means."""

@@ -106,7 +106,7 @@ def _collection(collector: Collector, rollout: TensorDict, config: GroupsConfig)
         num_agents = int(rollout["agent"].max()) + 1
     starts, start_of_row = (rollout["group"][:, 0] // num_agents).unique(return_inverse=True)
     start_of_episode = torch.searchsorted(starts, episodes["group"][:, 0] // num_agents)
-    has_signal = torch.zeros(len(starts), dtype=torch.bool)
+    has_signal = torch.zeros_like(starts, dtype=torch.bool)
     has_signal[start_of_episode[_differs(episodes, config)]] = True
     scored_turns = None
     if isinstance(collector.env, TextVectorEnv):
@@ -165,7 +165,7 @@ def _report(collector: Collector, collections: Sequence[_Collection], kept_start
     # New numbers of the episodes of each collection
     episodes_were_kept = []
     for collection, is_kept in zip(collections, kept_starts, strict=True):
-        was_kept = torch.zeros(num_episodes_of(collection.rollout), dtype=torch.bool)
+        was_kept = is_kept.new_zeros(num_episodes_of(collection.rollout))
         was_kept[episode_of_row(collection.rollout)] = is_kept[collection.start_of_row]
         episodes_were_kept.append(was_kept)
     was_kept = torch.cat(episodes_were_kept)

@@ -27,9 +27,12 @@ from algos import (
     SAC,
     TD3,
     TRPO,
+    League,
     LMPolicy,
+    REINFORCEPlusPlus,
     RewardModelConfig,
     SFTConfig,
+    WordsPolicy,
     evaluate,
     sft,
 )
@@ -39,9 +42,10 @@ from algos.make import make_policy
 from algos.policies.critic import Critic
 from tests.helpers.models import WORDS, make_bart, make_gpt2, make_llama, make_t5, make_tokenizer
 from tests.helpers.second_device import NAME, second_device
-from textenv import KLReward, RewardModel, Rewards, TextEnv, TextVectorEnv
+from textenv import KLReward, ProgramVectorEnv, RewardModel, Rewards, TextEnv, TextVectorEnv
 from textenv.kl import KLPenalty
 from textenv.lm.model import LanguageModel
+from textenv.prompts.samplers import ByPassRate
 from textenv.rewards.transforms import Normalize
 
 KIND = sys.argv[1] if __name__ == "__main__" else "cpu"
@@ -247,6 +251,63 @@ def sampling(_):
     wrapped.step({"token": 1, "log_prob": -1.0})
 
 
+def kept_sets(folder):
+    """Training on top-k and nucleus sampling, whose probabilities are those of the tokens that were kept."""
+    agent = train(PPO, text_env(), lm_policy(top_k=5, top_p=0.9), kl_coef=0.1, **TEXT)
+    agent.save(folder)
+    check(algos.load(folder, device=DEVICE))
+
+
+def weights_and_losses(_):
+    """Weights of sampler and trainer, and each loss of the policy."""
+    for name in ("token_truncate", "two_sided_token_mask", "sequence_mask", "geometric_truncate"):
+        train(PPO, text_env(), lm_policy(), importance_weights=name, **TEXT)
+    for name in ("cispo", "opsm", "clip_cov", "kl_cov", "gspo", "dual_clipped"):
+        options = dict(num_episodes=4, group_size=2, minibatch_size=2, policy_loss=f"{name}_policy_loss")
+        train(GRPO, text_env(), lm_policy(), **options)
+
+
+def critic_options(_):
+    """Value pretraining, λ of two kinds, and values by completions (VinePPO)."""
+    value = dict(value_gae_lambda=1.0, length_adaptive_lambda=0.05, value_pretraining=0.5)
+    train(PPO, text_env(), lm_policy(), **TEXT, **value)
+    train(PPO, text_env(), lm_policy(), vine_samples=2, vine_interval=2, kl_coef=0.1, **(TEXT | dict(gamma=1.0)))
+
+
+def samplers(_):
+    """Prompts by pass rate, and groups that are collected again."""
+    options = dict(num_episodes=4, group_size=2, minibatch_size=2, max_refills=1)
+    train(GRPO, text_env(sampler=ByPassRate()), lm_policy(), **options)
+
+
+def programs(_):
+    """A program that asks the policy, and a game of two against earlier versions and a function."""
+
+    def play(ask, task):
+        return float(len(ask(task["question"])) + len(ask("a b", max_tokens=2)))
+
+    def game(first, second):
+        difference = float(len(first("a")) - len(second("b")))
+        return np.sign(difference), -np.sign(difference)
+
+    options = dict(tokenizer=make_tokenizer(WORDS), num_envs=2, max_new_tokens=3, max_length=24)
+    tasks = [{"question": "a"}, {"question": "c d"}]
+    train(PPO, ProgramVectorEnv(play, tasks=tasks, **options), lm_policy(), kl_coef=0.1, **TEXT)
+    env = ProgramVectorEnv(game, agents=2, opponents=[None, lambda text: "good"], **options)
+    agent = REINFORCE(env, lm_policy(), num_episodes=4, baseline="agent", device=DEVICE)
+    agent.learn(64, callbacks=[League(every=1, size=2)])
+    check(agent.policy)
+
+
+def words(folder):
+    """Control in words: the actions are texts of one model."""
+    env = make_env()
+    options = dict(describe=lambda observation: "a b" if observation[0] > 0 else "c", actions=["good", "bad"])
+    lm = LanguageModel(on_cpu(make_gpt2), make_tokenizer(WORDS))
+    policy = WordsPolicy(env.single_observation_space, env.single_action_space, lm, **options)
+    train(PPO, env, policy, kl_coef=0.1, **STEPS)
+
+
 def same_numbers(_):
     """A training on the device and one on the CPU end with the same weights, but for rounding."""
     ends = []
@@ -323,6 +384,13 @@ RUNS = {
     "sampling": sampling,
     "memory": memory,
     "watched": watched,
+    "reinforce++": lambda _: train(REINFORCEPlusPlus, text_env(), lm_policy(), kl_coef=0.1, **TEXT),
+    "kept sets": kept_sets,
+    "weights and losses": weights_and_losses,
+    "critic options": critic_options,
+    "samplers": samplers,
+    "programs": programs,
+    "words": words,
 }  # fmt: skip
 
 

@@ -176,6 +176,6 @@ def fingerprints(tensors: Iterable[Tensor]) -> list[object]:
         rows = weight.reshape(len(weight), -1).float() if weight.ndim else weight.reshape(1, 1).float()
         row_factors = torch.arange(1.0, len(rows) + 1, device=rows.device).sin()
         column_factors = torch.arange(1.0, rows.shape[1] + 1, device=rows.device).cos()
-        weighted_sum = (row_factors @ rows) @ column_factors
+        weighted_sum = rows.T.mv(row_factors).dot(column_factors)
         numbers += [torch.hash_tensor(rows).item(), weighted_sum.item()]
     return numbers
