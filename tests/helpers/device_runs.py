@@ -40,10 +40,21 @@ from algos.evaluation import summarise
 from algos.finetuning import TextLoss, train_reward_model
 from algos.make import make_policy
 from algos.policies.critic import Critic
-from tests.helpers.models import WORDS, make_bart, make_gpt2, make_llama, make_t5, make_tokenizer
+from tests.helpers.models import (
+    WORDS,
+    make_bart,
+    make_bloom,
+    make_gpt2,
+    make_llama,
+    make_mistral,
+    make_t5,
+    make_tokenizer,
+)
 from tests.helpers.second_device import NAME, second_device
 from textenv import KLReward, ProgramVectorEnv, RewardModel, Rewards, TextEnv, TextVectorEnv
 from textenv.kl import KLPenalty
+from textenv.lm import cuda_graphs
+from textenv.lm.decoding import Decoder
 from textenv.lm.model import LanguageModel
 from textenv.prompts.samplers import ByPassRate
 from textenv.rewards.transforms import Normalize
@@ -309,13 +320,63 @@ def words(folder):
 
 
 def same_numbers(_):
-    """A training on the device and one on the CPU end with the same weights, but for rounding."""
-    ends = []
+    """A training on the device and one on the CPU move the weights alike.
+
+    Not equally: where a gradient is nearly 0, rounding decides its sign, and Adam's step has the same size for all.
+    """
+    moves = []
     for place in (DEVICE, "cpu"):
         agent = PPO(text_env(), lm_policy(), device=place, **TEXT)
+        start = weights_of(agent.policy)
         agent.learn(32)
-        ends.append(torch.cat([p.detach().cpu().flatten() for p in agent.policy.parameters()]))
-    torch.testing.assert_close(*ends, atol=1e-5, rtol=1e-4)
+        moves.append(weights_of(agent.policy) - start)
+    assert torch.cosine_similarity(*moves, dim=0) > 0.99, moves
+
+
+def weights_of(policy):
+    return torch.cat([p.detach().cpu().flatten() for p in policy.parameters()])
+
+
+def decoding(_):
+    """Token by token against a plain pass; on CUDA by graphs, also after a change of weights, and without them."""
+    cuda_graphs.SMALLEST_STEP = 16  # so that these short texts have several widths
+    makes = [make_gpt2, make_llama, make_bloom]
+    if KIND != "meta":  # transformers makes the mask of its window on torch's default device
+        makes.append(make_mistral)
+    for make in makes:
+        lm = LanguageModel(moved(on_cpu(make)), make_tokenizer(WORDS))
+        decoder = Decoder(lm, num_slots=3, max_length=60)
+        for seed in (0, 1):
+            decode(lm, decoder, seed=seed)
+            decoder.reset()
+            with torch.no_grad():
+                for weight in lm.model.parameters():
+                    weight.mul_(1.25)
+        graphs = getattr(decoder.everywhere, "graphs", {})
+        assert len(graphs) == (4 if decoder.graphed else 0), (make, graphs)
+        assert decoder.graphed == (TYPE == "cuda" and make is not make_bloom)
+
+    # A model whose code waits for a number from the device cannot be captured
+    lm = LanguageModel(moved(on_cpu(make_gpt2)), make_tokenizer(WORDS))
+
+    def waits(*_):
+        lm.model.transformer.wte.weight.sum().item()
+
+    lm.model.transformer.register_forward_pre_hook(waits)
+    decoder = Decoder(lm, num_slots=3, max_length=60)
+    decode(lm, decoder, seed=0)
+    assert not getattr(decoder.everywhere, "graphs", {})
+
+
+def decode(lm, decoder, *, seed):
+    tokens = np.random.default_rng(seed).integers(0, len(WORDS), (3, 60))
+    for step in range(50):
+        length = np.array([3, 9, 1]) + step
+        with torch.no_grad():
+            hidden = lm.hidden(torch.from_numpy(tokens).to(lm.device))
+            last = torch.from_numpy(length - 1).to(lm.device)
+            plain = lm.logits(hidden[torch.arange(3, device=lm.device), last]).float()
+        torch.testing.assert_close(decoder.logits(tokens, length), plain, atol=5e-5, rtol=1e-4)
 
 
 def watched(folder):
@@ -363,6 +424,7 @@ RUNS = {
     ),
     "reward models": reward_models,
     "same numbers": same_numbers,
+    "decoding": decoding,
     "several devices": several_devices,
     "a2c": lambda _: control(A2C, num_steps=8),
     "reinforce": lambda _: control(REINFORCE, num_episodes=2),

@@ -5,8 +5,8 @@ use the padded path, which reads each prefix again at every step: models with an
 outputs with a cache differ from those of a plain pass.
 
 After some calls, three kinds of step are recorded and then replayed (`textenv.lm.recording`): one token in every slot,
-one token in some slots, and several tokens. Steps of models with recurrent states are not recorded, because they cannot
-be repeated.
+one token in some slots, and several tokens. On CUDA the first kind is captured as a graph (`textenv.lm.cuda_graphs`).
+Steps of models with recurrent states are not recorded, because they cannot be repeated.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from textenv.lm.caches import SlotCache
+from textenv.lm.cuda_graphs import GraphedStep, rounded_up
 from textenv.lm.memory import POSITIONS_AT_ONCE
 from textenv.lm.recording import RecordedStep
 from textenv.lm.scoring import rounding
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 FRACTION_TO_READ_ALL = 7 / 8
 """If this fraction of slots has one new token, all slots are read: copying some from the cache would cost more."""
+FRACTION_TO_READ_ALL_BY_GRAPH = 1 / 8
+"""The same where a graph reads all slots: a step of some slots is not captured, because their number changes."""
 
 
 class Decoder:
@@ -60,7 +63,13 @@ class Decoder:
         self.cache = SlotCache(lm, num_slots, max_length)
 
         # Steps, which are recorded after some calls
-        self.everywhere = RecordedStep(self._one_everywhere, model=lm.model)
+        self.graphed = self.device.type == "cuda" and not self.cache.restarts
+        """True if one token in every slot is read by graphs, whose numbers of keys are rounded up."""
+        self.everywhere: RecordedStep | GraphedStep = RecordedStep(self._one_everywhere, model=lm.model)
+        self.fraction_to_read_all = FRACTION_TO_READ_ALL
+        if self.graphed:
+            self.everywhere = GraphedStep(self._one_everywhere, model=lm.model)
+            self.fraction_to_read_all = FRACTION_TO_READ_ALL_BY_GRAPH
         self.one = RecordedStep(self._some, model=lm.model)
         self.several = RecordedStep(self._some, model=lm.model)
         self.recordings = [self.everywhere, self.one, self.several]
@@ -192,7 +201,7 @@ class Decoder:
         logits = torch.zeros(self.num_slots, self.lm.num_tokens, device=self.device)
 
         # One new token in nearly all slots: the other slots also read their next token
-        if self.cached and not self.cache.recurrent and len(one) >= FRACTION_TO_READ_ALL * self.num_slots:
+        if self.cached and not self.cache.recurrent and len(one) >= self.fraction_to_read_all * self.num_slots:
             rows = torch.from_numpy(one).to(self.device)
             logits[rows] = self._read_next(tokens)[rows]
         elif len(one):
@@ -264,6 +273,8 @@ class Decoder:
         new_tokens = torch.from_numpy(tokens[self._slots, columns][:, None]).to(self.device)
         positions = torch.from_numpy(columns[:, None]).to(self.device)
         width = int(columns.max()) + 1
+        if self.graphed:
+            width = min(rounded_up(width), tokens.shape[1])
         mask = self.cache.mask(positions, width)
         return self.everywhere(new_tokens, positions, mask, sizes=(width, tokens.shape[1]))
 

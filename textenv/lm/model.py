@@ -41,6 +41,8 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 ResultT = TypeVar("ResultT")
 CHUNK_ELEMENTS = 2**23
 """Maximum number of logits scored at a time (32 MiB in float32); larger batches are scored in chunks."""
+CHUNK_ELEMENTS_ON_CUDA = 2**26
+"""The same on CUDA (256 MiB): each chunk reads the weight of the output layer and adds to its gradient."""
 
 
 def _soft_cap(cap: float, logits: Tensor) -> Tensor:
@@ -321,7 +323,10 @@ class LanguageModel(nn.Module):
 
     @property
     def _rows_at_once(self) -> int:
-        return max(1, CHUNK_ELEMENTS // self.num_tokens)
+        elements = CHUNK_ELEMENTS
+        if self.device.type == "cuda":
+            elements = CHUNK_ELEMENTS_ON_CUDA
+        return max(1, elements // self.num_tokens)
 
     def _in_chunks(
         self, function: Callable[..., tuple[Tensor, ...]], *columns: Tensor, allowed: Allowed | None

@@ -47,7 +47,7 @@ class RecordedStep:
         self._compared: list[set[int]] = []
         """For each size, the values at which recording and function agreed."""
         self._recorded_state: tuple[list[Tensor], list[object]] = ([], [])
-        """Weights and settings of the model (`_state`) when the recording was made."""
+        """Weights and settings of the model (`state_of`) when the recording was made."""
 
     def __call__(self, *inputs: Tensor, sizes: tuple[int, ...]) -> Tensor:
         """Return the function's result.
@@ -67,7 +67,7 @@ class RecordedStep:
         if self.recording is not None:
             self._compare(self.recording, result, inputs)
         elif self.recordable and self.calls > RECORDED_AFTER:
-            self._recorded_state = _state(self.model)
+            self._recorded_state = state_of(self.model)
             self._compared = [set() for _ in sizes]
             self._compare(None, result, inputs)
 
@@ -78,13 +78,8 @@ class RecordedStep:
         return result
 
     def forget_replaced(self) -> None:
-        """Drop the recording if the model's weight tensors or settings (`_state`) have been replaced since."""
-        if self.recording is None:
-            return
-        recorded_weights, recorded_settings = self._recorded_state
-        weights, settings = _state(self.model)
-        is_replaced = len(weights) != len(recorded_weights) or any(map(operator.is_not, weights, recorded_weights))
-        if settings != recorded_settings or is_replaced:
+        """Drop the recording if the model's weight tensors or settings (`state_of`) have been replaced since."""
+        if self.recording is not None and is_replaced(self.model, self._recorded_state):
             self.forget()
 
     def forget(self) -> None:
@@ -122,7 +117,7 @@ class RecordedStep:
         self.recordable = False
 
 
-def _state(model: nn.Module) -> tuple[list[Tensor], list[object]]:
+def state_of(model: nn.Module) -> tuple[list[Tensor], list[object]]:
     """Return the model's weights, and the settings that decide what its modules compute.
 
     Settings are modes, names (such as those of adapters), hooks, and the functions `forward`.
@@ -138,6 +133,15 @@ def _state(model: nn.Module) -> tuple[list[Tensor], list[object]]:
                 settings.append(tuple(value))
     weights = [*model.parameters(), *model.buffers()]
     return weights, settings
+
+
+def is_replaced(model: nn.Module, former: tuple[list[Tensor], list[object]]) -> bool:
+    """Return True if a model's weight tensors or settings are others than they were (`state_of`)."""
+    former_weights, former_settings = former
+    weights, settings = state_of(model)
+    if len(weights) != len(former_weights) or any(map(operator.is_not, weights, former_weights)):
+        return True
+    return settings != former_settings
 
 
 def record(function: Function, *examples: Tensor) -> Function:
