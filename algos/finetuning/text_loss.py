@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from algos.finetuning.sft import check_context
-from textenv.lm.model import HoldsLanguageModel, LanguageModel
+from textenv.lm.model import HoldsLanguageModel, LanguageModel, language_model_of
 from textenv.prompts.prompts import PromptList, as_prompt, by_position
 from textenv.prompts.tokenize import prompt_ids, without_end
 from textenv.rollout import masked_mean
@@ -59,12 +59,13 @@ class TextLoss:
 
     def __call__(self, policy: HoldsLanguageModel) -> Tensor:
         """Loss term of the next batch, a differentiable float32 scalar."""
-        if not (isinstance(policy, HoldsLanguageModel) and isinstance(policy.lm, LanguageModel)):
+        lm = language_model_of(policy)
+        if lm is None:
             raise TypeError(
                 f"policy is a {type(policy).__name__}, expected an LMPolicy: TextLoss needs a language model"
             )
-        rollout = self.next_rollout(policy.lm)
-        log_prob = policy.lm.evaluate(rollout).log_prob
+        rollout = self.next_rollout(lm)
+        log_prob = lm.evaluate(rollout).log_prob
         return -self.coef * masked_mean(log_prob, mask=rollout["mask"])
 
     def next_rollout(self, lm: LanguageModel) -> TensorDict:

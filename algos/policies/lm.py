@@ -240,6 +240,8 @@ class LMPolicy(nn.Module, Policy):
         # Copy to the device before the forward pass: a later copy would have to wait for it.
         allowed = None
         if action_mask is not None:
+            if action_mask.stride(0) == 0:  # one row for all slots
+                action_mask = action_mask[:1]
             allowed = action_mask.to(decoder.device)
         uniform = None
         if not deterministic and "streams" in self.memory:

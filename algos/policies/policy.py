@@ -22,6 +22,7 @@ from algos.envs.spaces import acts_alike, describe_space, fit_actions, reads_ali
 from algos.policies.distributions import ActionDistribution
 from algos.policies.normalizers import ObservationNormalizer
 from algos.storage.onnx_export import NetworkStep, write_onnx
+from algos.storage.serialization import write_weights
 from textenv.acceleration import accelerated
 from textenv.names import check_names
 from textenv.rollout import Evaluation, Reference, is_episode_env
@@ -608,9 +609,7 @@ class ControlPolicy(nn.Module, Policy):
 
     def save(self, folder: Path) -> dict[str, object]:
         """See `Policy.save`."""
-        from safetensors.torch import save_model
-
-        save_model(self, str(folder / WEIGHTS))
+        write_weights(folder / WEIGHTS, self)
         return self.saved_spaces() | self.arguments()
 
     def saved_spaces(self) -> dict[str, object]:

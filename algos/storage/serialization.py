@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from textenv.json_files import Json
 from textenv.state import Stateful
@@ -121,6 +121,25 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
         addresses.add(address)
         separate[name] = tensor.contiguous()
     save_file(separate, path, metadata=metadata)
+
+
+def write_weights(path: Path, module: nn.Module) -> None:
+    """Write a module's weights to a file for `safetensors.torch.load_model`, under one name each.
+
+    Weights may be parts of one block of memory, as those of an LSTM on CUDA are.
+
+    Raises:
+        OSError, SafetensorError: if the file cannot be written.
+    """
+    seen = set()
+    weights = {}
+    for name, tensor in sorted(module.state_dict().items()):
+        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride())
+        if tensor.numel() and place in seen:
+            continue
+        seen.add(place)
+        weights[name] = tensor
+    write_tensors(path, weights)
 
 
 def _entry_to_json(key: object, item: object, tensors: dict[str, Tensor]) -> Json:

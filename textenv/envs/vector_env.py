@@ -361,12 +361,17 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
 
     @property
     def action_mask(self) -> torch.Tensor | None:
-        """Bool ``[num_envs, n]``: tokens allowed in each slot; None if no token is ever forbidden."""
+        """Bool ``[num_envs, n]``: tokens allowed in each slot; None if no token is ever forbidden.
+
+        If all slots have the same mask, it is one row, expanded.
+        """
         if not self._masks.active:
             return None
         mask_index = self._step_transcript.next_mask
         if self._batch is not None:
             mask_index = self._batch.next_mask
+        if (mask_index == mask_index[0]).all():
+            return self._masks.sets[mask_index[0]].expand(len(mask_index), -1)
         return self._masks.sets[mask_index]
 
     @property

@@ -5,16 +5,22 @@ A decoding step has hundreds of short kernels, and launching them takes longer t
 captured at each of its sizes, and the number of keys, which grows with every token, is rounded up (`rounded_up`).
 """
 
+from __future__ import annotations
+
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from textenv.acceleration import FAST
 from textenv.lm.recording import is_replaced, state_of
+from textenv.rollout import rounding_tolerance
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 CAPTURED_AFTER = 4
@@ -45,7 +51,7 @@ class GraphedStep:
         model: model that the function runs; see `forget_replaced` for replaced weights or settings.
     """
 
-    def __init__(self, function: Callable[..., Tensor], *, model: nn.Module) -> None:
+    def __init__(self, function: Callable[..., Tensor], *, model: PreTrainedModel) -> None:
         self.function = function
         self.model = model
         self.recordable = FAST
@@ -99,7 +105,8 @@ class GraphedStep:
             graph = _Graph(self.function, inputs, result=self._result, pool=self._pool)
             self._pool = graph.graph.pool()
             gap = (graph.replay(inputs) - result).abs().max().item()
-            if gap > 1e-4 * max(1.0, result.abs().max().item()):
+            tolerance = rounding_tolerance(self.model.dtype)  # a graph's matrix products may add up in another order
+            if gap > tolerance * max(1.0, result.abs().max().item()):
                 reason = f"its logits differ by up to {gap:.3g}"
         except Exception as error:  # CUDA and the model may raise anything
             reason = str(error)

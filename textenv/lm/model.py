@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import torch
 from tensordict import TensorDict
@@ -41,8 +41,8 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 ResultT = TypeVar("ResultT")
 CHUNK_ELEMENTS = 2**23
 """Maximum number of logits scored at a time (32 MiB in float32); larger batches are scored in chunks."""
-CHUNK_ELEMENTS_ON_CUDA = 2**26
-"""The same on CUDA (256 MiB): each chunk reads the weight of the output layer and adds to its gradient."""
+CHUNK_ELEMENTS_ON_CUDA = 2**27
+"""The same on CUDA (512 MiB): each chunk reads the weight of the output layer and adds to its gradient."""
 
 
 def _soft_cap(cap: float, logits: Tensor) -> Tensor:
@@ -541,7 +541,6 @@ def _logit_finish(config: PreTrainedConfig) -> Callable[[Tensor], Tensor] | None
     return None
 
 
-@runtime_checkable
 class HoldsLanguageModel(Protocol):
     """A policy over tokens, such as `algos.LMPolicy`."""
 
@@ -550,6 +549,5 @@ class HoldsLanguageModel(Protocol):
 
 def language_model_of(holder: object) -> LanguageModel | None:
     """The language model itself, or the one of a policy over tokens; None for anything else."""
-    if isinstance(holder, HoldsLanguageModel):
-        return holder.lm
-    return holder if isinstance(holder, LanguageModel) else None
+    lm = getattr(holder, "lm", holder)
+    return lm if isinstance(lm, LanguageModel) else None
