@@ -11,7 +11,13 @@ GIB = 2**30
 """Bytes of a GiB."""
 
 MARGIN = 1.1
-"""Memory to have for each byte of tensors: allocators keep freed pieces, and CUDA takes some itself."""
+"""Memory to have on a CPU for each byte of tensors: allocators keep freed pieces."""
+
+MARGIN_ON_GPU = 1.15
+"""The same on a GPU, whose attention keeps more for its backward pass than a CPU's (docs/memory.md)."""
+
+WORKSPACES = 128 * 2**20
+"""Bytes that cuBLAS takes on a GPU."""
 
 WORTHWHILE = 0.99
 """Part of the peak below which an option has to bring it to be recommended."""
@@ -44,13 +50,13 @@ class Plan(Train[AnyConfig]):
         # As the options are
         phases = self._peaks(run)
         peak, phase = max((parts.total(), name) for name, parts in phases.items())
-        result = {"peak GiB": peak / GIB, "phase": phase, "fits": peak * MARGIN <= free_bytes}
+        result = {"peak GiB": peak / GIB, "phase": phase, "fits": self._memory_for(peak) <= free_bytes}
 
         # Options that lower the peak, one after the other until it fits
         helpful_options = []
         helpful_changes: dict[str, Any] = {}
         for option, change in self._savings().items():
-            if peak * MARGIN <= free_bytes:
+            if self._memory_for(peak) <= free_bytes:
                 break
             changed_phases = self._peaks(replace(run, **helpful_changes, **change))
             lower_peak = max(parts.total() for parts in changed_phases.values())
@@ -60,7 +66,7 @@ class Plan(Train[AnyConfig]):
                 helpful_changes |= change
                 peak = lower_peak
         if not result["fits"]:
-            result["fits with these options"] = peak * MARGIN <= free_bytes
+            result["fits with these options"] = self._memory_for(peak) <= free_bytes
 
         if self.json:
             return result | {"phases": phases, "options": helpful_options}
@@ -68,6 +74,16 @@ class Plan(Train[AnyConfig]):
         if helpful_options:
             print_table([row.values() for row in helpful_options], [*helpful_options[0]])
         return result
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.gpu_memory is not None or self.device not in (None, "cpu")
+
+    def _memory_for(self, peak: float) -> float:
+        """Return the memory to have for tensors of so many bytes."""
+        if self._on_gpu:
+            return peak * MARGIN_ON_GPU + WORKSPACES
+        return peak * MARGIN
 
     def _free_bytes(self) -> float:
         """Return the memory that the training may use; infinity if it is not known."""
@@ -84,7 +100,7 @@ class Plan(Train[AnyConfig]):
         return peaks(
             run,
             processes=self.gpus,
-            cuda=self.gpu_memory is not None or self.device not in (None, "cpu"),
+            cuda=self._on_gpu,
             prompt=self.max_prompt_tokens or DEFAULT_TOKENS,
             new=self.max_new_tokens or DEFAULT_TOKENS,
         )

@@ -21,7 +21,7 @@ from textenv.device import free_memory
 from textenv.lm.decoding import Decoder
 from textenv.lm.loading import add_lora, from_pretrained, model_folder
 from textenv.lm.memory import POSITIONS_AT_ONCE
-from textenv.lm.model import LanguageModel
+from textenv.lm.model import CHUNK_ELEMENTS_ON_CUDA, LanguageModel
 from textenv.lm.sampling import restrict, sample
 from textenv.lm.seq2seq import Seq2Seq, Seq2SeqDecoder
 
@@ -32,10 +32,11 @@ BytesByUse = Counter[str]
 class _MetaModel(LanguageModel):
     """Language model on the device ``meta``: there is nothing to check, and no tokenizer is needed."""
 
-    def __init__(self, run: Any) -> None:
+    def __init__(self, run: Any, *, cuda: bool = False) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
         nn.Module.__init__(self)
+        self.on_cuda = cuda
         folder = run.model
         if Path(run.model).name == "config.json":
             folder = Path(run.model).parent
@@ -62,6 +63,12 @@ class _MetaModel(LanguageModel):
         self.cached = {}
         self.tokenizer = None  # type: ignore[assignment]
         self.hard_choices = ()
+
+    @property
+    def _rows_at_once(self) -> int:
+        if self.on_cuda:
+            return max(1, CHUNK_ELEMENTS_ON_CUDA // self.num_tokens)
+        return super()._rows_at_once
 
 
 class MemoryEstimate(TorchDispatchMode):
@@ -104,7 +111,7 @@ class MemoryEstimate(TorchDispatchMode):
         self.critic: Critic | None = None
         self.reference: LanguageModel | None = None
         with torch.device("meta"):
-            self.lm = _MetaModel(run)
+            self.lm = _MetaModel(run, cuda=cuda)
             self.head = fresh_head(self.lm.hidden_size, torch.device("meta"))
             if self.values and run.critic not in (None, "head"):
                 self.critic = Critic.from_language_model(self.lm)

@@ -33,7 +33,7 @@ def provenance() -> Provenance:
         "folder": os.getcwd(),
         "git": commit(),
         "python": platform.python_version(),
-        "versions": versions(),
+        "versions": versions() | {"torch": torch.__version__},  # with its build, such as +cu130
         "machine": {
             "host": platform.node(),
             "platform": platform.platform(),
