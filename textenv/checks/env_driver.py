@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import gymnasium
 import numpy as np
@@ -55,11 +55,6 @@ class ScriptedStep(NamedTuple):
     result: StepResult
 
 
-@runtime_checkable
-class _HasTokenizer(Protocol):
-    tokenizer: PreTrainedTokenizerBase
-
-
 class EnvDriver:
     """Slot 0 of an environment; the other slots, if any, take other tokens, which do not end their turns.
 
@@ -96,11 +91,9 @@ class EnvDriver:
         """True if the environment replies: then the end of a turn need not end the episode."""
 
         # Tokens with a meaning
-        self.tokenizer: PreTrainedTokenizerBase | None = None
-        """The environment's tokenizer, maybe one of another library with the same methods."""
         holder = self.text_env or env.unwrapped
-        if isinstance(holder, _HasTokenizer):
-            self.tokenizer = holder.tokenizer
+        self.tokenizer: PreTrainedTokenizerBase | None = getattr(holder, "tokenizer", None)
+        """The environment's tokenizer, maybe one of another library with the same methods."""
         self.turn_ends = _turn_ends(self.text_env, self.tokenizer)
         """Ids of the tokens that end a turn; empty if they are unknown."""
         self.eos: int | None = next(iter(self.turn_ends), None)
