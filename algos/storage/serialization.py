@@ -134,10 +134,10 @@ def write_weights(path: Path, module: nn.Module) -> None:
     seen = set()
     weights = {}
     for name, tensor in sorted(module.state_dict().items()):
-        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride())
-        if tensor.numel() and place in seen:
+        address = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride())
+        if tensor.numel() and address in seen:
             continue
-        seen.add(place)
+        seen.add(address)
         weights[name] = tensor
     write_tensors(path, weights)
 

@@ -53,7 +53,6 @@ from tests.helpers.models import (
 from tests.helpers.second_device import NAME, second_device
 from textenv import KLReward, ProgramVectorEnv, RewardModel, Rewards, TextEnv, TextVectorEnv
 from textenv.kl import KLPenalty
-from textenv.lm import cuda_graphs
 from textenv.lm.decoding import Decoder
 from textenv.lm.model import LanguageModel
 from textenv.prompts.samplers import ByPassRate
@@ -339,13 +338,14 @@ def weights_of(policy):
 
 def decoding(_):
     """Token by token against a plain pass; on CUDA by graphs, also after a change of weights, and without them."""
-    cuda_graphs.SMALLEST_STEP = 16  # so that these short texts have several widths
-    makes = [make_gpt2, make_llama, make_bloom]
+    makes = [long_gpt2, make_llama, make_bloom]
     if KIND != "meta":  # transformers makes the mask of its window on torch's default device
         makes.append(make_mistral)
     for make in makes:
-        lm = LanguageModel(moved(on_cpu(make)), make_tokenizer(WORDS))
-        decoder = Decoder(lm, num_slots=3, max_length=60)
+        model = moved(on_cpu(make))
+        model.config.max_position_embeddings = 100
+        lm = LanguageModel(model, make_tokenizer(WORDS))
+        decoder = Decoder(lm, num_slots=3, max_length=100)
         for seed in (0, 1):
             decode(lm, decoder, seed=seed)
             decoder.reset()
@@ -353,25 +353,29 @@ def decoding(_):
                 for weight in lm.model.parameters():
                     weight.mul_(1.25)
         graphs = getattr(decoder.everywhere, "graphs", {})
-        assert len(graphs) == (4 if decoder.graphed else 0), (make, graphs)
+        assert len(graphs) == (2 if decoder.graphed else 0), (make, graphs)
         assert decoder.graphed == (TYPE == "cuda" and make is not make_bloom)
 
     # A model whose code waits for a number from the device cannot be captured
-    lm = LanguageModel(moved(on_cpu(make_gpt2)), make_tokenizer(WORDS))
+    lm = LanguageModel(moved(on_cpu(long_gpt2)), make_tokenizer(WORDS))
 
     def waits(*_):
         lm.model.transformer.wte.weight.sum().item()
 
     lm.model.transformer.register_forward_pre_hook(waits)
-    decoder = Decoder(lm, num_slots=3, max_length=60)
+    decoder = Decoder(lm, num_slots=3, max_length=100)
     decode(lm, decoder, seed=0)
     assert not getattr(decoder.everywhere, "graphs", {})
 
 
+def long_gpt2():
+    return make_gpt2(n_positions=100)
+
+
 def decode(lm, decoder, *, seed):
-    tokens = np.random.default_rng(seed).integers(0, len(WORDS), (3, 60))
-    for step in range(50):
-        length = np.array([3, 9, 1]) + step
+    tokens = np.random.default_rng(seed).integers(0, len(WORDS), (3, 100))
+    for step in range(30):  # to 80 keys: on CUDA of two widths, 64 and 100
+        length = np.array([40, 50, 30]) + step
         with torch.no_grad():
             hidden = lm.hidden(torch.from_numpy(tokens).to(lm.device))
             last = torch.from_numpy(length - 1).to(lm.device)

@@ -100,6 +100,8 @@ class GraphedStep:
             self._captured_state = state_of(self.model)
         if self._result is None:
             self._result = torch.empty_like(result)
+
+        # Capture and compare
         reason = ""
         try:
             graph = _Graph(self.function, inputs, result=self._result, pool=self._pool)
@@ -111,6 +113,7 @@ class GraphedStep:
         except Exception as error:  # CUDA and the model may raise anything
             reason = str(error)
 
+        # Keep the graph, or none at all
         if not reason:
             self.graphs[sizes] = graph
             return
@@ -154,7 +157,7 @@ class _Graph:
 
     def replay(self, inputs: Sequence[Tensor]) -> Tensor:
         """Return the function's result for other arguments of these sizes."""
-        for own, new in zip(self.inputs, inputs, strict=True):
-            own.copy_(new)
+        for held_input, new_input in zip(self.inputs, inputs, strict=True):
+            held_input.copy_(new_input)
         self.graph.replay()
         return self.result.clone()

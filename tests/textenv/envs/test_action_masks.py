@@ -201,3 +201,15 @@ def test_no_word_is_cut_by_max_new_tokens():
     with refused(ValueError, "max_new_tokens is 2", "cut a word", "at least 3"):
         TextVectorEnv(**arguments, max_new_tokens=2)
     assert TextVectorEnv(**arguments, max_new_tokens=3).max_length == 35
+
+
+def test_one_mask_for_all_slots_is_one_row_and_acts_as_many():
+    env = prompt_env(num_envs=3, forbidden=[2], min_new_tokens=2, max_new_tokens=4)
+    observation, info = env.reset(seed=1)
+    one = env.action_mask
+    assert one.shape == (3, len(WORDS)) and one.stride(0) == 0
+    assert np.array_equal(one.numpy().astype(np.int8), info["action_mask"])
+    steps = []
+    for mask in (one, one.clone(memory_format=torch.contiguous_format)):
+        steps.append(policy().act(observation, action_mask=mask))
+    assert torch.equal(steps[0].action, steps[1].action) and torch.equal(steps[0].log_prob, steps[1].log_prob)
