@@ -1,6 +1,7 @@
 """`Verifiers`: environments of the package ``verifiers``, with their tasks and rewards, in this process."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import functools
 import inspect
@@ -122,9 +123,12 @@ class _Episode(gymnasium.Env[str, str]):
         self.source = source
         self.observation_space = spaces.Text(2**20, min_length=0)
         self.action_space = self.observation_space
+        self.playing: concurrent.futures.Future[float] | None = None
+        """The present episode; None before the first one."""
 
     def reset(self, *, seed: int | None = None, options: object = None) -> tuple[str, dict[str, object]]:
         super().reset(seed=seed)
+        self.close()
         tasks = self.source.tasks
         task = tasks[self.np_random.integers(len(tasks))]
         self.traces: list[_Trace] = []
@@ -140,7 +144,8 @@ class _Episode(gymnasium.Env[str, str]):
         return self._next()
 
     def close(self) -> None:
-        self.playing.cancel()
+        if self.playing is not None:
+            self.playing.cancel()
 
     def _next(self) -> tuple[str, float, bool, bool, dict[str, object]]:
         """Wait for the next question or the end; return a step that a failure truncates."""
@@ -149,6 +154,7 @@ class _Episode(gymnasium.Env[str, str]):
             question = next_question.result(self.source.seconds)
             if question is not None:
                 return question, 0.0, False, False, {}
+            assert self.playing is not None
             self.questions.put_nowait(None)  # for a further step
             return "", self.playing.result(), True, False, {}
         except Exception as error:  # foreign code may raise anything, or never answer

@@ -18,13 +18,21 @@ from textenv.gateway.server import CompletionServer
 HELPERS = str(Path(__file__).parents[2] / "helpers")
 
 
+BEGUN = []
+"""Environments of the present test."""
+
+
 @pytest.fixture(autouse=True)
 def tasksets(monkeypatch):
     monkeypatch.syspath_prepend(HELPERS)
+    yield
+    while BEGUN:
+        BEGUN.pop().close()
 
 
 def begin(source, seed=0):
     env = source()
+    BEGUN.append(env)
     return env, env.reset(seed=seed)[0]
 
 
@@ -42,6 +50,17 @@ def test_a_task_is_paid_by_its_weighted_rewards():
     assert env.step("I don't know") == ("", 0.0, True, False, {})
     assert begin(source, 1)[1] == begin(source, 1)[1]
     assert len({begin(source, seed)[1] for seed in range(8)}) > 3
+
+
+def test_another_reset_and_closing_end_the_episode_before():
+    env, _ = begin(Verifiers("adding_up"))
+    first = env.playing
+    env.reset(seed=1)
+    second = env.playing
+    env.close()
+    env.close()
+    assert first.cancelled() and second.cancelled()
+    Verifiers("adding_up")().close()  # nothing was begun
 
 
 def test_every_task_is_in_one_split():
