@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import re
 import sqlite3
+import threading
 
 import pytest
 
@@ -103,10 +104,27 @@ def test_nobody_listens():
 
 
 def test_requests_run_at_the_same_time_within_the_bound():
-    with JudgeServer(lambda request: request["messages"][0]["content"], ["busy"] * 3) as server:
+    """Replies are given to three at a time, while at most three requests are answered."""
+    three = threading.Barrier(3)
+    lock = threading.Lock()
+    running = []
+
+    def reply(request):
+        with lock:
+            running.append(len(running) + 1)
+        three.wait(60)
+        with lock:
+            most = len(running)
+        three.wait(60)
+        with lock:
+            running.pop()
+        three.wait(60)
+        return f"{request['messages'][0]['content']} of {most}"
+
+    with JudgeServer(reply) as server:
         texts = [str(i) for i in range(12)]
-        assert [reply.text for reply in ask(chat_of(server, concurrency=3), *texts)] == texts
-        assert 1 < server.most_running <= 3
+        replies = ask(chat_of(server, concurrency=3, timeout=100.0), *texts)
+        assert [reply.text for reply in replies] == [f"{text} of 3" for text in texts]
 
 
 def test_a_server_without_schemas_is_asked_without_them():
@@ -174,7 +192,7 @@ def test_a_refused_question_is_asked_again(tmp_path):
 def test_a_batch_that_fails_keeps_the_replies_that_it_has(tmp_path):
     with JudgeServer("4") as server:
         chat = chat_of(server, cache=tmp_path / "judge.sqlite", concurrency=1, patience=0.4)
-        server.misdeeds = [None, "wrong key"]
+        server.misdeeds = [None, "wrong key"]  # the first reply is good
         with pytest.raises(JudgeError, match="status 401"):
             ask(chat, "a", "b")
         assert ask(chat, "a", "b") == [("4", "")] * 2 and len(server.requests) == 3

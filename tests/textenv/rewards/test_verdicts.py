@@ -55,14 +55,12 @@ def test_verdicts_on_other_scales(scale, reply, verdict):
     assert scale.read(reply) == verdict
 
 
-words = st.text(st.characters(blacklist_categories=("N", "C")), max_size=40).filter(
-    lambda text: not {*text.lower().replace("-", " ").split()} & {part for word in NUMBER_WORDS for part in word.split()}
-)
+words = st.text(st.characters(blacklist_categories=("N", "C")), max_size=40)
 
 
 @given(words, st.integers(1, 5), st.sampled_from(["{}", "{}.", "**{}**", "{}/5", "{} out of 5", "[[{}]]", "{} points"]))
 def test_a_number_at_the_end_is_the_verdict(reason, number, form):
-    """Whatever words stand before it."""
+    """Whatever stands before it."""
     assert FIVE.read(f"{reason}\n\nThe score is: {form.format(number)}") == number
 
 
