@@ -107,7 +107,12 @@ def main(model="smollm2", iterations=6, num_episodes=16, seed=1):
             num_episodes=num_episodes, group_size=8, minibatch_size=num_episodes, num_epochs=2, learning_rate=1e-3
         )
         agent = GRPO(env, policy, config, seed=seed)
-        agent.learn(10**9, on_iteration=lambda metrics: metrics["iteration"] >= iterations, progress=True)
+
+        def report(metrics):
+            print(f"iteration {metrics['iteration']}: {metrics['episode/return']:.2f} stars", flush=True)
+            return metrics["iteration"] >= iterations  # True ends the training
+
+        agent.learn(10**9, on_iteration=report)
         after = show("after", env, policy, num_episodes)
         print(f"{stars.chat.calls} calls, {stars.unreadable} unreadable verdicts")
     return num_right, before, after

@@ -64,6 +64,8 @@ class Reply(NamedTuple):
     """None if there is no whole reply."""
     problem: str = ""
     """Why there is none."""
+    calls: int = 0
+    """1 if it was asked for, and 0 if it was remembered, or if the server refused the question."""
 
 
 class _Busy(Exception):  # noqa: N818  (caught where it is raised)
@@ -77,7 +79,7 @@ class _Busy(Exception):  # noqa: N818  (caught where it is raised)
 class ChatReplies:
     """Asks a model behind OpenAI's protocol (``/chat/completions``); needs ``textenv[service]``.
 
-    The questions of a batch are asked at the same time, equal ones once. A request is repeated with exponential
+    The questions of a batch are asked at the same time. A request is repeated with exponential
     back-off and jitter after a failure of the network, a timeout, and the statuses 408, 425, 429 and 500 to 599. If the
     server says when (``Retry-After``), all requests wait until then. A server that refuses ``response_format`` is asked
     without it from then on.
@@ -91,7 +93,8 @@ class ChatReplies:
         timeout: seconds until the whole answer to a request must have come.
         patience: seconds for which a request is repeated.
         max_calls: maximum number of calls; None for no limit.
-        cache: SQLite file with all replies by the content of their requests; None keeps none.
+        cache: SQLite file with all replies by the content of their requests; equal questions are then asked once. None
+            keeps none, and asks equal questions again.
 
     Raises:
         ValueError: if an argument is not as described.
@@ -175,20 +178,27 @@ class ChatReplies:
             JudgeError: if the patience ends; if the server refuses the key or the model, or every question; or if this
                 takes more calls than are left.
         """
-        # Equal questions once, and those in the cache never
+        # With a cache, what it has is not asked, and equal questions are asked once
         keys = [self._key_of(question) for question in questions]
-        by_key = dict(zip(keys, questions, strict=True))
-        replies: dict[str, Reply] = {}
+        remembered: dict[str, Reply] = {}
+        asked = list(range(len(questions)))
         if self.cache is not None:
-            replies = self.cache.read(by_key)
-        missing = [key for key in by_key if key not in replies]
-        self._check_calls(len(missing))
+            remembered = self.cache.read(keys)
+            first_by_key: dict[str, int] = {}
+            for index, key in enumerate(keys):
+                if key not in remembered:
+                    first_by_key.setdefault(key, index)
+            asked = list(first_by_key.values())
+        self._check_calls(len(asked))
 
         # All at once; after an error, none goes on
         slots = asyncio.Semaphore(self.concurrency)
         pause = _Pause()
         async with self._make_client() as client:
-            tasks = [asyncio.create_task(self._ask_one(client, slots, pause, key, by_key[key])) for key in missing]
+            tasks = []
+            for index in asked:
+                reply = self._ask_one(client, slots, pause, keys[index], questions[index])
+                tasks.append(asyncio.create_task(reply))
             try:
                 new_replies = await asyncio.gather(*tasks)
             except BaseException:
@@ -204,8 +214,17 @@ class ChatReplies:
             raise JudgeError(
                 f"{self.base_url} replies to none of {len(problems)} questions; to the first: {problems[0]}"
             )
-        replies |= dict(zip(missing, new_replies, strict=True))
-        return [replies[key] for key in keys]
+
+        # In the order of the questions
+        new_by_index = dict(zip(asked, new_replies, strict=True))
+        replies: list[Reply] = []
+        for index, key in enumerate(keys):
+            if index in new_by_index:
+                remembered[key] = new_by_index[index]._replace(calls=0)
+                replies.append(new_by_index[index])
+            else:
+                replies.append(remembered[key])
+        return replies
 
     def _key_of(self, question: Question) -> str:
         """Return the key of a question in the cache: a hash of model, messages, options and the sample's number."""
@@ -378,7 +397,7 @@ class ReplyCache:
                 f"cache is {str(path)!r}, expected the path of an SQLite file, new or old: {error}"
             ) from error
 
-    def read(self, keys: Mapping[str, object]) -> dict[str, Reply]:
+    def read(self, keys: Sequence[str]) -> dict[str, Reply]:
         """Return the replies of those of these keys that have one."""
         replies = {}
         with closing(self._connection()) as connection:
@@ -391,7 +410,7 @@ class ReplyCache:
     def write(self, key: str, reply: Reply) -> None:
         """Remember a reply."""
         with closing(self._connection()) as connection, connection:
-            connection.execute("INSERT OR REPLACE INTO replies VALUES (?, ?, ?)", (key, *reply))
+            connection.execute("INSERT OR REPLACE INTO replies VALUES (?, ?, ?)", (key, reply.text, reply.problem))
 
     def _connection(self) -> sqlite3.Connection:
         return sqlite3.connect(self.path, timeout=60)
@@ -424,13 +443,13 @@ def _read_completion(content: bytes) -> tuple[Reply, bool]:
         choice = json.loads(content)["choices"][0]
         text = answer_text([choice["message"]])
     except (ValueError, LookupError, TypeError, RecursionError):
-        return Reply(None, f"no chat completion, but {_excerpt(content)}"), False
+        return Reply(None, f"no chat completion, but {_excerpt(content)}", 1), False
     if choice.get("finish_reason") == "length":
-        return Reply(None, "the reply was cut at its longest length: raise max_tokens in options="), True
+        return Reply(None, "the reply was cut at its longest length: raise max_tokens in options=", 1), True
     if not text.strip():
         refusal = choice["message"].get("refusal")
-        return Reply(None, f"an empty reply ({refusal or choice.get('finish_reason')})"), True
-    return Reply(text), True
+        return Reply(None, f"an empty reply ({refusal or choice.get('finish_reason')})", 1), True
+    return Reply(text, calls=1), True
 
 
 def _excerpt(content: bytes) -> str:

@@ -68,7 +68,7 @@ def judge(
             one sample, and the server's own for several. A ``seed`` is that of the first sample; others get the
             following numbers.
         cache: SQLite file of all replies, by model, messages, options and number of the sample: what is in it is not
-            asked again, in this run or another.
+            asked again, in this run or another. Without it, equal answers are judged apart.
         max_calls: maximum number of calls in a training, evaluations with this object included. A batch that needs more
             raises an error that ends the training, so that the agent is saved and can be resumed with a larger bound.
         concurrency: maximum number of requests at the same time.
@@ -76,9 +76,8 @@ def judge(
         patience: seconds for which a request is repeated if the server is down or busy.
 
     Returns:
-        An ``async`` reward function; to try it, ``Rewards(judge(...))(prompts=[...], completions=[...])``. It logs
-        ``calls`` (so far), ``unreadable`` (verdicts of an answer, whose mean is in the log) and, with ``against``,
-        ``orders_agree``.
+        An ``async`` reward function; to try it, ``Rewards(judge(...))(prompts=[...], completions=[...])``. For
+        each answer it logs ``calls``, ``unreadable`` (verdicts) and, with ``against``, ``orders_agree``.
 
     Raises:
         ValueError: if an argument is not as described, or by a call without the column ``against``.
@@ -170,10 +169,13 @@ class Judge:
         # The verdict on each row by each criterion
         num_replies = self._num_orders * self.samples
         verdicts: dict[str, list[float | None]] = {name: [None] * len(completions) for name in self.criteria}
+        calls: list[float | None] = [0.0] * len(completions)
         unreadable: list[float | None] = [None] * len(completions)
         agreements: dict[int, list[float]] = {}
         for index, (row, name) in enumerate(asked):
-            numbers = [self._read(reply) for reply in replies[index * num_replies : (index + 1) * num_replies]]
+            replies_here = replies[index * num_replies : (index + 1) * num_replies]
+            calls[row] = (calls[row] or 0) + sum(reply.calls for reply in replies_here)
+            numbers = [self._read(reply) for reply in replies_here]
             unreadable[row] = (unreadable[row] or 0) + numbers.count(None)
             if self.against is None:
                 verdicts[name][row] = _mean(numbers)
@@ -184,10 +186,7 @@ class Judge:
         self._count_unreadable(replies)
 
         # Numbers for the log
-        logged: dict[str, list[float | None]] = {
-            "calls": [self.chat.calls] * len(completions),
-            "unreadable": unreadable,
-        }
+        logged = {"calls": calls, "unreadable": unreadable}
         if self.against is not None:
             logged["orders_agree"] = [_mean(agreements.get(row, [])) for row in range(len(completions))]
         return self._scores(verdicts, logged)

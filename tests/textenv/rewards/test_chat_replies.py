@@ -14,6 +14,7 @@ from textenv.rewards.scores import StopTraining
 
 pytest.importorskip("tenacity", reason="install the extra: pip install '.[service]'")
 
+GOOD = ("4", "", 1)
 PASSING = ["busy", "busy until a date", "down", "hangs up", "breaks off", "hangs", "drips"]
 WITHOUT_VERDICT = {
     "html": "no chat completion, but <html>Welcome",
@@ -48,7 +49,7 @@ def ask(chat, *texts):
 @pytest.mark.parametrize("misdeed", PASSING)
 def test_a_failure_that_passes_is_repeated(misdeed):
     with JudgeServer("4", [misdeed]) as server:
-        assert ask(chat_of(server), "?") == [("4", "")]
+        assert ask(chat_of(server), "?") == [GOOD]
         assert len(server.requests) == 2
 
 
@@ -56,7 +57,7 @@ def test_a_failure_that_passes_is_repeated(misdeed):
 def test_one_answer_without_a_text_costs_one_question(misdeed, problem):
     with JudgeServer("4", [misdeed] * (1 + (misdeed == "too long"))) as server:
         first, second = ask(chat_of(server, concurrency=1), "a", "b")
-        assert second == ("4", "") and first.text is None
+        assert second == GOOD and first.text is None
         assert re.search(problem, first.problem)
 
 
@@ -160,18 +161,20 @@ def test_the_key_of_the_environment(monkeypatch):
         assert "Authorization" not in server.headers[1]
 
 
-def test_equal_questions_are_asked_once():
+def test_equal_questions_are_asked_once_if_there_is_a_cache(tmp_path):
     with JudgeServer() as server:
-        assert ask(chat_of(server), "a", "b", "a") == [("4", "")] * 3
-        assert len(server.requests) == 2
+        assert ask(chat_of(server), "a", "b", "a") == [GOOD] * 3 and len(server.requests) == 3
+        chat = chat_of(server, cache=tmp_path / "judge.sqlite")
+        assert ask(chat, "a", "b", "a") == [GOOD, GOOD, ("4", "", 0)] and len(server.requests) == 5
 
 
 def test_the_cache_asks_nothing_twice(tmp_path):
     path = tmp_path / "new" / "judge.sqlite"
     with JudgeServer(lambda request: request["messages"][0]["content"], ["cut"]) as server:
         first = ask(chat_of(server, cache=path, concurrency=1), "a", "b")
-        assert first == [(None, first[0].problem), ("b", "")] and len(server.requests) == 2
-        assert ask(chat_of(server, cache=path), "b", "a", "c") == [first[1], first[0], ("c", "")]
+        assert first == [(None, first[0].problem, 1), ("b", "", 1)] and len(server.requests) == 2
+        again = ask(chat_of(server, cache=path), "b", "a", "c")
+        assert again == [("b", "", 0), (None, first[0].problem, 0), ("c", "", 1)]
         assert len(server.requests) == 3
 
         # Another model, other options or another sample are another question
@@ -195,7 +198,7 @@ def test_a_batch_that_fails_keeps_the_replies_that_it_has(tmp_path):
         server.misdeeds = [None, "wrong key"]  # the first reply is good
         with pytest.raises(JudgeError, match="status 401"):
             ask(chat, "a", "b")
-        assert ask(chat, "a", "b") == [("4", "")] * 2 and len(server.requests) == 3
+        assert ask(chat, "a", "b") == [("4", "", 0), GOOD] and len(server.requests) == 3
 
 
 def test_max_calls_is_never_exceeded():
@@ -238,7 +241,7 @@ def test_a_file_that_is_no_cache_is_refused(tmp_path):
 def test_a_copy_in_another_process_asks_too(tmp_path):
     with JudgeServer() as server:
         chat = pickle.loads(pickle.dumps(chat_of(server, cache=tmp_path / "judge.sqlite")))
-        assert ask(chat, "a") == [("4", "")]
+        assert ask(chat, "a") == [GOOD]
     with sqlite3.connect(tmp_path / "judge.sqlite") as connection:
         assert connection.execute("SELECT text FROM replies").fetchall() == [("4",)]
     connection.close()

@@ -62,8 +62,7 @@ def one(server, **options):
 def test_answers_get_the_number_that_the_judge_says():
     with JudgeServer(by_length) as server:
         assert scores(one(server), ["a", "b c", "d e f", "a"]).score == [5, 4, 3, 5]
-        assert len(server.requests) == 3  # equal answers once
-        assert [request["temperature"] for request in server.requests] == [0] * 3
+        assert [request["temperature"] for request in server.requests] == [0] * 4
 
 
 def test_the_question_has_criterion_prompt_answer_and_scale():
@@ -92,7 +91,7 @@ def test_unreadable_verdicts_are_left_out_counted_and_shown(caplog):
         reward = one(server)
         result = scores(reward, ["a", "b", "c"])
         assert result.score == [4, None, None] and not result.failed
-        assert result.logged["unreadable"] == [0, 1, 1] and result.logged["calls"] == [3, 3, 3]
+        assert result.logged["unreadable"] == [0, 1, 1] and result.logged["calls"] == [1, 1, 1]
         assert reward.unreadable == 2
     assert "2 of 3 verdicts are unreadable, such as 'seventeen'" in caplog.text
 
@@ -134,7 +133,7 @@ def test_pairs_are_asked_in_both_orders():
         result = scores(reward, ["good", "bad", "good", "?"], reference=["bad", "good", "very good", None])
         assert result.score == [1, 0, 0.5, None]
         assert result.logged["orders_agree"] == [1, 1, 1, None]
-        assert len(server.requests) == 4  # the second pair is the first in the other order
+        assert len(server.requests) == 6 and result.logged["calls"] == [2, 2, 2, 0]
 
 
 def test_a_judge_who_takes_the_first_answer_makes_ties():
@@ -196,14 +195,27 @@ def test_it_is_a_reward_of_an_environment():
         env = make_env(one(server))
         rollout = play(env, REWARDED, seed=0)
         assert [sum(row) for row in paid(rollout)] == [5, 4, 1, 5]
-        assert env.metrics["reward/log/calls"] == 4 and env.metrics["reward/log/unreadable"] == 0
+        assert env.metrics["reward/log/calls"] == 1 and env.metrics["reward/log/unreadable"] == 0
 
         # Beside another one, and inside a transform
         both = make_env(Rewards({"judge": (one(server), 0.5), "length": lambda completions: [1.0] * len(completions)}))
         assert [sum(row) for row in paid(play(both, REWARDED, seed=0))] == [3.5, 3, 1.5, 3.5]
-        assert both.metrics["reward_raw/judge"] == 3.75 and both.metrics["reward/log/judge/calls"] == 4
+        assert both.metrics["reward_raw/judge"] == 3.75 and both.metrics["reward/log/judge/calls"] == 1
         normalized = paid(play(make_env(Normalize(one(server))), REWARDED, seed=0))
         assert sum(map(sum, normalized)) == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("cache", [None, "judge.sqlite"])
+def test_scoring_while_generating_changes_nothing(cache, tmp_path):
+    seen = []
+    for early in (False, True):
+        with JudgeServer(by_length) as server:
+            path = None if cache is None else tmp_path / f"{early}.sqlite"
+            env = make_env(one(server, cache=path), score_while_generating=early)
+            rewards = paid(play(env, REWARDED * 4, seed=0))
+            logged = {name: value for name, value in env.metrics.items() if name.startswith("reward")}
+            seen.append((rewards, logged, len(server.requests)))
+    assert seen[0] == seen[1] and seen[0][2] == (16 if cache is None else seen[0][1]["reward/log/calls"] * 16)
 
 
 def test_two_judges_ask_at_the_same_time():
@@ -254,7 +266,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
         resumed.learn(120, run_dir=tmp_path / "run", resume=tmp_path / "run")
     expected = logged(tmp_path / "whole")
     assert len(expected) > 2 and logged(tmp_path / "run") == expected
-    assert expected[-1]["reward/log/calls"] > expected[0]["reward/log/calls"] > 0
+    assert resumed.env.task.rewards.functions["judge"][0].chat.calls == 8 * len(expected)
     for mine, theirs in zip(whole.policy.parameters(), resumed.policy.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 
@@ -304,7 +316,7 @@ def test_our_own_server_is_a_judge(caplog):
         options = dict(base_url=server.url, model="critic", question="{answer}", options={"seed": 1})
         result = scores(judge("short", api_key="key", samples=3, **options), ["a b", "c"])
         assert result.score == [None, None] and result.logged["unreadable"] == [3, 3]
-        assert result.logged["calls"] == [6, 6]  # response_format, which it does not take, is not charged
+        assert result.logged["calls"] == [3, 3]  # response_format, which it does not take, is not charged
         with pytest.raises(JudgeError, match="status 401"):
             scores(judge("short", api_key="wrong", **options), ["a"])
         with pytest.raises(JudgeError, match="status 404.*has 'critic'"):
