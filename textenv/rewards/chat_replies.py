@@ -60,7 +60,7 @@ class Question:
 class Reply(NamedTuple):
     """What the model replied."""
 
-    text: str | None
+    reply_text: str | None
     """None if there is no whole reply."""
     problem: str = ""
     """Why there is none."""
@@ -208,7 +208,7 @@ class ChatReplies:
                 raise
 
         # A server that has never replied is another one than was meant
-        problems = [reply.problem for reply in new_replies if reply.text is None]
+        problems = [reply.problem for reply in new_replies if reply.reply_text is None]
         self._has_replied = self._has_replied or len(problems) < len(new_replies)
         if problems and not self._has_replied:
             raise JudgeError(
@@ -410,7 +410,7 @@ class ReplyCache:
     def write(self, key: str, reply: Reply) -> None:
         """Remember a reply."""
         with closing(self._connection()) as connection, connection:
-            connection.execute("INSERT OR REPLACE INTO replies VALUES (?, ?, ?)", (key, reply.text, reply.problem))
+            connection.execute("INSERT OR REPLACE INTO replies VALUES (?, ?, ?)", (key, reply.reply_text, reply.problem))
 
     def _connection(self) -> sqlite3.Connection:
         return sqlite3.connect(self.path, timeout=60)

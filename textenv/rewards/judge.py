@@ -232,11 +232,11 @@ class Judge:
 
     def _read(self, reply: Reply) -> float | None:
         """Return the verdict of a reply; None if it is unreadable."""
-        if reply.text is None:
+        if reply.reply_text is None:
             return None
         if self.against is None:
-            return self.scale.read(reply.text)
-        return PAIR_SCALE.read(reply.text)
+            return self.scale.read(reply.reply_text)
+        return PAIR_SCALE.read(reply.reply_text)
 
     def _count_unreadable(self, replies: Sequence[Reply]) -> None:
         """Count the unreadable verdicts; warn if they are more than half of a batch."""
@@ -246,7 +246,7 @@ class Judge:
             first = unreadable_replies[0]
             _log.warning(
                 "%d of %d verdicts are unreadable, such as %.300r: these answers are left out",
-                len(unreadable_replies), len(replies), first.text or first.problem,
+                len(unreadable_replies), len(replies), first.reply_text or first.problem,
             )  # fmt: skip
 
     def _scores(self, verdicts: Mapping[str, Sequence[float | None]], logged: dict[str, list[float | None]]) -> Scores:

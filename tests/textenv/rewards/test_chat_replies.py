@@ -57,7 +57,7 @@ def test_a_failure_that_passes_is_repeated(misdeed):
 def test_one_answer_without_a_text_costs_one_question(misdeed, problem):
     with JudgeServer("4", [misdeed] * (1 + (misdeed == "too long"))) as server:
         first, second = ask(chat_of(server, concurrency=1), "a", "b")
-        assert second == GOOD and first.text is None
+        assert second == GOOD and first.reply_text is None
         assert re.search(problem, first.problem)
 
 
@@ -78,7 +78,7 @@ def test_a_server_that_never_replies_is_no_judge(misdeed):
         chat = chat_of(server)
         ask(chat, "c")
         server.misdeeds.append(misdeed)
-        assert [reply.text for reply in ask(chat, "a", "b")] == [None, None]
+        assert [reply.reply_text for reply in ask(chat, "a", "b")] == [None, None]
 
 
 @pytest.mark.parametrize("misdeed", ["busy", "down", "hangs"])
@@ -125,14 +125,14 @@ def test_requests_run_at_the_same_time_within_the_bound():
     with JudgeServer(reply) as server:
         texts = [str(i) for i in range(12)]
         replies = ask(chat_of(server, concurrency=3, timeout=100.0), *texts)
-        assert [reply.text for reply in replies] == [f"{text} of 3" for text in texts]
+        assert [reply.reply_text for reply in replies] == [f"{text} of 3" for text in texts]
 
 
 def test_a_server_without_schemas_is_asked_without_them():
     with JudgeServer("4", ["no schema"], always=True) as server:
         chat = chat_of(server)
-        assert [reply.text for reply in ask(chat, "a")] == ["4"]
-        assert [reply.text for reply in ask(chat, "b")] == ["4"]
+        assert [reply.reply_text for reply in ask(chat, "a")] == ["4"]
+        assert [reply.reply_text for reply in ask(chat, "b")] == ["4"]
         assert [("response_format" in request) for request in server.requests] == [True, False, False]
         assert chat.calls == 2
 
@@ -188,8 +188,8 @@ def test_a_refused_question_is_asked_again(tmp_path):
     """The cache has what the model said, not what a server could not do."""
     with JudgeServer("4", ["too long", "too long"]) as server:
         chat = chat_of(server, cache=tmp_path / "judge.sqlite", concurrency=1)
-        assert [reply.text for reply in ask(chat, "a", "b")] == [None, "4"]
-        assert [reply.text for reply in ask(chat, "a")] == ["4"]
+        assert [reply.reply_text for reply in ask(chat, "a", "b")] == [None, "4"]
+        assert [reply.reply_text for reply in ask(chat, "a")] == ["4"]
 
 
 def test_a_batch_that_fails_keeps_the_replies_that_it_has(tmp_path):
