@@ -5,10 +5,13 @@
 The judge is asked over OpenAI's protocol, as any other server would be: here the server of ``algos serve``, in this
 process and without a network. To have your answers judged by a larger model, give its address as ``base_url``.
 
-What to expect (seed 1, one core of a busy machine, 5 minutes): SmolLM2 has 135 million parameters, which is little for
-a judge. Without examples it gives every film a 1. With the four examples below it is right about 7 or 8 of the 8
-sentences of `KNOWN`, but in another order of the same examples it gives all of them a 5, or all a 1: measure a judge
-before you train on it. OUTCOME
+What to expect (seed 1; two minutes of processor time, 10 minutes on two busy cores): the mean rating of 16 answers
+rises from 3.0 to 4.25 stars within 6 iterations (3.25, 4, 3.25, 3.75, 4.25 and 4.75 while training). That is 8 and 13
+answers with five stars, a difference of two standard errors. Some texts become short praise ("It is a great film."),
+others please this judge alone: SmolLM2 has 135 million parameters, which is little for a judge. It is right about 7 of
+the 8 sentences of `KNOWN`, by which the order of its four examples was chosen. In the order bad, good, bad, good it gave
+five stars to twelve other sentences, half of them blame; without examples, one star to all twelve. Measure a judge
+before you train on it.
 """
 
 import argparse

@@ -410,7 +410,9 @@ class ReplyCache:
     def write(self, key: str, reply: Reply) -> None:
         """Remember a reply."""
         with closing(self._connection()) as connection, connection:
-            connection.execute("INSERT OR REPLACE INTO replies VALUES (?, ?, ?)", (key, reply.reply_text, reply.problem))
+            connection.execute(
+                "INSERT OR REPLACE INTO replies VALUES (?, ?, ?)", (key, reply.reply_text, reply.problem)
+            )
 
     def _connection(self) -> sqlite3.Connection:
         return sqlite3.connect(self.path, timeout=60)
