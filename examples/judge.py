@@ -9,8 +9,8 @@ What to expect (seed 1; two minutes of processor time, 10 minutes on two busy co
 rises from 3.0 to 4.25 stars within 6 iterations (3.25, 4, 3.25, 3.75, 4.25 and 4.75 while training). That is 8 and 13
 answers with five stars, a difference of two standard errors. Some texts become short praise ("It is a great film."),
 others please this judge alone: SmolLM2 has 135 million parameters, which is little for a judge. It is right about 7 of
-the 8 sentences of `KNOWN`, by which the order of its four examples was chosen. In the order bad, good, bad, good it gave
-five stars to twelve other sentences, half of them blame; without examples, one star to all twelve. Measure a judge
+the 8 sentences of `KNOWN`, by which the order of its four examples was chosen. In the order bad, good, bad, good it
+gave five stars to twelve other sentences, half of them blame; without examples, one star to all twelve. Measure a judge
 before you train on it.
 """
 
