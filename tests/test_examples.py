@@ -301,6 +301,14 @@ def test_smollm2_adds_numbers_before_training(capsys):
 
 
 @pytest.mark.slow
+def test_smollm2_rates_what_smollm2_writes(capsys):
+    num_right, before, after = load_example("judge").main(iterations=1, num_episodes=8)
+    output = capsys.readouterr().out
+    assert num_right > 4, "a judge that says always the same is right about half"
+    assert 1 <= before <= 5 and 1 <= after <= 5 and output.count(" | ") == 6 and "calls, " in output
+
+
+@pytest.mark.slow
 def test_smollm2_has_a_calculator_to_call(capsys):
     example = load_example("tools")
     assert example.calculate("12 * 34") == 408

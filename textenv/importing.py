@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,8 +71,24 @@ def load_function(name: str) -> Callable[..., object]:
         names = ", ".join(_functions_of(module))
         raise ValueError(f"{module_name} has {kind} named {function_name!r}; its functions are {names}")
     if module_name == "textenv.rewards":
-        return function()
+        return _made_by(function)
     return function
+
+
+def _made_by(factory: Callable[..., Callable[..., object]]) -> Callable[..., object]:
+    """Return the reward function that a factory makes; a ValueError if it needs arguments."""
+    needed = []
+    for parameter in inspect.signature(factory).parameters.values():
+        is_single = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if is_single and parameter.default is parameter.empty:
+            needed.append(parameter.name)
+    if needed:
+        name = factory.__name__
+        raise ValueError(
+            f"textenv.rewards:{name} needs {', '.join(needed)}: write my_reward = {name}(...) with them into a file, "
+            "and give my_rewards.py:my_reward"
+        )
+    return factory()
 
 
 def _functions_of(module: ModuleType) -> list[str]:

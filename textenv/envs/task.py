@@ -11,7 +11,7 @@ from textenv.prompts.prompts import RESERVED, Prompt, PromptList
 from textenv.prompts.tokenize import is_chat
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.scores import Rows, Scores, read_scores
-from textenv.rewards.training import Training
+from textenv.rewards.training import TRAINING_ARGUMENTS
 
 if TYPE_CHECKING:
     import torch
@@ -99,7 +99,7 @@ class FunctionTask(PromptList):
         """Names of the prompts' columns; a prompt without such a column gets None there."""
         for index in range(min(len(self.prompts), MAX_CHECKED_PROMPTS)):
             self.names.update(self.prompt(index).columns)
-        training_names = sorted(self.names.intersection(Training._fields))
+        training_names = sorted(self.names & TRAINING_ARGUMENTS)
         if training_names:
             names = ", ".join(training_names)
             _warn_once("the prompts have columns named %s: rewards get these, not the training's", names)

@@ -18,7 +18,7 @@ import numpy as np
 from textenv.names import nearest
 from textenv.processes import end_if_forked
 from textenv.rewards.scores import count_rows, is_tensor
-from textenv.rewards.training import NOW, RewardLog, Training, training
+from textenv.rewards.training import TRAINING_ARGUMENTS, RewardLog, Training, training, training_arguments
 from textenv.rewards.workers import run_in_threads
 
 NOT_THE_USERS = tuple(
@@ -106,8 +106,8 @@ def is_async(function: Any) -> bool:
 def call_reward(function: Callable[..., object], columns: Mapping[str, object], tokenizer: object = None) -> object:
     """Call a reward function with the keyword arguments in its signature, and return its result.
 
-    A parameter ``step``, ``progress``, ``evaluating`` or ``log`` gets its value from `textenv.rewards.training`, unless
-    there is a column of that name.
+    A parameter ``step``, ``progress``, ``evaluating`` or ``log``, and TRL's ``trainer_state``, ``log_metric`` and
+    ``log_extra``, get their values from `textenv.rewards.training`, unless there is a column of that name.
 
     Args:
         function: takes any of the columns by name, or all by ``**columns``; ``async`` functions are awaited. It
@@ -121,10 +121,7 @@ def call_reward(function: Callable[..., object], columns: Mapping[str, object], 
         RuntimeError: if it calls ``sys.exit``.
     """
     # Arguments that every function can have: the columns, and the point in the training
-    arguments = NOW.get()._asdict()
-    if arguments["log"] is None:  # outside `Rewards`, what is logged is only checked
-        arguments["log"] = RewardLog(count_rows(columns))
-    arguments |= columns
+    arguments = training_arguments(count_rows(columns)) | dict(columns)
 
     # Keep those that are in the signature of this function
     available_columns: Collection[str] = columns
@@ -167,10 +164,18 @@ def check_columns(function: Callable[..., object], columns: Collection[str]) -> 
     missing = []
     for parameter in _parameters(function):
         is_needed = parameter.default is parameter.empty and parameter.kind in by_keyword
-        if is_needed and parameter.name not in columns and parameter.name not in Training._fields:
+        if is_needed and parameter.name not in columns and parameter.name not in TRAINING_ARGUMENTS:
             missing.append(parameter.name)
     if not missing:
         return
+
+    # TRL's instances of its ``environment_factory``
+    if "environments" in missing:
+        raise ValueError(
+            f"reward {reward_name(function)!r} needs TRL's 'environments', which do not exist here: an environment is "
+            "a task whose own score(turns) sees the whole episode, or a program of ProgramVectorEnv, which returns its "
+            "reward. For a function that works without them, give the parameter a default: environments=None"
+        )
 
     # Columns with a similar name
     hint = "add it to the prompts, one entry per row, or give the parameter a default"

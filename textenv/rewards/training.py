@@ -1,13 +1,22 @@
-"""Arguments with which a reward function sees the training: ``step``, ``progress``, ``evaluating`` and ``log``."""
+"""Arguments with which a reward function sees the training: ``step``, ``progress``, ``evaluating`` and ``log``.
 
+Functions of TRL's trainers see it by ``trainer_state``, ``log_metric`` and ``log_extra``, which are made of these.
+"""
+
+import functools
+import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 
 from textenv.rewards.scores import as_number, order_problem
+
+_warn_once = functools.cache(logging.getLogger(__name__).warning)
 
 
 class RewardLog:
@@ -69,6 +78,81 @@ class Training(NamedTuple):
 
 NOW: ContextVar[Training] = ContextVar("training", default=Training())  # noqa: B039  (immutable)
 """Point in the training that a reward function sees when it is called now."""
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """The point in the training for reward functions of TRL: its argument ``trainer_state``.
+
+    Of the fields of ``transformers.TrainerState`` it has these two; others raise an AttributeError.
+    """
+
+    global_step: int
+    """`Training.step`: steps (tokens) trained so far, where TRL counts optimizer steps."""
+    max_steps: int
+    """Steps of the whole training, so that ``global_step / max_steps`` is `Training.progress`; 1 before the first."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"trainer_state has no {name!r} here, but global_step (tokens trained so far) and max_steps: a "
+                "schedule can be a function of global_step / max_steps, or of the argument progress"
+            )
+
+
+TRL_ARGUMENTS = ("trainer_state", "log_metric", "log_extra")
+"""Arguments that TRL's GRPO and RLOO trainers give a reward function besides columns."""
+TRAINING_ARGUMENTS = frozenset((*Training._fields, *TRL_ARGUMENTS))
+"""All arguments besides columns and the tokenizer."""
+
+
+def training_arguments(rows: int) -> dict[str, object]:
+    """Return the present values of `TRAINING_ARGUMENTS`, for a call with this many completions."""
+    now = NOW.get()
+    log = now.log
+    if log is None:  # outside `Rewards`, what is logged is only checked
+        log = RewardLog(rows)
+    max_steps = 1
+    if now.progress > 0:
+        max_steps = max(1, round(now.step / now.progress))
+    return now._asdict() | {
+        "log": log,
+        "trainer_state": TrainerState(now.step, max_steps),
+        "log_metric": functools.partial(_log_metric, log),
+        "log_extra": functools.partial(_log_extra, log),
+    }
+
+
+def _log_metric(log: RewardLog, name: str, value: object) -> None:
+    """Log a number of the batch, as TRL's ``log_metric``: NaN is left out of the mean."""
+    number = as_number(value)
+    if number is None:
+        raise ValueError(f"log_metric({name!r:.80}, ...) was given {value!r:.200}, expected a name and a number")
+    if not math.isnan(number):
+        log(name, number)
+
+
+def _log_extra(log: RewardLog, column: str, values: object) -> None:
+    """Log a number for each completion, as TRL's ``log_extra``; other values are only counted, and not kept."""
+    if not isinstance(values, Sequence) or isinstance(values, (str, bytes)) or len(values) != log.rows:
+        raise ValueError(
+            f"log_extra({column!r:.80}, ...) was given {values!r:.200} for {log.rows} completions, expected a name and "
+            "a list with one value for each completion"
+        )
+    numbers = []
+    for value in values:
+        number = as_number(value)
+        if number is None and value is not None:
+            _warn_once(
+                "log_extra(%r, ...) logs values such as %.80r: samples.jsonl keeps numbers only, so they are not "
+                "logged (the completions are)", column, repr(value),
+            )  # fmt: skip
+            return
+        if number is not None and math.isnan(number):
+            number = None
+        numbers.append(number)
+    log(column, numbers)
 
 
 @contextmanager
