@@ -81,7 +81,7 @@ def _print_diagnoses(diagnoses: Sequence["Diagnosis"]) -> None:
 
     if len(diagnoses) > 1:
         number = sum(not diagnosis.sound for diagnosis in diagnoses)
-        print(f"{number} of {len(diagnoses)} runs have something wrong.")
+        print(f"Something is wrong with {number} of {len(diagnoses)} runs.")
 
 
 def _print_paragraph(text: str) -> None:

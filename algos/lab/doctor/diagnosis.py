@@ -60,29 +60,23 @@ def apply_rules(evidence: Evidence, rules: Sequence[Rule] = RULES) -> list[Findi
 
     A rule that another finding explains says nothing (`Rule.unless`). If a rule fails, this is logged.
     """
-    figures_of: dict[str, Figures] = {}
+    findings: dict[str, Finding] = {}
     for rule in rules:
         try:
             figures = rule.check(evidence, rule.threshold)
+            if figures is not None:
+                message = rule.message.format(**figures)
+                findings[rule.name] = Finding(rule.name, message, rule.advice, figures, rule.metrics)
         except Exception:  # a log from anywhere may hold anything, and no rule may end a training
             logger.warning("the rule %s of the run doctor failed", rule.name, exc_info=True)
-            continue
-        if figures is not None:
-            figures_of[rule.name] = figures
 
-    # Those that no other finding explains
-    by_name = {rule.name: rule for rule in rules}
+    # Leave out those that another one explains which is not left out itself
+    unless = {rule.name: rule.unless for rule in rules}
 
     def is_told(name: str) -> bool:
-        return name in figures_of and not any(map(is_told, by_name[name].unless))
+        return name in findings and not any(map(is_told, unless[name]))
 
-    findings = []
-    for rule in rules:
-        if is_told(rule.name):
-            figures = figures_of[rule.name]
-            message = rule.message.format(**figures)
-            findings.append(Finding(rule.name, message, rule.advice, figures, rule.metrics))
-    return findings
+    return [finding for name, finding in findings.items() if is_told(name)]
 
 
 def examine(folder: str | Path) -> Diagnosis:
@@ -94,6 +88,7 @@ def examine(folder: str | Path) -> Diagnosis:
     Raises:
         FileNotFoundError: if it holds no run.
     """
+    # The run, also of a checkpoint
     folder = Path(folder)
     run = folder
     if not (folder / METRICS).is_file():
@@ -102,6 +97,8 @@ def examine(folder: str | Path) -> Diagnosis:
         raise FileNotFoundError(
             f"{folder} holds no run ({METRICS} is missing): 'algos runs FOLDER' lists the runs in a folder"
         )
+
+    # What is known of it
     try:
         evidence = read_evidence(run)
     except DamagedRunError as error:
@@ -109,6 +106,7 @@ def examine(folder: str | Path) -> Diagnosis:
         finding = Finding("damaged_files", f"A file of the run cannot be read: {error}.", advice, {}, ())
         return Diagnosis(str(run), "", "", status(run), 0, 0, findings=[finding])
 
+    # What that says
     steps = 0
     if evidence.metrics:
         steps = int(evidence.metrics[-1].get("steps", 0))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ class Evidence:
         self.state = state
         self.folder = folder
         self._curves: dict[str, np.ndarray] = {}
+        self._trends: dict[str, Trend | None] = {}
 
     @property
     def algorithm(self) -> str:
@@ -140,6 +142,11 @@ class Evidence:
 
     def trend(self, name: str) -> Trend | None:
         """Return the course of a metric; None without `MIN_ITERATIONS` values."""
+        if name not in self._trends:
+            self._trends[name] = self._trend(name)
+        return self._trends[name]
+
+    def _trend(self, name: str) -> Trend | None:
         values = self.curve(name)
         if len(values) < MIN_ITERATIONS:
             return None
@@ -156,8 +163,9 @@ class Evidence:
         trend = self.trend("episode/return")
         return trend is not None and trend.has_risen
 
+    @cached_property
     def newest_weights(self) -> list[dict[str, np.ndarray]]:
-        """Return the policy's weights and statistics in the two newest checkpoints, older first; else an empty list.
+        """The policy's weights and statistics in the two newest checkpoints, older first; else an empty list.
 
         They are also missing if a file is larger than `MAX_WEIGHT_BYTES`, or is not one of safetensors.
         """

@@ -59,7 +59,12 @@ CAUSES_OF_NO_PROGRESS = (
     "programs_fail",
     "tool_calls_fail",
     "actions_unreadable",
+    "value_explains_nothing",
     "values_diverge",
+    "no_episode_ended",
+    "environment_fails",
+    "symbols_as_pixels",
+    "normaliser_drifts",
 )
 """Rules that say why the return has not moved."""
 
@@ -68,7 +73,7 @@ RULES = (
         "no_signal_in_groups",
         ("rollout/silent_rows", SCORE),
         threshold=0.9,
-        source="a tenth of the groups is then all that is learnt from; healthy runs of GRPO and RLOO: 0 to .3",
+        source="a tenth of the groups is then all that is learnt from; Reviews by GRPO and RLOO: 0",
         message=(
             "{fraction:.0%} of the episodes are in groups whose returns are all equal. An advantage is the "
             "difference from the group's mean, so they teach nothing, and the return has not risen."
@@ -83,7 +88,7 @@ RULES = (
         "constant_return",
         (SCORE,),
         threshold=0.9,
-        source="measured: a run of MiniGrid-KeyCorridor that never found the goal has .99",
+        source="measured: a run of MiniGrid-KeyCorridor that never found the goal has more than .99",
         message=(
             "In {count:,} of {iterations:,} iterations the mean return is exactly {value:.4g}: the reward is "
             "constant, or what it pays for is never reached, or the policy was as good as it can be from the start."
@@ -112,7 +117,7 @@ RULES = (
         "policy_stands_still",
         ("policy/approx_kl", "update/minibatches", SCORE, "checkpoints"),
         threshold=1e-07,
-        source="healthy runs: 1e-4 to 2e-2 nats, and .007 to .2 of the weights between two checkpoints",
+        source="medians of healthy runs: 3e-5 to .03 nats, and .0015 to .12 of the weights",
         message=(
             "The updates hardly change the policy: {figure} (usual: .001 to .02). The learning rate is {learning_rate}."
         ),
@@ -213,7 +218,7 @@ RULES = (
         "sampler_apart",
         ("policy/sampler_gap", "policy/importance_weight"),
         threshold=0.05,
-        source="usual: 1e-7 in float32, 1e-2 in bfloat16",
+        source="usual: 1e-7 in float32, 1e-2 in bfloat16; ten times as much with importance weights",
         message=(
             "The log-probabilities of sampling and of scoring differ by {gap:.2g} nats a token before any update, "
             "so ratios are wrong from the first step."
@@ -275,7 +280,7 @@ RULES = (
         "values_diverge",
         ("value/mean", SCORE),
         threshold=10,
-        source="a value is a return to come; healthy runs: at most 1",
+        source="a value is a return to come; healthy runs without normalised rewards: at most 1",
         message="The mean value is {value:.3g}, but no mean return was ever beyond {largest:.3g}: the values run away.",
         advice=(
             "Lower the learning rate or gamma, update the target network more slowly, or set normalize_rewards=True."
@@ -286,7 +291,7 @@ RULES = (
         "return_lost",
         (SCORE,),
         threshold=0.5,
-        source="half of the rise, by 4 standard errors; published runs: at most .2",
+        source="half of the rise, and 4 standard errors; published runs: at most .24 (Hopper)",
         message=(
             "What was learnt is lost again: the mean return rose from {first:.3g} to {highest:.3g}, and ended at "
             "{last:.3g}."
@@ -378,10 +383,10 @@ RULES = (
     ),
     Rule(
         "rows_without_reward",
-        ("rollout/empty_rows",),
+        ("rollout/empty_rows", "reward/left_out", "rollout/turns"),
         threshold=0.1,
         source="healthy runs: 0",
-        message="{fraction:.0%} of the rows have nothing to learn from: their reward is None, or their episode failed.",
+        message="{fraction:.0%} of the answers have no score, so that they teach nothing: their reward is None.",
         advice="Return a number for every answer, or leave out prompts for which there is none.",
         check=signs.rows_without_reward,
         unless=("reward_fails", "programs_fail"),
@@ -402,7 +407,7 @@ RULES = (
         "tool_calls_fail",
         ("tools/calls", "tools/errors"),
         threshold=0.5,
-        source="Calculator by the preset, at its end: below .1",
+        source="half of the calls are then lost",
         message="{fraction:.0%} of the calls of tools still fail at the end of the run.",
         advice="Show the format of a call in the prompt, or train first on examples of it (algos.finetuning.sft).",
         check=signs.tool_calls_fail,
@@ -438,7 +443,7 @@ RULES = (
         "normaliser_drifts",
         ("checkpoints",),
         threshold=1.5,
-        source="published MuJoCo runs: at most .9; a counter that grows through the whole run: 1.9",
+        source="published MuJoCo runs: at most .9; a counter of all steps: 1.8",
         message=(
             "The observations have not settled: those between the two newest checkpoints lie {distance:.2g} "
             "standard deviations from the mean of all before, in column {column}. So the same state looks different "
