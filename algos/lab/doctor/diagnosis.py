@@ -67,8 +67,8 @@ def apply_rules(evidence: Evidence, rules: Sequence[Rule] = RULES) -> list[Findi
             if figures is not None:
                 message = rule.message.format(**figures)
                 findings[rule.name] = Finding(rule.name, message, rule.advice, figures, rule.metrics)
-        except Exception:  # a log from anywhere may hold anything, and no rule may end a training
-            logger.warning("the rule %s of the run doctor failed", rule.name, exc_info=True)
+        except Exception as error:  # a log from anywhere may hold anything, and no rule may end a training
+            logger.warning("the rule %s of the run doctor failed: %.200r", rule.name, error)
 
     # Leave out those that another one explains which is not left out itself
     unless = {rule.name: rule.unless for rule in rules}
@@ -186,8 +186,8 @@ def findings_in_a_line(folder: str | Path) -> str | None:
     """
     try:
         names = [finding.rule for finding in examine(folder).findings]
-    except Exception:  # must not lose a run that has just ended well
-        logger.warning("the run doctor could not examine %s", folder, exc_info=True)
+    except Exception as error:  # must not lose a run that has just ended well
+        logger.warning("the run doctor could not examine %s: %.200r", folder, error)
         return None
     if not names:
         return None

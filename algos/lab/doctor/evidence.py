@@ -173,7 +173,7 @@ class Evidence:
             return []
         paths = [path / AGENT / POLICY for path in checkpoints(self.folder)[-2:]]
         files = [sorted(path.glob("*.safetensors")) for path in paths]
-        if len(files) < 2 or not all(len(names) == 1 for names in files):
+        if len(files) < 2 or not all(len(names) == 1 and names[0].is_file() for names in files):
             return []
         if any(names[0].stat().st_size > MAX_WEIGHT_BYTES for names in files):
             return []
