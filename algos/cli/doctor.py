@@ -17,6 +17,8 @@ from textenv.rendering import printable
 if TYPE_CHECKING:
     from algos.lab.doctor.diagnosis import Diagnosis
 
+INDENT = 4 * " "
+"""What stands before each line of a paragraph."""
 MAX_WIDTH = 100
 """Largest width of a paragraph, in characters."""
 
@@ -26,15 +28,13 @@ class Doctor(Command):
     """Say what is wrong with runs, with the figure and what to do; exit status 1 if something is."""
 
     prints: ClassVar[bool] = True
-    runs: tyro.conf.Positional[tuple[Path, ...]]
+    runs: tyro.conf.Positional[tuple[Path, ...]] = (Path("runs"),)
     """Folders of runs, also of runs that still train, or folders above them, such as that of algos compare."""
 
     def run(self) -> dict[str, object]:
         """Examine the runs, and print what was found."""
         from algos.lab.doctor.diagnosis import examine_all
 
-        if not self.runs:
-            raise ValueError("there is no run to examine: give its folder, such as runs/CartPole-v1-ppo-0")
         diagnoses = examine_all(self.runs)
         if not self.json:
             _print_diagnoses(diagnoses)
@@ -71,6 +71,8 @@ def _print_diagnoses(diagnoses: Sequence["Diagnosis"]) -> None:
             print(f"\n  {finding.rule}")
             _print_paragraph(finding.message)
             _print_paragraph(f"What to do: {finding.advice}")
+        if diagnosis.findings and diagnosis.notes:
+            print()
         for note in diagnosis.notes:
             _print_paragraph(note)
         if diagnosis.sound:
@@ -87,6 +89,12 @@ def _print_diagnoses(diagnoses: Sequence["Diagnosis"]) -> None:
 def _print_paragraph(text: str) -> None:
     """Print a text, indented and folded to the terminal's width."""
     width = min(get_terminal_size().columns, MAX_WIDTH)
-    print(
-        textwrap.fill(printable(text), width, initial_indent="    ", subsequent_indent="    ", break_long_words=False)
+    paragraph = textwrap.fill(
+        printable(text),
+        width,
+        initial_indent=INDENT,
+        subsequent_indent=INDENT,
+        break_long_words=False,  # paths and options stay whole
+        break_on_hyphens=False,
     )
+    print(paragraph)

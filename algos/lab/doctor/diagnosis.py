@@ -137,7 +137,7 @@ def _failure(run: Path, evidence: Evidence) -> list[Finding]:
             logger.warning("%s", error)
         else:
             message = f"The training ended because an invariant was violated: {report.get('error')}"
-            advice = f"{run / VIOLATION_BATCH} has the batch (safetensors.torch.load_file reads it)."
+            advice = f"Read the batch: safetensors.torch.load_file({str(run / VIOLATION_BATCH)!r})."
     return [Finding("training_failed", message, advice, {}, ())]
 
 
@@ -151,7 +151,7 @@ def _notes(run: Path, evidence: Evidence) -> list[str]:
         notes.append(f"The training was interrupted. To go on: algos train --resume {run}")
     if num_iterations == 0:
         notes.append("No iteration has ended yet, so there is nothing to look at.")
-    elif num_iterations < MIN_ITERATIONS:
+    elif num_iterations < MIN_ITERATIONS and evidence.state != "failed":
         notes.append(
             f"There are only {num_iterations} iterations (a rollout and its update each), and most rules need "
             f"{MIN_ITERATIONS}: train longer (--total-steps), or make rollouts shorter (--config.num-steps, "

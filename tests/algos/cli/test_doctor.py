@@ -57,8 +57,11 @@ def test_json_has_the_findings_alone(runs, capsys):
     assert finding["rule"] == "policy_stands_still" and finding["figures"]["learning_rate"] == 1e-12
 
 
-@pytest.mark.parametrize("words, message", [([], "there is no run to examine"), (["/missing"], "there is no folder")])
-def test_wrong_input_has_status_2(words, message, capsys):
+@pytest.mark.parametrize(
+    "words, message", [([], "there is no folder runs"), (["."], "holds no run"), (["/missing"], "there is no folder")]
+)
+def test_wrong_input_has_status_2(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert status_of("doctor", *words) == 2
     assert message in capsys.readouterr().err
 
