@@ -146,11 +146,11 @@ RULES = (
         source="Reviews by the preset (kl_coef .1): .08",
         message=(
             "The KL penalty outweighs the score: it costs {penalty:.3g} an episode, and no mean return was beyond "
-            "{largest:.3g} (KL coefficient {coefficient:.3g}). The score has not risen."
+            "{largest:.3g} (KL coefficient {coefficient:.3g})."
         ),
-        advice="Lower kl_coef tenfold; 0 only measures the KL.",
+        advice="Lower kl_coef tenfold (0 only measures the KL), or lower the learning rate if the KL keeps growing.",
         check=signs.penalty_outweighs,
-        unless=("no_signal_in_groups", "constant_return", "policy_stands_still"),
+        unless=("no_signal_in_groups", "constant_return", "policy_stands_still", "kl_explodes"),
     ),
     Rule(
         "no_episode_ended",
@@ -278,7 +278,7 @@ RULES = (
     ),
     Rule(
         "values_diverge",
-        ("value/mean", SCORE),
+        ("value/mean", SCORE, "episode/penalised_return"),
         threshold=10,
         source="a value is a return to come; healthy runs without normalised rewards: at most 1",
         message="The mean value is {value:.3g}, but no mean return was ever beyond {largest:.3g}: the values run away.",
@@ -313,7 +313,7 @@ RULES = (
             "falls, the KL grows without a gain: raise kl_coef."
         ),
         check=signs.return_falls,
-        unless=("policy_stands_still", "kl_explodes"),
+        unless=("policy_stands_still", "kl_explodes", "penalty_outweighs"),
     ),
     Rule(
         "texts_alike",

@@ -122,7 +122,7 @@ def penalty_outweighs(evidence: Evidence, threshold: float) -> Figures | None:
     """The KL penalty is larger than the score, so that the policy learns to please the reference."""
     score = evidence.late(SCORE)
     penalised = evidence.late("episode/penalised_return")
-    if score is None or penalised is None or evidence.has_learnt():
+    if score is None or penalised is None:
         return None
     largest = float(np.abs(evidence.curve(SCORE)).max())
     penalty = score - penalised
@@ -287,7 +287,8 @@ def values_diverge(evidence: Evidence, threshold: float) -> Figures | None:
     returns = evidence.curve(SCORE)
     if value is None or not len(returns) or evidence.option("normalize_rewards"):
         return None
-    largest = float(np.abs(returns).max())
+    penalised = evidence.curve("episode/penalised_return")
+    largest = float(np.abs(np.concatenate([returns, penalised])).max())
     if abs(value) < threshold * (largest + 1):
         return None
     return {"value": value, "largest": largest}
