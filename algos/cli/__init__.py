@@ -19,6 +19,7 @@ import tyro
 from algos.cli.arguments import ModelCommand, flag, named, with_files
 from algos.cli.check import Check, CheckReward
 from algos.cli.compare import Compare
+from algos.cli.doctor import Doctor, findings_of
 from algos.cli.evaluate import Evaluate, Merge, Push
 from algos.cli.export import Export
 from algos.cli.interpret import Interpret
@@ -44,7 +45,7 @@ from textenv.rendering import printable
 
 COMMANDS = {
     "evaluate": Evaluate, "sample": Sample, "interpret": Interpret, "serve": Serve, "compare": Compare, "tune": Tune,
-    "report": Report, "watch": Watch, "merge": Merge, "export": Export, "push": Push, "runs": Runs,
+    "doctor": Doctor, "report": Report, "watch": Watch, "merge": Merge, "export": Export, "push": Push, "runs": Runs,
     "show": Show, "envs": Envs, "check": Check, "check-reward": CheckReward,
 }  # fmt: skip
 """All commands by name, but ``train`` and ``plan``, whose flags depend on the environment and the algorithm."""
@@ -91,7 +92,7 @@ def _main(arguments: Sequence[str] | None) -> None:
         message = str(stop)
         if stop.resumable:
             message += f"; to continue: algos train --resume {command.folder}"
-        _tell_lines([message, *_notes(stop)])
+        _tell_lines([message, *_notes(stop), *findings_of(command)])
         raise SystemExit(stop.status) from stop
 
     # Wrong input has status 2, what happened while the command ran 1
@@ -109,7 +110,10 @@ def _main(arguments: Sequence[str] | None) -> None:
     if result is None:  # another process has it
         return
     _print_result(command, result)
-    if isinstance(command, (Check, CheckReward)) and not result["sound"]:
+    findings = findings_of(command)
+    if findings:
+        _tell_lines(findings)
+    if isinstance(command, (Check, CheckReward, Doctor)) and not result["sound"]:
         raise SystemExit(1)
 
 

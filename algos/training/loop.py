@@ -43,6 +43,7 @@ from algos.training.metrics import (
     LeftOut,
     Metrics,
     count_turns,
+    ending_metrics,
     group_metrics,
     reference_metrics,
     rollout_metrics,
@@ -437,6 +438,7 @@ def iterate(
     num_steps = int(rollout["mask"].sum())
     metrics: Metrics = {"rollout/steps": num_steps + left_out.steps, **left_out.metrics}
     metrics |= _episode_metrics(meters[0], rollout, left_out)
+    metrics |= ending_metrics(rollout)
     if is_episode_env(agent.env):
         metrics["rollout/turns"] = count_turns(rollout["mask"]) + left_out.turns
         metrics |= collectives.mean(agent.env.metrics)

@@ -89,6 +89,26 @@ class EpisodeMeter:
         return totals[finished].tolist(), steps[finished].tolist()
 
 
+def ending_metrics(rollout: TensorDict) -> Metrics:
+    """How the episodes of a rollout ended, by name.
+
+    Returns:
+        ``episode/truncated``, the fraction of the finished episodes that a limit ended; absent if none finished. And
+        ``rollout/failed_episodes``, the number of episodes whose environment failed; absent if none did.
+    """
+    rollout = join_episodes(rollout)
+    done = rollout["terminated"] | rollout["truncated"]
+    has_failed = done & rollout["is_init"] & ~rollout["mask"]  # as in `EpisodeMeter.finished`
+    finished = done & ~has_failed
+    metrics: Metrics = {}
+    if finished.any():
+        by_limit = finished & ~rollout["terminated"]
+        metrics["episode/truncated"] = int(by_limit.sum()) / int(finished.sum())
+    if has_failed.any():
+        metrics["rollout/failed_episodes"] = int(has_failed.sum())
+    return metrics
+
+
 class MetricMeans:
     """Means of quantities over the minibatches of an update, read off the device once at the end."""
 

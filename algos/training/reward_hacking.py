@@ -1,6 +1,8 @@
 """Reward-hacking monitor: watches the score and the variety of the texts during the training."""
 
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +18,49 @@ COLLAPSE = 0.5
 """Fraction of its initial value below which the variety has collapsed."""
 RISE = 0.1
 """Minimum rise of the score for a warning, relative to the size of its initial value."""
+
+
+ADVICE = "Read some answers, try textenv.check_reward on the reward, or raise the KL coefficient"
+"""What to do about it."""
+
+
+@dataclass(frozen=True)
+class AlikeTexts:
+    """A score that has risen while the texts became alike: means over the first and the last iterations."""
+
+    first_score: float
+    last_score: float
+    first_variety: float
+    last_variety: float
+
+    def __str__(self) -> str:
+        return (
+            f"the score rises ({self.first_score:.3g} to {self.last_score:.3g}) while the texts become alike (distinct "
+            f"2-grams {self.first_variety:.2f} to {self.last_variety:.2f}): the policy may have found a text that the "
+            "reward overrates"
+        )
+
+
+def alike_texts(scores: Sequence[float], variety: Sequence[float]) -> AlikeTexts | None:
+    """Return the sign of reward hacking in two metrics of the same iterations; None if they do not show it.
+
+    Args:
+        scores: `SCORE` of each iteration.
+        variety: `VARIETY` of each iteration.
+    """
+    if len(scores) < 2 * WINDOW:
+        return None
+    sign = AlikeTexts(
+        first_score=float(np.mean(scores[:WINDOW])),
+        last_score=float(np.mean(scores[-WINDOW:])),
+        first_variety=float(np.mean(variety[:WINDOW])),
+        last_variety=float(np.mean(variety[-WINDOW:])),
+    )
+    has_risen = sign.last_score - sign.first_score > RISE * abs(sign.first_score)
+    has_collapsed = sign.last_variety < COLLAPSE * sign.first_variety
+    if has_risen and has_collapsed:
+        return sign
+    return None
 
 
 class RewardHackingMonitor:
@@ -36,22 +81,7 @@ class RewardHackingMonitor:
             return
         self._scores.append(metrics[SCORE])
         self._variety.append(metrics[VARIETY])
-        if len(self._scores) < 2 * WINDOW:
-            return
-
-        # Means of the first and of the last iterations
-        first_score = np.mean(self._scores[:WINDOW])
-        last_score = np.mean(self._scores[-WINDOW:])
-        first_variety = np.mean(self._variety[:WINDOW])
-        last_variety = np.mean(self._variety[-WINDOW:])
-        has_risen = last_score - first_score > RISE * abs(first_score)
-        has_collapsed = last_variety < COLLAPSE * first_variety
-        if has_risen and has_collapsed:
+        sign = alike_texts(self._scores, self._variety)
+        if sign is not None:
             self.warned = True
-            warnings.warn(
-                f"the score rises ({first_score:.3g} to {last_score:.3g}) while the texts become alike (distinct "
-                f"2-grams {first_variety:.2f} to {last_variety:.2f}): the policy may have found a text that the "
-                "reward overrates. Read some answers, try textenv.check_reward on the reward, or raise the KL "
-                "coefficient",
-                stacklevel=2,
-            )
+            warnings.warn(f"{sign}. {ADVICE}", stacklevel=2)

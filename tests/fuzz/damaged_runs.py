@@ -93,6 +93,7 @@ def commands(kind: str, run: Path) -> dict[str, list[str]]:
     folder = str(run)
     found = {
         "show": ["show", folder],
+        "doctor": ["doctor", folder],
         "runs": ["runs", folder],
         "report": ["report", folder, "--out", str(run.parent / "report.html")],
         "evaluate": ["evaluate", folder, "--num-episodes", "1"],
@@ -113,18 +114,18 @@ def commands(kind: str, run: Path) -> dict[str, list[str]]:
 
 
 READ_BY = {
-    "config.json": ("show", "runs", "report", "evaluate", "sample", "merge", "interpret"),
-    "run.yaml": ("show", "report", "resume", "config", "plan"),
-    "metrics.jsonl": ("show", "runs", "report", "evaluate", "resume"),
+    "config.json": ("show", "doctor", "runs", "report", "evaluate", "sample", "merge", "interpret"),
+    "run.yaml": ("show", "doctor", "report", "resume", "config", "plan"),
+    "metrics.jsonl": ("show", "doctor", "runs", "report", "evaluate", "resume"),
     "samples.jsonl": ("show", "report", "resume"),
     "tokens.jsonl": ("report",),
-    ".failed": ("show", "runs", "report", "resume"),
-    ".holder.json": ("show", "runs", "report", "resume"),
-    ".lock": ("show", "runs", "report", "resume"),
+    ".failed": ("show", "doctor", "runs", "report", "resume"),
+    ".holder.json": ("show", "doctor", "runs", "report", "resume"),
+    ".lock": ("show", "doctor", "runs", "report", "resume"),
     "manifest.json": ("resume",),
     "state.json": ("resume",),
     "state.safetensors": ("resume",),
-    "policy.safetensors": ("evaluate", "interpret"),
+    "policy.safetensors": ("doctor", "evaluate", "interpret"),
     "adapter_config.json": ("evaluate", "sample", "merge"),
     "adapter_model.safetensors": ("evaluate", "merge"),
     "base.json": ("evaluate",),
@@ -279,6 +280,8 @@ def attempt(case: Case, run: Path, scratch: Path) -> str:
             algos(words)
     except SystemExit as stop:
         said = err.getvalue().strip()
+        if case.command == "doctor" and stop.code == 1:  # what it finds is its result
+            said += out.getvalue().strip()
         if stop.code not in (1, 2):
             problem = f"exit status {stop.code}"
         elif "Traceback" in said or not said:

@@ -28,7 +28,7 @@ from textenv import RewardModel
 CANARY = "canary_of_attacks"
 """Name of a module on the path, which nobody may import, execute or open."""
 FILES = {
-    "config.json": ("evaluate", "show", "sample", "interpret"),
+    "config.json": ("evaluate", "show", "doctor", "sample", "interpret"),
     "run.yaml": ("resume", "plan"),
     "policy/adapter_config.json": ("evaluate",),
     "policy/tokenizer_config.json": ("sample",),

@@ -5,7 +5,7 @@ import torch
 from tensordict import TensorDict
 
 from algos import PPO
-from algos.training.metrics import EpisodeMeter, group_metrics, minibatch_means
+from algos.training.metrics import EpisodeMeter, ending_metrics, group_metrics, minibatch_means
 from tests.helpers.rollouts import draws, random_rollout
 from tests.helpers.small_agents import cartpole, mlp_for
 
@@ -49,6 +49,19 @@ def test_the_episode_meter_equals_counting_entries():
             returns, lengths = meter.finished(rollout)
             assert lengths == [length for _, length in expected]
             np.testing.assert_allclose(returns, [total for total, _ in expected], atol=1e-9)
+
+
+def test_ends_by_a_limit_and_failures_by_hand():
+    """Rows: terminated; truncated; both, which is a termination; a failed environment; nothing has ended."""
+    flags = {
+        "mask": [[1, 1], [1, 1], [1, 1], [1, 0], [1, 1]],
+        "is_init": [[1, 0], [1, 0], [1, 0], [1, 1], [1, 0]],
+        "terminated": [[0, 1], [0, 0], [0, 1], [0, 0], [0, 0]],
+        "truncated": [[0, 0], [0, 1], [0, 1], [0, 1], [0, 0]],
+    }
+    rollout = TensorDict({name: torch.tensor(rows).bool() for name, rows in flags.items()}, batch_size=[5, 2])
+    assert ending_metrics(rollout) == {"episode/truncated": 1 / 3, "rollout/failed_episodes": 1}
+    assert ending_metrics(rollout[4:]) == {}
 
 
 def test_silent_rows_do_not_count_rows_without_a_step():

@@ -1,0 +1,1 @@
+"""The run doctor: says in words what is wrong with a training, with the figure and what to do."""

@@ -1,0 +1,330 @@
+"""Each rule finds its fault in a real run that has it, and no rule finds anything in healthy runs."""
+
+import itertools
+import re
+import string
+import sys
+from pathlib import Path
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import tests.helpers.planted_runs as planted_runs
+from algos import DQN, GRPO, PPO, SAC, TRPO, EvaluateEvery, LMPolicy
+from algos.cli import main
+from algos.envs.subprocess_env import SubprocessVectorEnv
+from algos.lab.doctor.diagnosis import examine
+from algos.lab.doctor.rules import RULES
+from algos.losses import clipped_policy_loss
+from algos.storage.run_reader import read_metrics
+from tests.helpers.engines import FakeEngine
+from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
+from tests.helpers.planted_runs import Bandit, bandit, first_action, train_control, train_text
+from tests.helpers.programs import program_env, word_policy
+from tests.helpers.text_envs import BAD, EOS, PAD, make_env
+from tests.helpers.tool_calls import PLAIN, QUESTION, byte_tokenizer, multiply
+from textenv import LanguageWrapper, Rewards, TextVectorEnv, TokenVectorEnv
+
+# Processes get the environments themselves, and import neither this file nor PyTorch.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(planted_runs)
+
+
+def same_for_all(completions, **columns):
+    return [1.0] * len(completions)
+
+
+def only_silence(completions, **columns):
+    return [float(not text.split()) for text in completions]
+
+
+def none_for_an_a(completions, **columns):
+    return [None if "a" in text else float(text.count("good")) for text in completions]
+
+
+def fails_for_a_c(completions, **columns):
+    return [float(text.count("good")) if "c" not in text else 1 / 0 for text in completions]
+
+
+def variety(completions, **columns):
+    return [float(len(set(text.split()))) for text in completions]
+
+
+def wrong_sign(**terms):
+    return -clipped_policy_loss(**terms)
+
+
+def sometimes_divides_by_0():
+    """A policy loss that is NaN in each eighth call."""
+    calls = itertools.count(1)
+
+    def loss(**terms):
+        return clipped_policy_loss(**terms) * (float("nan") if next(calls) % 8 == 0 else 1.0)
+
+    return loss
+
+
+class FullDisk:
+    """A logger that fails."""
+
+    def start(self, run_dir, config, *, step):
+        pass
+
+    def log(self, values, *, step):
+        raise OSError("the disk is full")
+
+    def close(self):
+        pass
+
+
+class Crashing(Bandit):
+    def __init__(self):
+        super().__init__(first_action)
+
+    def step(self, action):
+        if self.steps == 10:  # only once in the life of a process
+            self.steps += 1
+            raise RuntimeError("the simulator crashed")
+        return super().step(action)
+
+
+def crashing_environments(folder):
+    env = SubprocessVectorEnv([Crashing for _ in range(2)], timeout=30)
+    train_control(folder, env, iterations=1)
+
+
+def failing_programs(folder):
+    def play(ask, rng):
+        answer = ask("a b")
+        if "c" in answer:
+            raise ValueError("I do not like c")
+        return float(answer.split().count("good"))
+
+    train_text(folder, program_env(play, num_envs=8), learning_rate=3e-4, policy=word_policy())
+
+
+class WrongCall:
+    """An engine that always writes a call of a tool that cannot be read."""
+
+    def __init__(self, tokenizer):
+        ids = tokenizer("<tool_call>\nmultiply 2 3\n</tool_call>").input_ids
+        self.ids = [*ids, tokenizer.eos_token_id]
+
+    def update_weights(self, policy):
+        pass
+
+    def generate(self, turns, *, seeds, sampling):
+        return [(self.ids, [-1.0] * len(self.ids)) for _ in turns]
+
+
+def wrong_tool_calls(folder):
+    tokenizer = byte_tokenizer(PLAIN)
+    env = TextVectorEnv(
+        prompts=[QUESTION], reward=same_for_all, tools=[multiply], tokenizer=tokenizer, num_envs=2, max_turns=2,
+        max_prompt_tokens=500, max_new_tokens=60, tool_timeout=None,
+    )  # fmt: skip
+    policy = LMPolicy(make_gpt2(len(tokenizer), n_positions=2000), tokenizer)
+    train_text(
+        folder, env, policy=policy, generator=WrongCall(tokenizer), ratio_tolerance=1e9, iterations=10, num_episodes=2,
+        minibatch_size=2, num_epochs=1,
+    )  # fmt: skip
+
+
+def words_that_are_no_actions(folder):
+    def make():
+        lake = gym.make("FrozenLake-v1", is_slippery=False)
+        return LanguageWrapper(lake, lambda cell: "a b", actions="free", instructions="")
+
+    env = TokenVectorEnv(make, tokenizer=make_tokenizer(WORDS), num_envs=8, max_turns=4, max_new_tokens=3,
+                         max_length=48)  # fmt: skip
+    train_text(folder, env, learning_rate=1e-4)
+
+
+def another_judge(folder):
+    judge = EvaluateEvery(make_env(variety, num_envs=8), 100, num_episodes=64)
+    train_text(folder, iterations=24, learning_rate=3e-4, callbacks=[judge])
+
+
+def images_of_symbols(folder):
+    wrappers = pytest.importorskip("minigrid.wrappers")
+    env = gym.make_vec("MiniGrid-Empty-5x5-v0", num_envs=2, wrappers=[wrappers.ImgObsWrapper])
+    PPO(env, num_steps=16).learn(64, run_dir=folder)
+
+
+BRIGHTER = """
+from minigrid.wrappers import ImgObsWrapper
+
+class Brighter(ImgObsWrapper):
+    def observation(self, observation):
+        return super().observation(observation) * 25
+"""
+
+PLANTED = {
+    "learning_not_begun": lambda folder: train_control(
+        folder, gym.make_vec("Pendulum-v1", num_envs=4), algorithm=SAC, learning_starts=10_000, iterations=20
+    ),
+    "no_signal_in_groups": lambda folder: train_text(folder, reward=same_for_all, algorithm=GRPO, group_size=4),
+    "constant_return": lambda folder: train_text(folder, reward=same_for_all),
+    "policy_stands_still": lambda folder: train_control(folder, learning_rate=1e-12),
+    "no_step_found": lambda folder: train_control(
+        folder, algorithm=TRPO, line_search_steps=1, damping=1e-8, iterations=12
+    ),
+    "penalty_outweighs": lambda folder: train_text(folder, kl_coef=1000.0, learning_rate=3e-4, iterations=20),
+    "no_episode_ended": lambda folder: train_control(folder, bandit(length=10**9), iterations=16, num_steps=160),
+    "not_finite": lambda folder: train_control(
+        folder, iterations=2, diagnose=lambda agent, rollout: {"mine/ratio": float("nan")}
+    ),
+    "steps_skipped": lambda folder: train_control(
+        folder, iterations=4, policy_loss=sometimes_divides_by_0(), skip_nonfinite=True
+    ),
+    "kl_explodes": lambda folder: train_control(folder, learning_rate=1.0),
+    "always_clipped": lambda folder: train_control(folder, clip_range=1e-4),
+    "sampler_apart": lambda folder: train_text(
+        folder, generator=FakeEngine(shift={BAD: 3.0}), ratio_tolerance=1e9, learning_rate=1e-6
+    ),
+    "samples_dropped": lambda folder: train_text(
+        folder, generator=FakeEngine(shift={BAD: 3.0}), ratio_tolerance=1e9, learning_rate=1e-5,
+        importance_weights="two_sided_token_mask", max_importance_weight=1.1,
+    ),
+    "entropy_collapsed": lambda folder: train_control(folder, learning_rate=1.0),
+    "value_explains_nothing": lambda folder: train_control(folder, vf_coef=0.0),
+    "values_diverge": lambda folder: train_text(folder, learning_rate=10.0),
+    "return_lost": lambda folder: train_control(
+        folder, bandit(lambda steps, action, rng: (action == 0) if steps < 700 else 0.2 * action), iterations=50
+    ),
+    "return_falls": lambda folder: train_control(folder, policy_loss=wrong_sign, iterations=30),
+    "texts_alike": lambda folder: train_text(folder, iterations=20, learning_rate=1e-3),
+    "evaluation_falls": another_judge,
+    "answers_at_the_limit": lambda folder: train_text(
+        folder, make_env(only_silence, num_envs=8, forbidden=[EOS, PAD])
+    ),
+    "environment_fails": crashing_environments,
+    "reward_fails": lambda folder: train_text(
+        folder, reward=Rewards(fails_for_a_c, on_error="skip", max_failed=0.9), learning_rate=3e-4
+    ),
+    "rows_without_reward": lambda folder: train_text(folder, reward=none_for_an_a, learning_rate=3e-4),
+    "programs_fail": failing_programs,
+    "tool_calls_fail": wrong_tool_calls,
+    "actions_unreadable": words_that_are_no_actions,
+    "symbols_as_pixels": images_of_symbols,
+    "normaliser_drifts": lambda folder: train_control(
+        folder, bandit(observe=lambda steps: 1.02**steps), normalize_observations=True
+    ),
+    "logger_fails": lambda folder: train_control(folder, loggers=[FullDisk()], iterations=2),
+    "no_progress": lambda folder: train_control(
+        folder, bandit(lambda steps, action, rng: rng.normal()), iterations=40, num_epochs=1
+    ),
+}  # fmt: skip
+"""For each rule a training with its fault."""
+
+
+def names_in(folder):
+    return [finding.rule for finding in examine(folder).findings]
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("rule", PLANTED)
+def test_the_fault_in_a_real_run_is_found(rule, tmp_path):
+    PLANTED[rule](tmp_path)
+    assert rule in names_in(tmp_path)
+
+
+def test_every_rule_has_a_run_with_its_fault():
+    assert sorted(PLANTED) == sorted(rule.name for rule in RULES)
+
+
+@pytest.mark.long
+def test_the_weights_show_a_dqn_that_stands_still(tmp_path):
+    train_control(tmp_path, algorithm=DQN, learning_rate=1e-12, learning_starts=64, iterations=30)
+    assert names_in(tmp_path) == ["policy_stands_still"]
+
+
+@pytest.mark.long
+def test_a_critic_that_knows_the_mean_is_not_blamed(tmp_path):
+    """Returns that no observation foretells: the critic knows their mean, and that is all there is to know."""
+    train_control(tmp_path, bandit(), iterations=40)
+    assert names_in(tmp_path) == []
+
+
+@pytest.mark.long
+def test_rows_that_an_opponent_played_lack_no_reward(tmp_path):
+    def play(first, second, rng):
+        answers = [ask("a b").split() for ask in (first, second)]
+        lengths = [len(answer) for answer in answers]
+        return [float(np.sign(lengths[0] - lengths[1])), float(np.sign(lengths[1] - lengths[0]))]
+
+    env = program_env(play, num_envs=8, agents=2, opponents=[lambda text: "good"])
+    train_text(tmp_path, env, learning_rate=3e-4, policy=word_policy(), iterations=10)
+    empty_rows = read_metrics(tmp_path)[-1]["rollout/empty_rows"]
+    assert empty_rows == 8 and "rows_without_reward" not in names_in(tmp_path)
+
+
+@pytest.mark.long
+def test_images_that_a_wrapper_of_ones_own_brightens_are_not_blamed(tmp_path, monkeypatch):
+    pytest.importorskip("minigrid")
+    (tmp_path / "brighter.py").write_text(BRIGHTER)
+    monkeypatch.chdir(tmp_path)
+    options = ["--total-steps", "64", "--num-envs", "2", "--config.num-steps", "16", "--num-episodes", "1", "--json"]
+    for wrapper, names in ("brighter.py:Brighter", []), ("minigrid.wrappers:ImgObsWrapper", ["symbols_as_pixels"]):
+        run = tmp_path / wrapper.rpartition(":")[2]
+        main(["train", "minigrid:MiniGrid-Empty-5x5-v0", "--wrapper", wrapper, "--policy", "cnn", *options,
+              "--run-dir", str(run)])  # fmt: skip
+        assert names_in(run) == names
+
+
+HEALTHY = {
+    "CartPole by PPO": ["CartPole-v1"],
+    "CartPole by A2C": ["CartPole-v1", "--algo", "a2c", "--total-steps", "100000"],
+    "CartPole by TRPO": ["CartPole-v1", "--algo", "trpo", "--total-steps", "30000"],
+    "Reviews by PPO": ["textenv/Reviews-v0", "--total-steps", "24000"],
+    "Reviews by GRPO": ["textenv/Reviews-v0", "--algo", "grpo", "--config.group-size", "4", "--total-steps", "24000"],
+    "Reviews by RLOO": ["textenv/Reviews-v0", "--algo", "rloo", "--total-steps", "24000"],
+}
+SLOW = {
+    "CartPole by DQN": ["CartPole-v1", "--algo", "dqn", "--total-steps", "50000"],
+    "Pendulum by SAC": ["Pendulum-v1", "--algo", "sac", "--total-steps", "8000"],
+}
+"""They take minutes. After 20,000 steps DQN has lost what it had learnt, in one of two seeds, and that is told."""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(pytest.param(words, id=name, marks=pytest.mark.long) for name, words in HEALTHY.items()),
+        *(pytest.param(words, id=name, marks=pytest.mark.slow) for name, words in SLOW.items()),
+    ],
+)
+def test_a_healthy_run_has_no_finding(words, tmp_path, capsys):
+    main(["train", *words, "--seed", "1", "--num-episodes", "1", "--run-dir", str(tmp_path / "run"), "--json"])
+    assert names_in(tmp_path / "run") == []
+    assert "algos doctor" not in capsys.readouterr().err
+
+
+def test_the_page_of_runs_has_every_rule():
+    page = (Path(__file__).parents[4] / "docs" / "runs.md").read_text()
+    section = page.partition("\n## What is wrong with a run\n")[2].partition("\n## ")[0]
+    assert [rule.name for rule in RULES] == re.findall(r"^\| `([a-z_]+)` \|", section, re.MULTILINE)
+
+
+def test_rules_hide_one_another_without_a_circle():
+    """Each name that hides a rule exists, and following the names ends."""
+    by_name = {rule.name: rule for rule in RULES}
+
+    def hiding(name, path=()):
+        assert name not in path, (*path, name)
+        for other in by_name[name].unless:
+            hiding(other, (*path, name))
+
+    for name in by_name:
+        hiding(name)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_the_message_of_a_rule_has_a_figure(rule):
+    fields = [name for _, name, _, _ in string.Formatter().parse(rule.message) if name]
+    assert fields and rule.source and rule.advice.endswith(".")
+    assert not any(np.isnan(rule.threshold) for rule in RULES)
