@@ -21,15 +21,8 @@ from algos.config import PPOConfig
 from algos.lab.comparison.compare import compare, parse_cases, train_all
 from algos.lab.comparison.report import write_report
 from algos.lab.comparison.runs import read_runs
-from algos.lab.comparison.summary import (
-    Case,
-    bootstrap_interval,
-    by_case,
-    case_name,
-    interquartile_mean,
-    normalise,
-    summary,
-)
+from algos.lab.comparison.summary import Case, by_case, case_name, normalise, summary
+from algos.statistics.intervals import bootstrap_interval, interquartile_mean
 from tests.helpers.compared import NamedPPO, OnlyGood, short_cartpole
 from tests.helpers.finished_runs import run_of
 
