@@ -52,6 +52,7 @@ class Compare(Command):
         """Train the cases and write the report."""
         from textenv.importing import load_function
 
+        # What the majority votes on
         answer: Any = None
         if self.answer is not None:
             answer = load_function(self.answer)

@@ -41,8 +41,8 @@ class Evaluate(ModelCommand):
     reward: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Reward function of an agent of textenv/Prompts-v0, whose file is run only if it is named: rewards.py:function or
     rewards.py:function=0.5; repeat the flag for several."""
-    prompts: Path | None = None
-    """File of other prompts for an agent of textenv/Prompts-v0."""
+    prompts: str | None = None
+    """Other prompts for an agent of textenv/Prompts-v0: a file, or a data set such as hf:owner/name:config/test."""
     wrapper: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Function that wraps each environment of the agent, which is run only if it is named, as in algos train."""
     policy_class: str | None = None
@@ -127,6 +127,7 @@ class Evaluate(ModelCommand):
             self,
             folder=absolute_name(self.folder),
             answer=self.answer and absolute_name(self.answer),
+            prompts=self.prompts and absolute_name(self.prompts),
             video=self.video and self.video.absolute(),
             transcripts=self.transcripts and self.transcripts.absolute(),
             tokens=tokens,
