@@ -73,7 +73,7 @@ def test_a_run_on_the_hub_is_repeated_resumed_and_evaluated(here, capsys, monkey
     assert stored["prompts"] == f"hf:{here / 'sums'}:main" and stored["eval_prompts"].endswith("sums:main/test")
 
     # Resumed in the middle of the prompts, it draws the same ones; the learning rate is constant
-    constant = f"{TRAIN} {HUB} --config.final-learning-rate None"
+    constant = f"{TRAIN} {HUB} --config.final-learning-rate 5e-4"
     run(f"{constant} --run-dir parts")
     run("train --resume parts --total-steps 120 --quiet")
     run(f"{constant} --total-steps 120 --run-dir once")
