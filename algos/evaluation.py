@@ -193,14 +193,11 @@ def fit_sampling(sampling: Sampling, env: VectorEnv) -> Sampling:
     if not isinstance(env, TextVectorEnv):
         raise ValueError(
             f"k is {sampling.k}, but {type(env).__name__} is a control environment, which has no prompts to sample "
-            "several times: leave k out, and give num_episodes"
+            "several times: leave k out"
         )
     task = env.task
     if isinstance(task, SeveralAgents) and task.agents > 1:
-        raise ValueError(
-            f"k is {sampling.k}, but a game of {task.agents} agents has no pass or failure: leave k out, and give "
-            "num_episodes"
-        )
+        raise ValueError(f"k is {sampling.k}, but a game of {task.agents} agents has no pass or failure: leave k out")
 
     # Each prompt counts once
     available = len(task.prompts) if isinstance(task, PromptList) else None

@@ -32,6 +32,7 @@ from page import depends, machine
 RUNS = Path("runs/pass_at_k.jsonl")
 K = (1, 4, 16, 64)
 TEST_PROMPTS = 40
+LORA = "r=8,alpha=16,targets=q_proj+v_proj"
 UNTRAINED = 0
 """Seed of the run without training."""
 
@@ -76,7 +77,7 @@ def make_environment(rows, tokenizer):
 def run(*, seed, model="smollm2", total_steps=4_000):
     """Train, unless the seed is that of the untrained model, and evaluate; return the values of each prompt."""
     rows = sums()
-    policy = LMPolicy.load(model, lora="r=8,alpha=16,targets=q_proj+v_proj", seed=seed)
+    policy = LMPolicy.load(model, lora=LORA, seed=seed)
     returns = []
     if seed != UNTRAINED:
         config = dataclasses.replace(presets.TEXT, num_episodes=32, minibatch_size=16, learning_rate=3e-4, seed=seed)
