@@ -38,6 +38,8 @@ NUM_SLOTS = 16
 """Maximum number of slots of an environment that is given by its id."""
 DEFAULT_EPISODES = 20
 """Number of episodes of an evaluation that does not sample prompts several times."""
+ROWS_OF_KL = 512
+"""Maximum number of rows whose KL is measured at once: many samples of many prompts would not fit into memory."""
 EPISODES_IN_NOTEBOOK = 8
 """Maximum number of episodes whose texts a notebook shows."""
 
@@ -357,7 +359,7 @@ def summarise(
         The numbers of `numbers_of`.
     """
     start = time.perf_counter()
-    options = {} if sampling is None else dataclasses.asdict(sampling)
+    options: dict[str, Any] = {} if sampling is None else dict(vars(sampling))
     result = evaluate(env, policy, num_episodes=num_episodes, deterministic=deterministic, seed=seed, **options)
     seconds = time.perf_counter() - start
     return numbers_of(result, env, policy, penalty=penalty, seconds=seconds)
@@ -401,9 +403,12 @@ def numbers_of(
         penalty = env.penalty
     if penalty is None:
         return numbers
-    rollout = rollout.to(policy.device)
-    penalty(rollout, policy)
-    kl = reference_metrics(rollout, coefficient=penalty.coef)["reference/kl"]
+    parts = []
+    for rows in rollout.split(ROWS_OF_KL):
+        part = rows.to(policy.device)
+        penalty(part, policy)
+        parts.append(part)
+    kl = reference_metrics(TensorDict.cat(parts), coefficient=penalty.coef)["reference/kl"]
     numbers["score"] = result.mean_return
     numbers["kl"] = kl
     numbers["penalised_return"] = result.mean_return - penalty.coef * kl

@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 
 from algos import EvaluateEvery, MLPPolicy, evaluate
+from algos.evaluation import summarise
+from algos.statistics.pass_rates import read_sampling
+from tests.helpers.models import make_gpt2
 from tests.helpers.resumable_agents import ppo_text
 from tests.helpers.small_agents import lm_policy
 from tests.helpers.text_envs import make_env
 from textenv import ProgramVectorEnv
+from textenv.kl import KLPenalty
 
 ROWS = [{"prompt": text, "level": level} for text, level in (("a b", 1), ("c", 1), ("d a b", 2), ("b", 2), ("a", 3))]
 
@@ -137,3 +141,16 @@ def test_evaluations_during_training_log_pass_rates():
         EvaluateEvery(level_env(), 20, k=4, num_episodes=20)
     with pytest.raises(ValueError, match="expected a column of the prompts"):
         ppo_text().learn(60, callbacks=[EvaluateEvery(level_env(), 20, k=4, by="difficulty")])
+
+
+def test_the_kl_of_many_samples_is_that_of_all():
+    """It is measured some rows at a time, so that many samples need no more memory."""
+    policy = lm_policy()
+    penalty = KLPenalty(lm_policy(lambda: make_gpt2(seed=4)), coef=0.1)
+    sampling = read_sampling(130, num_prompts=5)
+    numbers = summarise(level_env(64), policy, penalty=penalty, sampling=sampling)
+    assert numbers["episodes"] == 650
+    rollout = evaluate(level_env(64), policy, k=130).rollout
+    penalty(rollout, policy)
+    assert numbers["kl"] == pytest.approx(rollout["kl"].sum().item() / 650, rel=1e-5)
+    assert numbers["kl"] > 0.1
