@@ -2,6 +2,7 @@
 
 import dataclasses
 import html
+import logging
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
@@ -27,6 +28,7 @@ from textenv.envs.turn import Turn
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.kl.penalty import KLPenalty
 from textenv.names import check_names
+from textenv.programs.task import Programs
 from textenv.prompts.prompts import PromptList
 from textenv.rendering import rollout_html
 from textenv.rollout import is_episode_env, join_episodes
@@ -34,6 +36,7 @@ from textenv.rollout import is_episode_env, join_episodes
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+logger = logging.getLogger(__name__)
 NUM_SLOTS = 16
 """Maximum number of slots of an environment that is given by its id."""
 DEFAULT_EPISODES = 20
@@ -115,7 +118,8 @@ def evaluate(
     With ``k`` (text), each prompt is played once with the most probable tokens and ``num_samples`` times with sampled
     ones. The result then has ``pass_rates``: the greedy pass rate, pass@k (at least one of k samples passes) and maj@k
     (the most frequent answer of k samples passes), with 95 % limits over the prompts. Both are means over all subsets
-    of k samples, so they have no bias, and do not depend on the number of slots.
+    of k samples, so they have no bias, and do not depend on the number of slots. An episode without a score has not
+    passed.
 
     Args:
         env: vector environment, which is reset with ``seed`` first. A single environment becomes one slot. An id (see
@@ -131,7 +135,7 @@ def evaluate(
         success: an episode passes if its return is at least this.
         answer: function from a completion to the answer that is voted on for maj@k; None as its result abstains. By
             default the task's ``extract`` (`textenv.ReasoningGym` has one), else the completion without white space
-            around it. Episodes of several turns have no vote unless there is one: it gets the last turn.
+            around it. Where episodes may have several turns there is no vote without it; it gets the last turn.
 
     Returns:
         Return of each episode, and the rollout: read ``.mean_return`` and ``.pass_rates``, or unpack the tuple.
@@ -139,7 +143,7 @@ def evaluate(
     Raises:
         TypeError: if ``env`` is not an environment, or ``policy`` cannot play it; perhaps they are swapped.
         ValueError: if the policy was made for other spaces, or the environment id is unknown; if numbers do not fit
-            each other or the environment, or a prompt has no such column; if an episode has no score (with ``k``).
+            each other or the environment, or a prompt has no such column.
     """
     sampling = read_sampling(k, num_samples=num_samples, num_prompts=num_prompts, by=by, success=success, answer=answer)
     num_episodes = _num_episodes(num_episodes, sampling)
@@ -201,8 +205,12 @@ def fit_sampling(sampling: Sampling, env: VectorEnv) -> Sampling:
     if isinstance(task, SeveralAgents) and task.agents > 1:
         raise ValueError(f"k is {sampling.k}, but a game of {task.agents} agents has no pass or failure: leave k out")
 
-    # Each prompt counts once
-    available = len(task.prompts) if isinstance(task, PromptList) else None
+    # Each prompt, or task of a program, counts once
+    available = None
+    if isinstance(task, PromptList):
+        available = len(task.prompts)
+    elif isinstance(task, Programs) and task.tasks is not None:
+        available = len(task.tasks)
     num_prompts = sampling.num_prompts
     if num_prompts is None:
         num_prompts = available
@@ -229,53 +237,62 @@ def _sample_prompts(env: VectorEnv, player: Policy, sampling: Sampling, seed: in
 
     # The same seed gives the same prompts in the same order
     greedy_rollout = collect(env, player, num_episodes=num_prompts, seed=seed, deterministic=True)
-    greedy_returns = _scored_returns(greedy_rollout, num_prompts)
+    greedy_returns = _scored_returns(greedy_rollout)
     rollout = collect(env, player, num_episodes=num_prompts * num_samples, group_size=num_samples, seed=seed)
-    returns = _scored_returns(rollout, num_prompts * num_samples)
+    returns = _scored_returns(rollout)
+
+    # Episodes without a score
+    num_unscored = int(np.isnan(returns).sum() + np.isnan(greedy_returns).sum())
+    if num_unscored:
+        logger.warning(
+            "%d of %d episodes have no score: they count as not passed, and are left out of the mean return",
+            num_unscored,
+            len(returns) + len(greedy_returns),
+        )
 
     # Answers and columns
     turns: list[list[Turn]] = [[] for _ in returns]
     for turn, episode in zip(env.scored_turns.turns, env.scored_turns.episodes, strict=True):
         turns[episode].append(turn)
-    answers = _answers(turns, sampling, env.task)
+    answers = _answers(turns, sampling, env)
     prompts = []
     for index, greedy_return in enumerate(greedy_returns.tolist()):
         rows = slice(index * num_samples, (index + 1) * num_samples)
         group = None
         if sampling.by is not None:
-            group = _group_of(turns[rows.start][0].prompt.columns, sampling.by)
+            first_turns = [turns_of_episode[0] for turns_of_episode in turns[rows] if turns_of_episode]
+            columns = first_turns[0].prompt.columns if first_turns else {}
+            group = _group_of(columns, sampling.by)
         answers_of_prompt = None
         if answers is not None:
             answers_of_prompt = answers[rows]
         prompts.append(PromptSamples(returns[rows], greedy_return, answers_of_prompt, group))
 
-    result = EvaluationResult(returns.tolist(), rollout)
+    result = EvaluationResult(returns[~np.isnan(returns)].tolist(), rollout)
     result.pass_rates = pass_rates(prompts, sampling)
     return result
 
 
-def _scored_returns(rollout: TensorDict, num_episodes: int) -> np.ndarray:
-    """Return the return of each episode of text, float64 ``[episodes]``; raise a ValueError if one has no score."""
+def _scored_returns(rollout: TensorDict) -> np.ndarray:
+    """Return the return of each episode of text, float64 ``[episodes]``; NaN if it has no score."""
     rollout = join_episodes(rollout)
-    has_score = (rollout["terminated"] | rollout["truncated"]).any(dim=1)
-    num_scored = int(has_score.sum())
-    if num_scored < num_episodes:
-        raise ValueError(
-            f"{num_episodes - num_scored} of {num_episodes} episodes have no score, so they neither pass nor fail: "
-            "let the reward return a number for each, such as 0"
-        )
-    return rollout["reward"].cpu().numpy().astype(np.float64).sum(axis=1)
+    has_score = (rollout["terminated"] | rollout["truncated"]).any(dim=1).cpu().numpy()
+    returns = rollout["reward"].cpu().numpy().astype(np.float64).sum(axis=1)
+    return np.where(has_score, returns, np.nan)
 
 
-def _answers(turns: list[list[Turn]], sampling: Sampling, task: object) -> list[Hashable | None] | None:
-    """Return the answer of each episode, for the vote; None if episodes have several turns and no function for it."""
+def _answers(turns: list[list[Turn]], sampling: Sampling, env: TextVectorEnv) -> list[Hashable | None] | None:
+    """Return the answer of each episode, for the vote; None if episodes may have several turns, without a function."""
     read_answer = sampling.answer
     if read_answer is None:
-        if any(len(turns_of_episode) > 1 for turns_of_episode in turns):
+        if env.limits.max_turns > 1:
             return None
-        read_answer = getattr(task, "extract", None) or str.strip  # only some tasks have one
-    answers = []
+        read_answer = getattr(env.task, "extract", None) or str.strip  # only some tasks have one
+    answers: list[Hashable | None] = []
     for turns_of_episode in turns:
+        if not turns_of_episode:  # a program that never asked
+            answers.append(None)
+            continue
         completion = turns_of_episode[-1].completion
         answer = read_answer(completion)
         if answer is not None and not _is_hashable(answer):

@@ -149,7 +149,7 @@ class Evaluate(ModelCommand):
         one_thread()
         from algos.evaluation import evaluate, numbers_of
         from textenv.rewards.training import training
-        from textenv.rollout import is_episode_env
+        from textenv.rollout import is_episode_env, num_episodes_of
 
         if not is_episode_env(env):
             self._refuse_text_options()
@@ -190,7 +190,7 @@ class Evaluate(ModelCommand):
         if pass_rates is not None:
             result = {name: value for name, value in numbers.items() if name not in pass_rates.numbers()}
         if self.transcripts is not None:
-            samples = env.samples(range(len(evaluation.returns)))
+            samples = env.samples(range(num_episodes_of(evaluation.rollout)))
             lines = [json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples]
             self.transcripts.write_text("".join(lines), encoding="utf-8")
         if checkpoint is not None:

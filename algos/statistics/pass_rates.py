@@ -119,7 +119,7 @@ class PromptSamples:
     """The samples of one prompt."""
 
     returns: np.ndarray
-    """float64 ``[n]``, return of each sample."""
+    """float64 ``[n]``, return of each sample; NaN without a score, which has not passed."""
     greedy_return: float
     """Return of the most probable answer."""
     answers: Sequence[Hashable | None] | None
@@ -144,7 +144,7 @@ class PassRates:
     """By k: probability that at least one of k samples passes (`algos.statistics.pass_at_k.pass_at_k`)."""
     majority_at: dict[int, Estimate]
     """By k above 1: probability that the most frequent answer of k samples passes
-    (`algos.statistics.pass_at_k.majority_at_k`). Empty if there is nothing to vote on: episodes of several turns."""
+    (`algos.statistics.pass_at_k.majority_at_k`). Empty if there is nothing to vote on."""
     column: str | None = None
     """Column by which ``by`` breaks them down."""
     by: dict[Hashable, PassRates] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 import itertools
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -11,7 +12,7 @@ from algos.statistics.pass_rates import read_sampling
 from tests.helpers.models import make_gpt2
 from tests.helpers.resumable_agents import ppo_text
 from tests.helpers.small_agents import lm_policy
-from tests.helpers.text_envs import make_env
+from tests.helpers.text_envs import Script, make_env, text_env
 from textenv import ProgramVectorEnv
 from textenv.kl import KLPenalty
 
@@ -93,10 +94,20 @@ def test_programs_have_pass_rates_and_several_turns_no_vote():
     env = ProgramVectorEnv(
         play, tasks=["a", "b"], tokenizer=policy.tokenizer, num_envs=2, max_new_tokens=3, max_length=40
     )
-    rates = evaluate(env, policy, k=(1, 3), num_prompts=2).pass_rates
-    assert sorted(rates.pass_at) == [1, 3] and rates.majority_at == {}
-    last_turn = evaluate(env, policy, k=3, num_prompts=2, answer=str.strip).pass_rates
+    rates = evaluate(env, policy, k=(1, 3)).pass_rates
+    assert sorted(rates.pass_at) == [1, 3] and rates.majority_at == {} and rates.num_prompts == 2
+    last_turn = evaluate(env, policy, k=3, answer=str.strip).pass_rates
     assert sorted(last_turn.majority_at) == [3]
+    with pytest.raises(ValueError, match="the environment has 2 prompts"):
+        evaluate(env, policy, k=3, num_prompts=3)
+
+
+def test_tasks_without_end_need_a_number_of_prompts():
+    policy = lm_policy()
+    env = text_env(Script([(0, 1)]))
+    with pytest.raises(ValueError, match="Script makes its prompts itself, without end: give a number"):
+        evaluate(env, policy, k=2)
+    assert evaluate(env, policy, k=2, num_prompts=3, success=2).pass_rates.num_prompts == 3
 
 
 @pytest.mark.parametrize(
@@ -117,18 +128,23 @@ def test_what_does_not_fit_is_refused_before_playing(options, message):
     assert message in str(error.value)
 
 
-def test_control_and_unscored_episodes_have_no_pass_rates():
+def test_control_has_no_pass_rates():
+    env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    policy = MLPPolicy(env.single_observation_space, env.single_action_space)
     with pytest.raises(ValueError, match="is a control environment, which has no prompts"):
-        import gymnasium
+        evaluate(env, policy, k=2)
 
-        env = gymnasium.make_vec("CartPole-v1", num_envs=2)
-        evaluate(env, MLPPolicy(env.single_observation_space, env.single_action_space), k=2)
 
+def test_an_episode_without_a_score_has_not_passed(caplog):
     def sometimes(completions, **columns):
-        return [None if "good" in text.split() else 0.0 for text in completions]
+        return [None if "good" in text.split() else 1.0 for text in completions]
 
-    with pytest.raises(ValueError, match="episodes have no score, so they neither pass nor fail"):
-        evaluate(level_env(reward=sometimes), lm_policy(), k=8)
+    options = dict(k=1, num_samples=16)
+    result = evaluate(level_env(reward=sometimes), lm_policy(), **options)
+    assert "episodes have no score: they count as not passed" in caplog.text
+    has_score = 1 - np.mean(evaluate(level_env(), lm_policy(), **options).returns)
+    assert 0 < has_score < 1 and set(result.returns) == {1.0} and len(result.returns) == round(80 * has_score)
+    assert result.pass_rates.pass_at[1].mean == pytest.approx(has_score)
 
 
 def test_evaluations_during_training_log_pass_rates():
