@@ -317,7 +317,10 @@ def remake_environment(
         if not wrappers and saved.get("wrappers"):
             flags = _flags_for("--wrapper", saved["wrappers"])
             raise ValueError(f"what wraps this agent's environment is run only if you name it: {flags:.300}")
-        arguments = saved_arguments(saved, replaced={"reward", *arguments}) | arguments
+        replaced = {"reward", *arguments}
+        if prompts:
+            replaced |= {"prompts", "eval_prompts"}
+        arguments = saved_arguments(saved, replaced=replaced) | arguments
     assert env_id is not None
     if takes_model(env_id, arguments):
         # A coefficient of 0 measures the KL and charges nothing

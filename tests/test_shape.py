@@ -51,7 +51,7 @@ LAYERS = {
         collection
         policies
         storage
-        fast losses ranks config envs
+        fast losses ranks config envs statistics
     """,
 }
 """From the top: a room imports from its own line and those below."""

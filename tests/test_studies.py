@@ -8,7 +8,7 @@ from tests.helpers.models import EXAMPLES, load_example
 
 
 def test_every_study_is_run_here():
-    assert {path.stem for path in (EXAMPLES / "studies").glob("*.py")} == {"staleness"}
+    assert {path.stem for path in (EXAMPLES / "studies").glob("*.py")} == {"pass_at_k", "staleness"}
 
 
 def test_only_the_product_of_all_ratios_has_no_bias():
@@ -33,3 +33,39 @@ def test_stale_samples_are_trained_on_and_a_run_is_not_repeated(tmp_path, monkey
     capsys.readouterr()
     study.main()
     assert f"| sequence_mask | – | {runs[2]['return']:.2f} |" in capsys.readouterr().out
+
+
+def test_the_change_of_pass_rates_is_paired_by_prompt():
+    study = load_example("studies/pass_at_k")
+    before = {"pass@1": [0.0, 0.2, 0.4, 0.6, 0.8]}
+    after = [{"pass@1": [0.1, 0.3, 0.5, 0.7, 0.9]}, {"pass@1": [0.3, 0.5, 0.7, 0.9, 1.1]}]
+    columns, rows = study.table({study.UNTRAINED: before, 1: after[0], 2: after[1]})
+    assert columns == ["", "untrained", "trained, mean of 2 (each seed)", "change"]
+    # Each prompt changes by .2, so the limits of the change are equal
+    assert rows == [["pass@1", rows[0][1], "0.600 (0.50, 0.70)", "+0.200 [+0.200, +0.200]"]]
+    assert study.is_right([" 46.", "46 or 7", "forty-six", "-46"], [46, 46, 46, 46]) == [1, 1, 0, 0]
+    texts = [row["prompt"] for row in study.sums()]
+    assert len(texts) == len(set(texts)) == 8100
+
+
+@pytest.mark.long
+def test_pass_rates_are_measured_before_and_after(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    study = load_example("studies/pass_at_k")
+    monkeypatch.setattr(study, "TEST_PROMPTS", 5)
+    monkeypatch.setattr(study, "K", (1, 2))
+    monkeypatch.setattr(study, "LORA", None)
+    short_sums = [{"prompt": f"{number} + 1 =", "sum": number + 1} for number in range(50)]
+    monkeypatch.setattr(study, "sums", lambda: short_sums)
+    options = ["--seeds", "1", "--model", "embedded", "--total-steps", "40"]
+    for _ in range(2):
+        monkeypatch.setattr("sys.argv", ["pass_at_k.py", *options])
+        study.main()
+    runs = [json.loads(line) for line in (tmp_path / "runs" / "pass_at_k.jsonl").read_text().splitlines()]
+    assert [run["seed"] for run in runs] == [0, 1] and len(runs[1]["training"]) > 0
+    assert {len(values) for run in runs for values in run["values"].values()} == {5}
+    monkeypatch.setattr("sys.argv", ["pass_at_k.py", "--table"])
+    capsys.readouterr()
+    study.main()
+    before = runs[0]["values"]["pass@2"]
+    assert f"| pass@2 | {sum(before) / 5:.3f} [" in capsys.readouterr().out

@@ -101,7 +101,15 @@ def _functions_of(module: ModuleType) -> list[str]:
 
 
 def absolute_name(name: str) -> str:
-    """Return the name of a model or function (``rewards.py:f=0.5``); the path of an existing file is made absolute."""
+    """Return the name of a model, function (``rewards.py:f=0.5``) or data set (``hf:folder:config``).
+
+    The path of an existing file or folder is made absolute.
+    """
+    if name.startswith("hf:"):
+        folder, colon, config = name.removeprefix("hf:").partition(":")
+        if folder and Path(folder).is_dir():
+            return f"hf:{Path(folder).resolve()}{colon}{config}"
+        return name
     if name and Path(name).exists():
         return str(Path(name).resolve())
     path, _, function = name.rpartition(":")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import tyro
 
@@ -32,12 +32,30 @@ class Compare(Command):
     .csv."""
     dynamics_every: int = 0
     """Iterations between measurements of each training's own dynamics, as in algos train, plotted in the report."""
+    k: tuple[int, ...] = ()
+    """Text only: sample each prompt of the evaluations several times, for pass@k and maj@k, as in algos evaluate."""
+    num_samples: int | None = None
+    """With --k: samples of each prompt; None: the largest k."""
+    num_prompts: int | None = None
+    """With --k: number of prompts; None: all of the test split."""
+    by: str | None = None
+    """With --k: column of the prompts, by whose values the pass rates are broken down."""
+    success: float = 1.0
+    """With --k: an episode passes if its return is at least this."""
+    answer: str | None = None
+    """With --k: function from a completion to its answer, as in algos evaluate."""
     overwrite: bool = False
     """Train again what the folder has of these cases and seeds; without this option, runs with the same settings are
     kept, and others are an error."""
 
     def run(self) -> dict[str, object]:
         """Train the cases and write the report."""
+        from textenv.importing import load_function
+
+        # What the majority votes on
+        answer: Any = None
+        if self.answer is not None:
+            answer = load_function(self.answer)
         report = compare(
             self.cases,
             seeds=self.seeds,
@@ -47,5 +65,11 @@ class Compare(Command):
             dynamics_every=self.dynamics_every,
             overwrite=self.overwrite,
             quiet=self.json,
+            k=self.k or None,
+            num_samples=self.num_samples,
+            num_prompts=self.num_prompts,
+            by=self.by,
+            success=self.success,
+            answer=answer,
         )
         return dict(report)

@@ -3,14 +3,16 @@
 import dataclasses
 import json
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import tyro
 
 from algos.cli.arguments import Command, ModelCommand, json_object, load_newest, one_thread
-from textenv.importing import absolute_name
+from algos.cli.tables import print_table
+from textenv.importing import absolute_name, load_function
 from textenv.optional import package
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 MAX_ENVS = 64
 """Largest number of slots to play in."""
+
+DEFAULT_EPISODES = 20
+"""Number of episodes without --num-episodes."""
 
 FILMED_EPISODES = 3
 """Largest number of episodes in a film."""
@@ -27,6 +32,7 @@ FILMED_EPISODES = 3
 class Evaluate(ModelCommand):
     """Evaluate a saved agent on whole episodes."""
 
+    prints: ClassVar[bool] = True
     folder: tyro.conf.Positional[str]
     """Run folder of a trained agent, also of one under way (its newest checkpoint), or its name on the hub:
     user/name."""
@@ -35,8 +41,8 @@ class Evaluate(ModelCommand):
     reward: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Reward function of an agent of textenv/Prompts-v0, whose file is run only if it is named: rewards.py:function or
     rewards.py:function=0.5; repeat the flag for several."""
-    prompts: Path | None = None
-    """File of other prompts for an agent of textenv/Prompts-v0."""
+    prompts: str | None = None
+    """Other prompts for an agent of textenv/Prompts-v0: a file, or a data set such as hf:owner/name:config/test."""
     wrapper: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Function that wraps each environment of the agent, which is run only if it is named, as in algos train."""
     policy_class: str | None = None
@@ -48,8 +54,22 @@ class Evaluate(ModelCommand):
     env_kwargs: str = "{}"
     """Arguments of the environment that replace those of the agent, as a JSON object; those of the agent that are no
     plain data are used only if they are named here."""
-    num_episodes: int = 20
-    """Episodes to play (text: prompts of the test split)."""
+    num_episodes: int | None = None
+    """Episodes to play (text: prompts of the test split); by default 20, not with --k."""
+    k: tuple[int, ...] = ()
+    """Text only: sample each prompt several times, and print pass@k (one of k samples passes) and maj@k (the most
+    frequent answer of k samples passes) with 95 percent limits over the prompts: --k 1 8 64."""
+    num_samples: int | None = None
+    """With --k: samples of each prompt; None: the largest k."""
+    num_prompts: int | None = None
+    """With --k: number of prompts; None: all of the test split."""
+    by: str | None = None
+    """With --k: column of the prompts, by whose values the pass rates are broken down: --by level."""
+    success: float = 1.0
+    """With --k: an episode passes if its return is at least this."""
+    answer: str | None = None
+    """With --k: function from a completion to the answer that is voted on, which is run only if it is named:
+    rewards.py:function or package.module:function; None: the task's own, or the completion."""
     deterministic: bool = False
     """Take the most probable action instead of a sample, as Stable-Baselines3 does by default."""
     seed: int = 0
@@ -66,9 +86,37 @@ class Evaluate(ModelCommand):
 
     def run(self) -> dict[str, object]:
         """Load the agent and play."""
-        if self.num_episodes < 1:
+        if self.num_episodes is not None and self.num_episodes < 1:
             raise ValueError(f"--num-episodes is {self.num_episodes}, expected at least 1")
+        if self.num_episodes is not None and self.k:
+            raise ValueError(
+                f"--num-episodes is {self.num_episodes}, but --k is given: say how many prompts by --num-prompts, each "
+                "of which is sampled --num-samples times"
+            )
         return self._with_absolute_paths()._evaluate()
+
+    @property
+    def _num_episodes(self) -> int:
+        """Number of episodes where prompts are not sampled several times."""
+        return self.num_episodes or DEFAULT_EPISODES
+
+    def _sampling(self) -> "dict[str, Any]":
+        """Return the arguments of `algos.evaluate` about several samples of each prompt, checked."""
+        from algos.statistics.pass_rates import read_sampling
+
+        answer: Any = None
+        if self.answer is not None:
+            answer = load_function(self.answer)
+        sampling: dict[str, Any] = {
+            "k": self.k or None,
+            "num_samples": self.num_samples,
+            "num_prompts": self.num_prompts,
+            "by": self.by,
+            "success": self.success,
+            "answer": answer,
+        }
+        read_sampling(**sampling)  # raises now, before the agent is loaded
+        return sampling
 
     def _with_absolute_paths(self) -> Self:
         """Return the same command with absolute paths, as a reward or an environment may change the working folder."""
@@ -78,6 +126,8 @@ class Evaluate(ModelCommand):
         return dataclasses.replace(
             self,
             folder=absolute_name(self.folder),
+            answer=self.answer and absolute_name(self.answer),
+            prompts=self.prompts and absolute_name(self.prompts),
             video=self.video and self.video.absolute(),
             transcripts=self.transcripts and self.transcripts.absolute(),
             tokens=tokens,
@@ -86,6 +136,7 @@ class Evaluate(ModelCommand):
     def _evaluate(self) -> dict[str, object]:
         """Play with a command whose paths are absolute, and write the files that it asks for."""
         self._check_files()
+        sampling = self._sampling()
         from algos.storage.hub import agent_folder
         from algos.training.save import read_description
 
@@ -96,9 +147,9 @@ class Evaluate(ModelCommand):
 
         load_objects(agent_folder(self.folder), env)
         one_thread()
-        from algos.evaluation import summarise
+        from algos.evaluation import evaluate, numbers_of
         from textenv.rewards.training import training
-        from textenv.rollout import is_episode_env
+        from textenv.rollout import is_episode_env, num_episodes_of
 
         if not is_episode_env(env):
             self._refuse_text_options()
@@ -116,20 +167,41 @@ class Evaluate(ModelCommand):
             if self.video is not None:
                 from algos.cli.film import film_episodes
 
-                film_episodes(env, policy, self.video, num_episodes=min(self.num_episodes, FILMED_EPISODES), **options)
-            options["num_episodes"] = self.num_episodes
+                film_episodes(env, policy, self.video, num_episodes=min(self._num_episodes, FILMED_EPISODES), **options)
             if self.tokens is not None:
                 from algos.lab.insight.tokens import show_tokens
 
-                show_tokens(env, policy, self.tokens, config=description["config"], **options)
-            result: dict[str, object] = {**summarise(env, policy, **options)}
+                show_tokens(
+                    env,
+                    policy,
+                    self.tokens,
+                    config=description["config"],
+                    num_episodes=self._num_episodes,
+                    **options,
+                )
+            start = time.perf_counter()
+            evaluation = evaluate(env, policy, num_episodes=self.num_episodes, **options, **sampling)
+            seconds = time.perf_counter() - start
+            numbers = numbers_of(evaluation, env, policy, seconds=seconds)
 
+        # Results, with the pass rates in a table or an object of their own
+        pass_rates = evaluation.pass_rates
+        result: dict[str, object] = {**numbers}
+        if pass_rates is not None:
+            result = {name: value for name, value in numbers.items() if name not in pass_rates.numbers()}
         if self.transcripts is not None:
-            samples = env.samples(range(self.num_episodes))
+            samples = env.samples(range(num_episodes_of(evaluation.rollout)))
             lines = [json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples]
             self.transcripts.write_text("".join(lines), encoding="utf-8")
         if checkpoint is not None:
             result["checkpoint"] = str(checkpoint)
+        if not self.json:
+            print_table(result.items())
+        if pass_rates is not None:
+            if not self.json:
+                header, rows = pass_rates.table()
+                print_table(rows, header)
+            result["pass_rates"] = pass_rates.to_dict()
         return result
 
     def _check_files(self) -> None:
@@ -149,9 +221,12 @@ class Evaluate(ModelCommand):
         """Make the agent's environment again, with what the options replace."""
         from algos.make import remake_environment
 
+        num_envs = min(self._num_episodes, MAX_ENVS)
+        if self.k:
+            num_envs = MAX_ENVS
         return remake_environment(
             description,
-            num_envs=min(self.num_episodes, MAX_ENVS),
+            num_envs=num_envs,
             env_id=self.env,
             reward=self.reward,
             prompts=self.prompts,

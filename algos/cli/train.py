@@ -46,12 +46,14 @@ class PromptOptions:
     """Options for textenv/Prompts-v0, the environment of one's own prompts and rewards."""
 
     prompts: str | None = None
-    """Your prompts: .jsonl, .csv, .tsv, .parquet, or a folder of datasets. ENV may then be left out."""
+    """Your prompts: .jsonl, .csv, .tsv, .parquet, a folder of datasets, or a data set of the Hugging Face Hub,
+    hf:owner/name:config/split. ENV may then be left out."""
     reward: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Your reward function, rewards.py:function or package.module:function, or with a weight rewards.py:function=0.5;
     repeat the flag for several."""
     eval_prompts: str | None = None
-    """File of prompts to evaluate on; without it, about a quarter of the prompts is held out."""
+    """Prompts to evaluate on, such as hf:owner/name:config/test; without them, about a quarter of the prompts is held
+    out."""
     prompt_column: str = "prompt"
     """Name of the prompt's column."""
     system_prompt: str | None = None

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection
 import gymnasium
 
 from algos.storage.run_reader import DamagedRunError, EnvironmentRecord
+from textenv.prompts.hub import is_hub_name
 from textenv.registration import NAMES
 
 MOST_TOKENS = 2**20
@@ -223,6 +224,12 @@ def saved_arguments(saved: EnvironmentRecord, *, replaced: Collection[str]) -> d
         env_id = str(arguments["env"])
         if ":" in env_id or imported_module(env_id):
             refused["env"] = env_id
+    hub_prompts = [str(arguments[name]) for name in ("prompts", "eval_prompts") if is_hub_name(arguments.get(name))]
+    if hub_prompts:
+        raise ValueError(
+            f"this agent's prompts are of the Hugging Face Hub, which is asked only if you name them: --prompts "
+            f"{shlex.quote(hub_prompts[-1]):.300}"
+        )
     if refused:
         flag = f"--env-kwargs {shlex.quote(json.dumps(refused))}"
         raise ValueError(
@@ -265,6 +272,8 @@ def runs_code(name: str, value: object) -> bool:
         name: name of the option of ``algos train``, such as ``env_kwargs``.
         value: its value, as in a file of options.
     """
+    if name in ("prompts", "eval_prompts"):
+        return is_hub_name(value)
     if name == "workers":  # a cluster that Ray connects to
         return "://" in str(value)
     if name in ("env_kwargs", "policy_kwargs"):

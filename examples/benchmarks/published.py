@@ -16,7 +16,8 @@ from page import depends
 
 from algos import presets
 from algos.lab.comparison.compare import train_all
-from algos.lab.comparison.summary import MIN_SEEDS, Case, bootstrap_interval, interquartile_mean
+from algos.lab.comparison.summary import Case
+from algos.statistics.intervals import MIN_SEEDS, bootstrap_interval, interquartile_mean
 
 EPISODES = 100
 RUNS = Path("runs/published")

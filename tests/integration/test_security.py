@@ -597,6 +597,14 @@ def test_a_saved_environment_keeps_its_task(reward, tmp_path, monkeypatch, capsy
     assert not (tmp_path / "it-ran").exists()
 
 
+@pytest.mark.parametrize("name", ["prompts", "eval_prompts"])
+def test_a_saved_agents_data_set_is_named_again(name, tmp_path, capsys):
+    kwargs = {"prompts": ["a"], "reward": "theirs:f"} | {name: "hf:their/data"}
+    folder = saved_agent(tmp_path, "textenv/Prompts-v0", **kwargs)
+    said = refused_words(capsys, "evaluate", folder, "--reward", "theirs:f")
+    assert "asked only if you name them: --prompts hf:their/data" in said
+
+
 @pytest.mark.parametrize(("env_id", "kwargs"), [
     ("textenv/OpenEnv-v0", {"url": "http://localhost:1"}),
     ("textenv/TextWorld-v0", {"games": "/tmp/games"}),
@@ -648,6 +656,7 @@ def test_an_environment_of_a_package_is_named_again(tmp_path, monkeypatch, capsy
      "--env-kwargs="),
     ({"env": "CartPole-v1", "workers": "ray://theirs:1"}, "--workers=ray://theirs:1"),
     ({"env": "CartPole-v1", "logger": "wandb"}, "--logger=wandb"),
+    ({"env": "textenv/Prompts-v0", "prompts": "hf:their/data"}, "--prompts=hf:their/data"),
 ])  # fmt: skip
 @pytest.mark.parametrize("command", ["--resume", "--config"])
 def test_a_strangers_run_runs_nothing_unnamed(command, options, flag, tmp_path, monkeypatch, capsys):

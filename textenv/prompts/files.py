@@ -1,4 +1,4 @@
-"""Prompts from files: JSON lines and CSV read record by record on demand, parquet and datasets through `datasets`.
+"""Prompts from files: JSON lines and CSV read record by record on demand, parquet and data sets through `datasets`.
 
 For a text file, only the byte offset of each record is in memory (8 bytes per record). So a file may be larger than
 memory, and records can be read in any order.
@@ -12,6 +12,7 @@ from typing import IO, overload
 
 from textenv.json_files import parse_json
 from textenv.optional import package
+from textenv.prompts.hub import HUB_NAME, is_hub_name, load_hub_dataset
 from textenv.prompts.special_tokens import check_unicode
 
 MAX_LINE = 2**24
@@ -22,33 +23,43 @@ def load_prompts(path: str | Path, *, prompt_column: str | None = "prompt") -> S
     """Open a file of prompts as a sequence of mappings for `PromptList`.
 
     Args:
-        path: ``.jsonl`` (one object per line), ``.csv`` or ``.tsv`` (with a header line), ``.parquet``, or a
-            folder written by ``datasets.Dataset.save_to_disk``; the last two need ``pip install 'textenv[data]'``.
+        path: ``.jsonl`` (one object per line), ``.csv`` or ``.tsv`` (with a header line), ``.parquet``, a folder
+            written by ``datasets.Dataset.save_to_disk``, or a data set of the Hugging Face Hub,
+            ``hf:owner/name:config/split`` (`textenv.prompts.hub`). The last three need ``pip install 'textenv[data]'``.
         prompt_column: name of the prompt's column; records have it under the name ``"prompt"``. None: records are
             returned as they are, for tasks of a program.
 
     Raises:
         FileNotFoundError: if the file does not exist.
-        ValueError: if the file has another type, is empty, lacks the column, or (when read) has a broken record; the
-            message names file and record.
+        OSError: if a data set cannot be loaded from the hub.
+        ValueError: if a data set has no such configuration or split; if the file has another type, is empty, lacks the
+            column, or (when read) has a broken record; the message names file and record.
 
     Example:
         >>> load_prompts("questions.jsonl", prompt_column="question")  # doctest: +SKIP
     """
+    kind: type[_Records]
+    if is_hub_name(path):
+        return _not_empty(HubRecords(str(path), prompt_column))
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"there is no file {path} in {Path.cwd()}")
-    kind: type[_Records]
+        hint = ""
+        if HUB_NAME.fullmatch(str(path)) and not path.suffix:
+            hint = f"; a data set of the Hugging Face Hub is named hf:{path}"
+        raise FileNotFoundError(f"there is no file {path} in {Path.cwd()}{hint}")
     if path.is_dir():
         kind = DatasetRecords
     elif path.suffix.lower() in _KINDS:
         kind = _KINDS[path.suffix.lower()]
     else:
         raise ValueError(f"{path} is not a .jsonl, .csv, .tsv or .parquet file, nor a folder written by save_to_disk")
-    records = kind(path, prompt_column)
-    first = next(iter(records), None)  # raises if it lacks the column
-    if first is None:
-        raise ValueError(f"{path} has no records")
+    return _not_empty(kind(path, prompt_column))
+
+
+def _not_empty(records: "_Records") -> "_Records":
+    """Return the records; raise a ValueError if there is none, or the first one lacks the prompt's column."""
+    if next(iter(records), None) is None:
+        raise ValueError(f"{records.path} has no records")
     return records
 
 
@@ -206,7 +217,10 @@ class DatasetRecords(_Records):
         try:
             self._rows = load(str(self.path))
         except Exception as error:  # pyarrow and datasets raise errors of many types for a broken file
-            raise ValueError(f"{self.path} could not be read as a dataset ({error})") from error
+            hint = ""
+            if self.path.is_dir():
+                hint = f"; a folder in the format of the Hugging Face Hub is named hf:{self.path}"
+            raise ValueError(f"{self.path} could not be read as a dataset ({error}){hint}") from error
         if isinstance(self._rows, datasets.DatasetDict):
             raise ValueError(
                 f"{self.path} has the splits {sorted(self._rows)}: give the folder of one, such as "
@@ -219,6 +233,18 @@ class DatasetRecords(_Records):
             return dict(self._rows[start])
         except UnicodeDecodeError as error:
             raise self._broken(index, f"not UTF-8 ({error})") from error
+
+
+class HubRecords(DatasetRecords):
+    """Rows of a split of a data set of the Hugging Face Hub."""
+
+    def __init__(self, name: str, prompt_column: str | None) -> None:
+        self._name = name  # a path would not keep all of its characters
+        super().__init__(Path(name), prompt_column)
+
+    def _find_starts(self) -> Sequence[int]:
+        self._rows = load_hub_dataset(self._name)
+        return range(len(self._rows))
 
 
 _KINDS: dict[str, type[_Records]] = {

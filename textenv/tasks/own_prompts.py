@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PromptSource = str | Path | Sequence[object]
-"""A file as in `textenv.load_prompts`, or a sequence as in `PromptList`."""
+"""A file or a data set as in `textenv.load_prompts`, or a sequence as in `PromptList`."""
 RewardSource = str | RewardFunction | Rewards | Mapping[str, WeightedFunction] | Sequence[str | RewardFunction]
 """A function, or ``"rewards.py:function"``; or several, as in `Prompts`."""
 FEW_HELD_OUT = 10
@@ -41,7 +41,8 @@ class Prompts(FunctionTask):
 
     Args:
         split: ``"train"`` or ``"test"``.
-        prompts: a file as in `textenv.load_prompts`, or a sequence as in `PromptList`.
+        prompts: a file or a data set (``hf:owner/name``) as in `textenv.load_prompts`; or a sequence as in
+            `PromptList`.
         reward: a function, or ``"rewards.py:function"``; or several: a mapping as in `Rewards`, or a list such as
             ``["rewards.py:f", "other.py:g=0.5"]``, where the number is the weight.
         eval_prompts: prompts of the test split; ``prompts`` is then not split.
@@ -187,7 +188,7 @@ def _prompts_of_split(
 
 
 def _open_prompts(prompts: PromptSource, column: str) -> Sequence[object]:
-    """Open a file of prompts, or check a sequence."""
+    """Open a file or a data set of prompts, or check a sequence."""
     if isinstance(prompts, (str, Path)):
         prompts = load_prompts(prompts, prompt_column=column)
     return PromptList(prompts).prompts

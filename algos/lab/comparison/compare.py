@@ -28,6 +28,7 @@ from algos.lab.comparison.record import Record, changed_settings, read_record, w
 from algos.lab.comparison.runs import STUDY, folder_name, read_study
 from algos.lab.comparison.summary import Case, RunResult, by_case, name_cases, summary, update_kl
 from algos.policies.registry import CONTROL_POLICIES
+from algos.statistics.pass_rates import Answer, Sampling, read_sampling
 from algos.storage.run_folder import checkpoints, holds_run
 from algos.training.signals import Interrupted, interrupted_by_signals
 
@@ -151,6 +152,12 @@ def compare(
     quiet: bool = False,
     wrappers: Sequence[Wrapper] = (),
     dynamics_every: int = 0,
+    k: int | Sequence[int] | None = None,
+    num_samples: int | None = None,
+    num_prompts: int | None = None,
+    by: str | None = None,
+    success: float = 1.0,
+    answer: Answer | None = None,
 ) -> Report:
     """Train every case; print a table, and write a page, figures and CSV files.
 
@@ -167,6 +174,8 @@ def compare(
         quiet: print nothing.
         wrappers: what wraps each environment of all cases, see `algos.make.make_vector_environment`.
         seeds, total_steps, processes, overwrite, dynamics_every: see `train_all`.
+        k, num_samples, num_prompts, by, success, answer: for text, several samples of each prompt in the evaluations
+            before and after training, as in `algos.evaluate`; the table and the page then have the pass rates.
 
     Returns:
         Mean metrics of each case, path of the report, and seconds. Printed, it is a table; a notebook shows the page.
@@ -180,6 +189,7 @@ def compare(
     from textenv.importing import load_function
 
     start = time.perf_counter()
+    sampling = read_sampling(k, num_samples=num_samples, num_prompts=num_prompts, by=by, success=success, answer=answer)
     run_dir = Path(run_dir).absolute()  # a reward or an environment may change the working folder
 
     # Cases, with what wraps their environments
@@ -201,6 +211,7 @@ def compare(
         overwrite=overwrite,
         quiet=quiet,
         dynamics_every=dynamics_every,
+        sampling=sampling,
     )
     runs = sorted([*_earlier_runs(run_dir, parsed, runs), *runs], key=_place_among(parsed))
     name_cases(runs)
@@ -274,6 +285,7 @@ def train_all(
     overwrite: bool = False,
     quiet: bool = False,
     dynamics_every: int = 0,
+    sampling: Sampling | None = None,
 ) -> list[RunResult]:
     """Train every case with every seed, in run folders inside ``run_dir``, unless a run is there already.
 
@@ -286,10 +298,13 @@ def train_all(
         processes: parallel runs, each in its own process with one thread; 0: one run after another in this process.
         overwrite: remove existing runs of these cases and seeds from the folder, finished or not.
         dynamics_every: iterations between measurements by `Dynamics`, plotted in the report; 0 measures none.
+        sampling: how the evaluations sample each prompt several times; None: they do not.
 
     Raises:
         FileExistsError, Interrupted, ValueError: as `compare`.
     """
+    from algos.evaluation import fit_sampling
+
     chosen = _seeds(seeds)
     if total_steps is not None and total_steps < 1:
         raise ValueError(f"total_steps is {total_steps}, expected at least 1, or None")
@@ -311,6 +326,7 @@ def train_all(
             dynamics_every=dynamics_every,
             num_episodes=num_episodes,
             deterministic=deterministic,
+            sampling=sampling,
         )
         for seed in chosen
         for case in reversed(cases)
@@ -320,10 +336,12 @@ def train_all(
     for case in cases:
         try:
             case.recipe.build(seed=1)
+            if sampling is not None:
+                fit_sampling(sampling, case.recipe.environment(1, split="test"))
         except (TypeError, ValueError) as error:
             raise ValueError(f"case {case}: {error}") from error
         if processes:
-            _check_importable(case)
+            _check_importable(case, sampling)
 
     kept = 0 if overwrite else sum(_finished(job.folder) for job in jobs)
     if kept and not quiet:
@@ -377,6 +395,8 @@ class _Job(NamedTuple):
     """Episodes per evaluation; None: `TEXT_EPISODES` or `CONTROL_EPISODES`."""
     deterministic: bool
     """Evaluate with the most probable actions."""
+    sampling: Sampling | None
+    """How the evaluations sample each prompt several times; None: they do not."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -385,6 +405,7 @@ class _Job(NamedTuple):
             "dynamics_every": self.dynamics_every,
             "num_episodes": self.num_episodes,
             "deterministic": self.deterministic,
+            "sampling": None if self.sampling is None else self.sampling.settings,
         }
 
 
@@ -417,11 +438,11 @@ def _check_folder(job: _Job) -> None:
         raise FileExistsError(f"{job.folder} holds a run already, with other settings ({'; '.join(changed)}): {advice}")
 
 
-def _check_importable(case: Case) -> None:
+def _check_importable(case: Case, sampling: Sampling | None) -> None:
     """Raise a ValueError if a case has functions that another process cannot import."""
     advice = "give processes=0, or define them in a file of their own that this program imports"
     try:
-        data = pickle.dumps(case)
+        data = pickle.dumps((case, sampling))
     except Exception as error:  # a lambda, a function inside a function, or whatever an object raises
         raise ValueError(f"case {case}: its functions cannot be sent to other processes ({error}): {advice}") from error
     main = sys.modules["__main__"]
@@ -490,9 +511,10 @@ def _train(job: _Job, *, again: bool) -> RunResult:
     is_game = describes_a_game(agent.env.spec) or not is_episode_env(agent.env)
     num_episodes = job.num_episodes or (CONTROL_EPISODES if is_game else TEXT_EPISODES)
     test_env = recipe.environment(min(num_episodes, 64), split="test")
-    evaluate = partial(
-        summarise, test_env, policy, num_episodes=num_episodes, deterministic=job.deterministic, seed=seed
-    )
+    options: dict[str, Any] = {"num_episodes": num_episodes, "deterministic": job.deterministic}
+    if job.sampling is not None:
+        options = {"sampling": job.sampling}
+    evaluate = partial(summarise, test_env, policy, seed=seed, **options)
     untrained_scores = evaluate()
     samples_before = _samples(test_env, policy)
     episode_before = record_episode(test_env, policy, seed=seed, deterministic=job.deterministic)

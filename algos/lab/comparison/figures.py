@@ -13,14 +13,8 @@ import numpy as np
 from algos.lab.comparison.page import OF_ENV, OF_TEXT, OF_UPDATE, RETURN
 from algos.lab.comparison.paper import TAUS, PaperRow, Scores, interval, paper_rows, profile, scores_by_algorithm
 from algos.lab.comparison.runs import read_runs
-from algos.lab.comparison.summary import (
-    MIN_SEEDS,
-    QUANTITIES,
-    RunResult,
-    limits,
-    on_grid,
-    steps_grid,
-)
+from algos.lab.comparison.summary import QUANTITIES, RunResult, on_grid, steps_grid
+from algos.statistics.intervals import MIN_SEEDS, limits
 from textenv.optional import package
 
 if TYPE_CHECKING:

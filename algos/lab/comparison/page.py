@@ -16,16 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from algos.lab.comparison.summary import (
-    MIN_SEEDS,
-    QUANTITIES,
-    RunResult,
-    by_case,
-    limits,
-    normalise,
-    on_grid,
-    steps_grid,
-)
+from algos.lab.comparison.summary import QUANTITIES, RunResult, by_case, normalise, on_grid, steps_grid
+from algos.statistics.intervals import MIN_SEEDS, limits
+from algos.statistics.pass_rates import PASS_RATE
 from algos.storage import run_reader
 from algos.storage.run_files import SAMPLES
 from algos.training.loggers import SHADED
@@ -171,6 +164,14 @@ def _panels(cases: Mapping[str, Sequence[RunResult]], study: Sequence[RunResult]
                 lines.append(_quantity_line(runs, name, study, look=i, case=None, label=label))
             yield _panel(f"reward components: {case}", lines, keyed=True)
 
+    # Pass rates of evaluations during the training
+    for case, runs in cases.items():
+        lines = []
+        for look, name in enumerate(_pass_rates(runs)):
+            label = name.removeprefix("eval/")
+            lines.append(_quantity_line(runs, name, study, look=look, case=None, label=label))
+        yield _panel(f"pass rates of held-out prompts: {case}", lines, keyed=True)
+
     # Quantities of the training
     for name, label in (QUANTITIES | OF_UPDATE | OF_TEXT).items():
         if name in logged:
@@ -180,6 +181,12 @@ def _panels(cases: Mapping[str, Sequence[RunResult]], study: Sequence[RunResult]
 def _panel(title: str, lines: Iterable[Line | None], *, over: str = "steps", keyed: bool = False) -> Panel:
     drawn = [line for line in lines if line is not None]
     return {"title": printable(title), "lines": drawn, "over": over, "keyed": keyed}
+
+
+def _pass_rates(runs: Sequence[RunResult]) -> list[str]:
+    """Names of the pass rates that evaluations of a case's runs have logged, of all prompts together."""
+    logged = dict.fromkeys(name for run in runs for row in run.history for name in row)
+    return [name for name in logged if name.count("/") == 1 and name.startswith("eval/") and PASS_RATE.fullmatch(name)]
 
 
 def _reward_components(runs: Sequence[RunResult]) -> list[str]:

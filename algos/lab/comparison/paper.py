@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from algos.lab.comparison.summary import MIN_SEEDS, RESAMPLES, RunResult, by_case, interquartile_mean, normalise
+from algos.lab.comparison.summary import RunResult, by_case, normalise
+from algos.statistics.intervals import MIN_SEEDS, RESAMPLES, interquartile_mean
 
 Scores = dict[str, np.ndarray]
 """By environment, the normalised score of each seed after training, ``[seeds]``."""

@@ -12,9 +12,11 @@ from algos.lab.comparison.episodes import read_episodes
 from algos.lab.comparison.page import RETURN, bands, page_data, read_pictures, render
 from algos.lab.comparison.paper import scores_by_algorithm, write_paper
 from algos.lab.comparison.runs import differences, listed, read_runs
-from algos.lab.comparison.summary import MIN_SEEDS, QUANTITIES, Estimate, RunResult, by_case, summary
+from algos.lab.comparison.summary import QUANTITIES, RunResult, by_case, summary
 from algos.lab.comparison.words import in_words
 from algos.lab.insight.finding import Finding
+from algos.statistics.intervals import MIN_SEEDS, Estimate
+from algos.statistics.pass_rates import PASS_RATE
 from algos.storage.run_folder import replacing
 from textenv.rendering import printable, text_of
 
@@ -72,11 +74,29 @@ Summaries = dict[str, dict[str, Estimate]]
 def table_rows(summaries: Summaries) -> list[list[tuple[str, str]]]:
     """Return the comparison's table, no header: a row per quantity, a column per case, cells (text, small print)."""
     rows = []
-    for name, label in ROW_LABELS.items():
+    for name, label in _row_labels(summaries).items():
         cells = [_format_estimate(metrics.get(name)) for metrics in summaries.values()]
         if any(text != MISSING for text, _ in cells):
             rows.append([(label, ""), *cells])
     return rows
+
+
+def _row_labels(summaries: Summaries) -> dict[str, str]:
+    """Return `ROW_LABELS`, with the pass rates of the cases below their returns."""
+    labels = {}
+    for name, label in ROW_LABELS.items():
+        labels[name] = label
+        if name == "mean_return":
+            for pass_rate in _pass_rates(summaries):
+                labels[f"{pass_rate} before"] = f"{pass_rate} before training"
+                labels[pass_rate] = f"{pass_rate} after training"
+    return labels
+
+
+def _pass_rates(summaries: Summaries) -> list[str]:
+    """Return the names of the pass rates that a case has, in their order."""
+    names = dict.fromkeys(name for metrics in summaries.values() for name in metrics)
+    return [name for name in names if PASS_RATE.fullmatch(name)]
 
 
 def _format_estimate(estimate: Estimate | None) -> tuple[str, str]:
@@ -120,7 +140,9 @@ def summaries_table(summaries: Summaries) -> str:
     # Quantities that a case has
     evaluated = all("mean_return" in metrics for metrics in summaries.values())
     if evaluated:
-        labels = TERMINAL_LABELS
+        labels = {"mean_return": TERMINAL_LABELS["mean_return"]}
+        labels |= {name: name for name in _pass_rates(summaries)}
+        labels |= TERMINAL_LABELS
         when = "After training"
     else:
         labels = TERMINAL_LABELS_OF_TRAINING

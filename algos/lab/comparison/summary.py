@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from algos import presets
 from algos.config import Config, PolicyGradientConfig
 from algos.lab.comparison.games import game_of
 from algos.recipe import Recipe
+from algos.statistics.intervals import Estimate, estimate, interquartile_mean
+from algos.statistics.pass_rates import PASS_RATE
 from textenv.importing import read_module
 
 if TYPE_CHECKING:
@@ -49,10 +51,6 @@ QUANTITIES = {
     "dynamics/value_error/quarter_4": "squared value error, quarter 4 of the answers",
 }
 """Metrics plotted over the training, with their labels, keyed by the names in the log."""
-RESAMPLES = 2_000
-"""Number of bootstrap resamples; 95 % limits then vary by about a percent of their width."""
-MIN_SEEDS = 5
-"""Minimum number of seeds for limits; with fewer, they would be about the smallest and the largest value."""
 
 
 @dataclass(frozen=True, init=False)
@@ -250,17 +248,6 @@ def by_case(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
     return cases
 
 
-class Estimate(NamedTuple):
-    """Estimate of a quantity over the seeds: mean (or another statistic), its limits, and the values."""
-
-    mean: float
-    low: float | None
-    """95 % bootstrap limits of the mean; None with fewer than `MIN_SEEDS` seeds."""
-    high: float | None
-    values: tuple[float, ...]
-    """Value of each seed."""
-
-
 def update_kl(agent: Agent, rollout: TensorDict) -> dict[str, float]:
     """Estimate KL(old‖new) of an update, nats per step, by k3 (Schulman 2020).
 
@@ -358,22 +345,11 @@ def summary(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> di
     rows = [_quantities(run, score) for run in runs]
     shared = [name for name in rows[0] if all(name in row for row in rows)]
     columns = {name: [row[name] for row in rows] for name in shared}
-    estimates = {name: _estimate(column, np.mean) for name, column in columns.items()}
+    estimates = {name: estimate(column) for name, column in columns.items()}
     if "normalised score" in columns:
         score_column = columns["normalised score"]
-        estimates["normalised score, interquartile mean"] = _estimate(score_column, interquartile_mean)
+        estimates["normalised score, interquartile mean"] = estimate(score_column, interquartile_mean)
     return estimates
-
-
-def _estimate(column: Sequence[float], statistic: Callable[..., np.ndarray]) -> Estimate:
-    """Statistic of a quantity over the seeds, with its limits."""
-    values = np.array(column)
-    mean = float(statistic(values, axis=0))
-    interval = limits(values, statistic)
-    if interval is None:
-        return Estimate(mean, None, None, tuple(values.tolist()))
-    low, high = interval
-    return Estimate(mean, float(low), float(high), tuple(values.tolist()))
 
 
 def _quantities(run: RunResult, score: Score | None) -> dict[str, float]:
@@ -390,6 +366,12 @@ def _quantities(run: RunResult, score: Score | None) -> dict[str, float]:
         tenth = math.ceil(len(returns) / 10)
         metrics["last return"] = _mean_of_last_tenth(returns)
         metrics["first return"] = float(np.mean(returns[:tenth]))
+
+    # Pass rates of prompts that were sampled several times
+    for name, value in run.after.items():
+        if PASS_RATE.fullmatch(name) and name in run.before:
+            metrics[f"{name} before"] = run.before[name]
+            metrics[name] = value
 
     # Normalised scores, after the training and during it
     if score is not None:
@@ -438,39 +420,3 @@ def _quantities(run: RunResult, score: Score | None) -> dict[str, float]:
 
 def _mean_of_last_tenth(values: Sequence[float]) -> float:
     return float(np.mean(values[len(values) * 9 // 10 :]))
-
-
-def interquartile_mean(x: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Mean of the middle half along an axis, without the lowest and the highest quarter (rounded down).
-
-    >>> float(interquartile_mean(np.array([0.0, 1.0, 2.0, 3.0, 100.0])))
-    2.0
-    """
-    cut = x.shape[axis] // 4
-    middle = np.arange(cut, x.shape[axis] - cut)
-    return np.sort(x, axis=axis).take(middle, axis=axis).mean(axis=axis)
-
-
-def bootstrap_interval(
-    x: np.ndarray, statistic: Callable[..., np.ndarray] = np.mean, *, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
-    """95 % limits of a statistic over seeds, by the percentile bootstrap (Efron 1979); with few seeds they mean little.
-
-    Args:
-        x: values ``[seeds, *]``.
-        statistic: function of an array and ``axis``, such as `numpy.mean`.
-        seed: seed of the resampling.
-
-    Returns:
-        Low and high limits, ``[*]`` each.
-    """
-    chosen = np.random.default_rng(seed).integers(len(x), size=(RESAMPLES, len(x)))
-    low, high = np.quantile(statistic(x[chosen], axis=1), [0.025, 0.975], axis=0)
-    return low, high
-
-
-def limits(x: np.ndarray, statistic: Callable[..., np.ndarray] = np.mean) -> tuple[np.ndarray, np.ndarray] | None:
-    """`bootstrap_interval`; None with fewer than `MIN_SEEDS` seeds."""
-    if len(x) < MIN_SEEDS:
-        return None
-    return bootstrap_interval(x, statistic)

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from algos.lab.comparison.paper import interval, probability_of_improvement
-from algos.lab.comparison.summary import FULL_LENGTH_FRACTION, MIN_SEEDS, Estimate, RunResult, by_case
+from algos.lab.comparison.summary import FULL_LENGTH_FRACTION, RunResult, by_case
+from algos.statistics.intervals import MIN_SEEDS, Estimate
 from algos.training.reward_hacking import COLLAPSE, VARIETY
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from algos.lab.comparison.summary import MIN_SEEDS, bootstrap_interval
+from algos.statistics.intervals import MIN_SEEDS, bootstrap_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algos.lab.comparison.summary import limits
 from algos.lab.insight.attribution import Attribution, Place, attribute, patch
 from algos.lab.insight.blocks import PROJECTIONS, Blocks
 from algos.lab.insight.finding import Finding, change, compared, draw_lines, draw_maps
+from algos.statistics.intervals import limits
 from textenv.lm.model import LanguageModel
 from textenv.prompts.prompts import as_prompt, by_position
 from textenv.prompts.tokenize import prompt_ids, text_ids

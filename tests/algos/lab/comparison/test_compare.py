@@ -21,15 +21,8 @@ from algos.config import PPOConfig
 from algos.lab.comparison.compare import compare, parse_cases, train_all
 from algos.lab.comparison.report import write_report
 from algos.lab.comparison.runs import read_runs
-from algos.lab.comparison.summary import (
-    Case,
-    bootstrap_interval,
-    by_case,
-    case_name,
-    interquartile_mean,
-    normalise,
-    summary,
-)
+from algos.lab.comparison.summary import Case, by_case, case_name, normalise, summary
+from algos.statistics.intervals import bootstrap_interval, interquartile_mean
 from tests.helpers.compared import NamedPPO, OnlyGood, short_cartpole
 from tests.helpers.finished_runs import run_of
 
@@ -494,6 +487,36 @@ def test_other_processes_import_own_algorithms(tmp_path):
     report = compare(cases, seeds=1, run_dir=tmp_path, processes=1, quiet=True)
     assert {"CartPole-v1:OnlyGood", "short_cartpole:NamedPPO"} < report.keys()
     assert {row["algorithm"] for row in rows_of(tmp_path / "curves.csv")} == {"OnlyGood", "NamedPPO"}
+
+
+def test_pass_rates_before_and_after_are_in_all_tables(tmp_path):
+    options = dict(seeds=1, run_dir=tmp_path, processes=0, quiet=True, total_steps=200, num_prompts=5)
+    case = "textenv/Periods-v0:ppo"
+    report = compare(case, k=(1, 3), success=0.25, **options)
+    metrics = report[case]
+    assert 0 < metrics["pass@1 before"] <= metrics["pass@3 before"] <= 1 and metrics["pass@1"] <= metrics["pass@3"]
+    assert "pass@3" in str(report)
+    assert {"pass@3 before", "pass@3", "maj@3", "greedy"} <= {
+        row["quantity"] for row in rows_of(tmp_path / "summary.csv")
+    }
+    page = (tmp_path / "report.html").read_text()
+    assert "pass@3 before training" in page and "pass@3 after training" in page
+
+    # A run with other samples is another one
+    with pytest.raises(FileExistsError, match=r"sampling.k: \[1, 3\], not \[1\]"):
+        compare(case, k=1, success=0.25, **options)
+    assert compare(case, k=(3, 1), success=0.25, **options)[case] == metrics
+
+
+def test_pass_rates_that_cannot_be_are_refused_before_training(tmp_path):
+    options = dict(seeds=1, run_dir=tmp_path / "study", processes=0, quiet=True)
+    with pytest.raises(ValueError, match="is a control environment, which has no prompts"):
+        compare("CartPole-v1", k=2, **options)
+    with pytest.raises(ValueError, match="by is 'level', expected a column of the prompts, which have none"):
+        compare("textenv/Periods-v0:ppo", k=2, by="level", **options)
+    with pytest.raises(ValueError, match="its functions cannot be sent to other processes"):
+        compare("textenv/Periods-v0:ppo", k=2, answer=lambda text: text, **(options | {"processes": 1}))
+    assert not list((tmp_path / "study").glob("*"))
 
 
 def test_an_unimportable_class_is_said_before_training(tmp_path):

@@ -10,7 +10,8 @@ from algos.lab.comparison.figures import curves, draw_curves, draw_scores, plot_
 from algos.lab.comparison.paper import scores_by_algorithm
 from algos.lab.comparison.report import write_report
 from algos.lab.comparison.runs import read_runs
-from algos.lab.comparison.summary import RunResult, bootstrap_interval, name_cases
+from algos.lab.comparison.summary import RunResult, name_cases
+from algos.statistics.intervals import bootstrap_interval
 from tests.helpers.finished_runs import write_run
 
 

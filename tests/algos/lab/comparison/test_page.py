@@ -27,6 +27,16 @@ def panel(data, title):
     return found
 
 
+def test_pass_rates_of_evaluations_share_a_panel():
+    """Between evaluations the line is straight; those of a column's values have no line."""
+    logged = {"eval/pass@1": [0.2, np.nan, 0.4], "eval/pass@8": [0.8, np.nan, 0.6], "eval/level=1/pass@8": [1, 1, 1]}
+    run = run_of(1, returns=[0.0, 0.5, 1.0], after=1.0, **logged)
+    lines = panel(page_data([run]), "pass rates of held-out prompts: Some-v0:ppo")["lines"]
+    assert [line["name"] for line in lines] == ["pass@1", "pass@8"]
+    halfway = 200 * 101 // 300
+    assert lines[0]["mean"][halfway] == pytest.approx(0.3, abs=0.01) and lines[1]["mean"][-1] == 0.6
+
+
 def test_curves_frontier_and_parts_by_hand(tmp_path):
     write_run(tmp_path / "a-1", seed=1, returns=(0.0, 0.5, 1.0))
     write_run(tmp_path / "a-2", seed=2, returns=(0.0, 0.1, 0.2))

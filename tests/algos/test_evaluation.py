@@ -1,0 +1,172 @@
+"""Evaluation with several samples of each prompt: what is counted, and what is refused."""
+
+import itertools
+
+import gymnasium
+import numpy as np
+import pytest
+
+from algos import EvaluateEvery, MLPPolicy, evaluate
+from algos.evaluation import summarise
+from algos.statistics.pass_rates import read_sampling
+from tests.helpers.models import make_gpt2
+from tests.helpers.resumable_agents import ppo_text
+from tests.helpers.small_agents import lm_policy
+from tests.helpers.text_envs import Script, make_env, text_env
+from textenv import ProgramVectorEnv
+from textenv.kl import KLPenalty
+
+ROWS = [{"prompt": text, "level": level} for text, level in (("a b", 1), ("c", 1), ("d a b", 2), ("b", 2), ("a", 3))]
+
+
+def has_good(completions, **columns):
+    return [float("good" in text.split()) for text in completions]
+
+
+def level_env(num_envs=3, reward=has_good, **options):
+    return make_env(reward, num_envs, prompts=ROWS, **options)
+
+
+def mean_over_pairs(texts, value):
+    """Mean of a value of two samples over all pairs of each prompt's samples."""
+    of_prompts = []
+    for samples in texts.values():
+        of_prompts.append(np.mean([value(x, y) for x, y in itertools.combinations(samples, 2)]))
+    return np.mean(of_prompts)
+
+
+def test_each_prompt_is_sampled_as_often_and_counted_once():
+    env, policy = level_env(), lm_policy()
+    result = evaluate(env, policy, k=(1, 2), num_samples=6, by="level", seed=3)
+    texts = {}
+    for sample in env.samples(range(30)):
+        texts.setdefault(sample["prompt"], []).append((sample["completion"].strip(), sample["score"]))
+    assert len(texts) == 5 and {len(samples) for samples in texts.values()} == {6}
+    rates = result.pass_rates
+    assert rates.pass_at[2].mean == pytest.approx(mean_over_pairs(texts, lambda x, y: max(x[1], y[1])))
+    assert rates.pass_at[1].mean == pytest.approx(mean_over_pairs(texts, lambda x, y: (x[1] + y[1]) / 2))
+    assert rates.pass_at[1].mean == pytest.approx(result.mean_return) and len(result.returns) == 30
+    # Of two answers either both are the same, or they tie
+    assert rates.majority_at[2].mean == pytest.approx(rates.pass_at[1].mean)
+    of_level = [np.mean([score for _, score in texts[row["prompt"]]]) for row in ROWS if row["level"] == 2]
+    assert rates.by[2].pass_at[1].mean == pytest.approx(np.mean(of_level)) and [*rates.by] == [1, 2, 3]
+    greedy = evaluate(level_env(), policy, num_episodes=5, deterministic=True, seed=3)
+    assert rates.greedy.mean == pytest.approx(greedy.mean_return)
+    assert f"pass@2={rates.pass_at[2].mean:.4g}" in repr(result) and "pass@2" in result._repr_html_()
+
+
+def test_the_number_of_slots_changes_no_number():
+    options = dict(k=(1, 4), by="level", seed=1)
+    results = [evaluate(level_env(num_envs), lm_policy(), **options) for num_envs in (1, 4, 64)]
+    assert len({str(result.pass_rates) for result in results}) == 1
+    assert results[0].returns == results[1].returns == results[2].returns
+
+
+def test_the_vote_is_on_the_answer():
+    """By default that of the task's `extract`, else the completion."""
+    env, policy = level_env(), lm_policy()
+    options = dict(k=5, seed=2)
+    one_answer = evaluate(env, policy, answer=lambda completion: "the same", **options).pass_rates
+    assert one_answer.majority_at[5].mean == pytest.approx(np.mean(evaluate(env, policy, **options).returns))
+    by_reward = evaluate(env, policy, answer=lambda completion: "good" in completion.split(), **options).pass_rates
+    passed = np.reshape(evaluate(env, policy, **options).returns, (5, 5)).sum(axis=1)
+    assert by_reward.majority_at[5].mean == pytest.approx(np.mean(passed >= 3))
+    env.task.extract = lambda completion: "good" in completion.split()
+    assert evaluate(env, policy, **options).pass_rates.majority_at == by_reward.majority_at
+    with pytest.raises(TypeError, match="the answer to vote on is"):
+        evaluate(env, policy, answer=list, **options)
+
+
+def test_training_and_prompts_go_on_unchanged():
+    env, policy = level_env(), lm_policy()
+    env.reset(seed=5)
+    order, state = env.prompt_order, policy.generator.get_state()
+    evaluate(env, policy, k=2)
+    assert env.prompt_order == order and (policy.generator.get_state() == state).all()
+
+
+def test_programs_have_pass_rates_and_several_turns_no_vote():
+    def play(ask, task):
+        ask(task)
+        return float("good" in ask(f"{task} again"))
+
+    policy = lm_policy()
+    env = ProgramVectorEnv(
+        play, tasks=["a", "b"], tokenizer=policy.tokenizer, num_envs=2, max_new_tokens=3, max_length=40
+    )
+    rates = evaluate(env, policy, k=(1, 3)).pass_rates
+    assert sorted(rates.pass_at) == [1, 3] and rates.majority_at == {} and rates.num_prompts == 2
+    last_turn = evaluate(env, policy, k=3, answer=str.strip).pass_rates
+    assert sorted(last_turn.majority_at) == [3]
+    with pytest.raises(ValueError, match="the environment has 2 prompts"):
+        evaluate(env, policy, k=3, num_prompts=3)
+
+
+def test_tasks_without_end_need_a_number_of_prompts():
+    policy = lm_policy()
+    env = text_env(Script([(0, 1)]))
+    with pytest.raises(ValueError, match="Script makes its prompts itself, without end: give a number"):
+        evaluate(env, policy, k=2)
+    assert evaluate(env, policy, k=2, num_prompts=3, success=2).pass_rates.num_prompts == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(k=0), "k is 0"),
+        (dict(k=2, num_episodes=20), "say how many prompts by num_prompts"),
+        (dict(k=2, deterministic=True), "deterministic is True and k is given"),
+        (dict(k=2, num_prompts=6), "num_prompts is 6, but the environment has 5 prompts"),
+        (dict(k=2, by="leve"), "by is 'leve', expected a column of the prompts, which have 'level'"),
+        (dict(by="level"), "by is 'level', but k is None"),
+        (dict(num_episodes=0), "num_episodes is 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_playing(options, message):
+    with pytest.raises(ValueError) as error:
+        evaluate(level_env(), lm_policy(), **options)
+    assert message in str(error.value)
+
+
+def test_control_has_no_pass_rates():
+    env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    policy = MLPPolicy(env.single_observation_space, env.single_action_space)
+    with pytest.raises(ValueError, match="is a control environment, which has no prompts"):
+        evaluate(env, policy, k=2)
+
+
+def test_an_episode_without_a_score_has_not_passed(caplog):
+    def sometimes(completions, **columns):
+        return [None if "good" in text.split() else 1.0 for text in completions]
+
+    options = dict(k=1, num_samples=16)
+    result = evaluate(level_env(reward=sometimes), lm_policy(), **options)
+    assert "episodes have no score: they count as not passed" in caplog.text
+    has_score = 1 - np.mean(evaluate(level_env(), lm_policy(), **options).returns)
+    assert 0 < has_score < 1 and set(result.returns) == {1.0} and len(result.returns) == round(80 * has_score)
+    assert result.pass_rates.pass_at[1].mean == pytest.approx(has_score)
+
+
+def test_evaluations_during_training_log_pass_rates():
+    callback = EvaluateEvery(level_env(), 20, k=(1, 4), by="level", num_prompts=4)
+    rows = ppo_text().learn(60, callbacks=[callback])
+    logged = [row for row in rows if "eval/pass@4" in row]
+    assert logged and {"eval/greedy", "eval/pass@1", "eval/maj@4", "eval/level=1/pass@4"} <= logged[0].keys()
+    assert all(row["eval/pass@1"] <= row["eval/pass@4"] for row in logged)
+    with pytest.raises(ValueError, match="say how many prompts by num_prompts"):
+        EvaluateEvery(level_env(), 20, k=4, num_episodes=20)
+    with pytest.raises(ValueError, match="expected a column of the prompts"):
+        ppo_text().learn(60, callbacks=[EvaluateEvery(level_env(), 20, k=4, by="difficulty")])
+
+
+def test_the_kl_of_many_samples_is_that_of_all():
+    """It is measured some rows at a time, so that many samples need no more memory."""
+    policy = lm_policy()
+    penalty = KLPenalty(lm_policy(lambda: make_gpt2(seed=4)), coef=0.1)
+    sampling = read_sampling(130, num_prompts=5)
+    numbers = summarise(level_env(64), policy, penalty=penalty, sampling=sampling)
+    assert numbers["episodes"] == 650
+    rollout = evaluate(level_env(64), policy, k=130).rollout
+    penalty(rollout, policy)
+    assert numbers["kl"] == pytest.approx(rollout["kl"].sum().item() / 650, rel=1e-5)
+    assert numbers["kl"] > 0.1
