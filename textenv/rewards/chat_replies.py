@@ -117,11 +117,15 @@ class ChatReplies:
         self._tenacity = package("tenacity", "service")
 
         # Whom to ask, and how
-        url = self._httpx.URL(base_url)
+        url = self._httpx.URL(str(base_url))
         if url.scheme not in ("http", "https") or not url.host:
             raise ValueError(f"base_url is {base_url!r}, expected an address such as http://127.0.0.1:8000/v1")
         if not isinstance(model, str) or not model:
             raise ValueError(f"model is {model!r}, expected the name of the server's model")
+        try:
+            json.dumps(dict(options), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"options is {options!r:.200}, expected fields of JSON by their names: {error}") from error
         reserved = sorted({"model", "messages", "n", "stream", "response_format"} & set(options))
         if reserved:
             raise ValueError(
@@ -132,10 +136,11 @@ class ChatReplies:
             raise ValueError("api_key, or OPENAI_API_KEY, has spaces or other than ASCII characters: expected one word")
 
         # Limits
-        if not (isinstance(concurrency, int) and concurrency > 0 and timeout > 0 and patience > 0):
+        are_seconds = all(isinstance(seconds, (int, float)) and seconds > 0 for seconds in (timeout, patience))
+        if not (isinstance(concurrency, int) and concurrency > 0 and are_seconds):
             raise ValueError(
-                f"concurrency is {concurrency}, timeout {timeout}, patience {patience}, expected a whole number, and "
-                "seconds, above 0"
+                f"concurrency is {concurrency!r}, timeout {timeout!r}, patience {patience!r}, expected a whole number, "
+                "and seconds, above 0"
             )
         if max_calls is not None and not (isinstance(max_calls, int) and max_calls > 0):
             raise ValueError(f"max_calls is {max_calls!r}, expected a whole number above 0, or None for no limit")
@@ -229,10 +234,7 @@ class ChatReplies:
     def _key_of(self, question: Question) -> str:
         """Return the key of a question in the cache: a hash of model, messages, options and the sample's number."""
         content = [self.model, question.messages, self.options, question.sample]
-        try:
-            return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-        except TypeError as error:
-            raise ValueError(f"options is {self.options!r:.200}, expected fields of JSON: {error}") from error
+        return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def _check_calls(self, num_needed: int) -> None:
         """Raise a JudgeError if there may not be this many calls more."""
@@ -353,7 +355,8 @@ class ChatReplies:
     async def _exchange(self, client: httpx.AsyncClient, body: Mapping[str, object]) -> tuple[int, bytes, str | None]:
         """Send a request and read its answer up to the limit of bytes; return status, content and Retry-After."""
         content = bytearray()
-        async with client.stream("POST", f"{self.base_url}/chat/completions", json=body) as response:
+        request = json.dumps(body).encode()  # ASCII, so that half a surrogate pair in a text can be sent, too
+        async with client.stream("POST", f"{self.base_url}/chat/completions", content=request) as response:
             encoding = response.headers.get("Content-Encoding", "identity")
             if encoding != "identity":  # a few bytes may be many
                 raise JudgeError(
@@ -443,15 +446,20 @@ def _read_completion(content: bytes) -> tuple[Reply, bool]:
     """Read the answer to a request: its first choice, and whether it is a completion at all."""
     try:
         choice = json.loads(content)["choices"][0]
-        text = answer_text([choice["message"]])
+        text = _whole(answer_text([choice["message"]]))
     except (ValueError, LookupError, TypeError, RecursionError):
         return Reply(None, f"no chat completion, but {_excerpt(content)}", 1), False
     if choice.get("finish_reason") == "length":
         return Reply(None, "the reply was cut at its longest length: raise max_tokens in options=", 1), True
     if not text.strip():
         refusal = choice["message"].get("refusal")
-        return Reply(None, f"an empty reply ({refusal or choice.get('finish_reason')})", 1), True
+        return Reply(None, _whole(f"an empty reply ({refusal or choice.get('finish_reason')})"), 1), True
     return Reply(text, calls=1), True
+
+
+def _whole(text: str) -> str:
+    """Return a text with ``?`` for halves of surrogate pairs, which JSON may spell and no file can hold."""
+    return text.encode(errors="replace").decode()
 
 
 def _excerpt(content: bytes) -> str:

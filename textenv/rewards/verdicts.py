@@ -35,12 +35,17 @@ _DIGITS = r"(?<![^\W_])(?<![^\W\d_]-)(?<![.,\d])(?:\d++(?:[.,]\d++)*+|\.\d++)(?!
 _SIGN = "(?:(?<![\\w)\\]])[-+\N{MINUS SIGN}])?"
 _NUMBER = rf"(?:{_SIGN}{_DIGITS}|(?<![^\W_])(?:{_WORD})(?![^\W_]))"
 _RANGE = "(?P<range>-|\N{EN DASH}|\N{EM DASH}|\\.\\.+|to\\b|through\\b|and\\b|or\\b)"
+# Spaces, and the marks of bold type and of code: **4** out of 5
+_GAP = r"[\s*_`]{0,6}"
+_OUT_OF = r"(?:out )?of\b(?: (?:a|an|the) (?:possible|total|maximum)(?: of)?\b)?"
 _NUMERAL = re.compile(
-    rf"(?P<mention>\b(?:scale of|maximum of|max\.?:?)\s+)?(?P<first>{_NUMBER})(?:"
-    rf"\s{{0,3}}{_RANGE}\s{{0,3}}(?P<last>{_NUMBER})"
-    rf"|\s{{0,3}}(?:/|\N{{FRACTION SLASH}}|(?:out )?of\b)\s{{0,3}}(?P<denominator>{_NUMBER})"
+    rf"(?:(?P<mention>\b(?:scale of|maximum(?: of|:)?|max\.?:?)\s+)|(?P<than>\bthan\s+(?:(?:answer|response)[ _])?))?"
+    rf"(?P<first>{_NUMBER})(?:"
+    rf"{_GAP}(?:\([a-z ]{{1,20}}\)\s)?{_RANGE}{_GAP}(?P<last>{_NUMBER})"
+    rf"|{_GAP}(?:(?:points?|stars?|marks?)\s)?\(?(?:/|\N{{FRACTION SLASH}}|{_OUT_OF}){_GAP}(?P<denominator>{_NUMBER})"
     r"|\s?(?P<percent>%)"
     r"|(?P<half> point \S+| and a half\b)"
+    r"|(?P<end>[- ](?:point|star) scale\b| max(?:imum)?\b|\s?(?:=|is|being)? (?:the )?(?:best|worst|highest|lowest)\b)"
     r")?",
     re.IGNORECASE,
 )
@@ -67,8 +72,9 @@ class Scale:
         `VERDICT_FIELDS`, else the last one in ``[[…]]`` or ``\\boxed{…}``, else the last number of the reply. Mentions
         of the scale itself ("from 1 to 5") are no verdicts. A fraction is a number out of the scale's highest, as 4/5
         on a scale to 5; on a scale from 0 to 1 every fraction and percentage is a number. Words up to a hundred are
-        numbers; "one" is only if there is no other. A range ("3-4") and a decimal comma cannot be read. A number
-        outside the scale is not clipped: whoever gives it has not understood the question.
+        numbers; "one" is only if there is no other. A range ("3-4"), a comparison ("better than 2") as the last number
+        and a decimal comma cannot be read. A number outside the scale is not clipped: whoever gives it has not
+        understood the question.
 
         Example:
             >>> scale = Scale(1, 5)
@@ -101,23 +107,25 @@ class Scale:
         """Return the last number of a text that is no mention of the scale; None if there is none, or a range."""
         numerals = [numeral for numeral in _NUMERAL.finditer(text) if not self._is_mention(numeral)]
         # "A good one" is no verdict
-        others = [numeral for numeral in numerals if numeral[0].lower() != "one"]
+        others = [numeral for numeral in numerals if numeral["first"].lower() != "one" or _is_compound(numeral)]
         numerals = others or numerals
         if not numerals:
             return None
         return self._value(numerals[-1])
 
     def _is_mention(self, numeral: re.Match[str]) -> bool:
-        """Return True for the scale itself: "1 to 5", "scale of 5"."""
+        """Return True for the scale itself: "1 to 5", "scale of 5", "1 = worst"."""
         ends = {self.low, self.high}
         if numeral["range"]:
             return {_value_of(numeral["first"]), _value_of(numeral["last"])} == ends
+        if numeral["end"]:
+            return _value_of(numeral["first"]) in ends
         return bool(numeral["mention"]) and not numeral["denominator"] and _value_of(numeral["first"]) == self.high
 
     def _value(self, numeral: re.Match[str]) -> float | None:
-        """Return the value of a match of `_NUMERAL`; None if it is a range, or out of another number."""
+        """Return the value of a match of `_NUMERAL`; None if it is a range, out of another number, or "than" it."""
         value = _value_of(numeral["first"])
-        if value is None or numeral["range"] or numeral["half"]:
+        if value is None or numeral["range"] or numeral["half"] or numeral["than"]:
             return None
         if not numeral["denominator"] and not numeral["percent"]:
             return value
@@ -133,6 +141,11 @@ class Scale:
         if (self.low, self.high) == (0, 1):
             return value / denominator
         return None
+
+
+def _is_compound(numeral: re.Match[str]) -> bool:
+    """Return True for a range, a fraction or a percentage."""
+    return any(numeral[group] for group in ("range", "denominator", "percent", "half"))
 
 
 def without_thoughts(reply: str) -> str:

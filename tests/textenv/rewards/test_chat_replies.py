@@ -53,6 +53,16 @@ def test_a_failure_that_passes_is_repeated(misdeed):
         assert len(server.requests) == 2
 
 
+@pytest.mark.parametrize("cached", [False, True])
+def test_half_a_surrogate_pair_is_sent_and_replied(tmp_path, cached):
+    """JSON may spell it, as a reply that is cut inside an emoji does; neither UTF-8 nor SQLite can hold it."""
+    with JudgeServer("4 \ud83d") as server:
+        chat = chat_of(server, cache=tmp_path / "replies.sqlite" if cached else None)
+        assert ask(chat, "\ud83d?") == [("4 ?", "", 1)]
+        assert server.requests[0]["messages"][0]["content"] == "\ud83d?"
+        assert ask(chat, "\ud83d?") == [("4 ?", "", 1 - cached)]
+
+
 @pytest.mark.parametrize(("misdeed", "problem"), WITHOUT_VERDICT.items())
 def test_one_answer_without_a_text_costs_one_question(misdeed, problem):
     with JudgeServer("4", [misdeed] * (1 + (misdeed == "too long"))) as server:
@@ -216,6 +226,8 @@ def test_max_calls_is_never_exceeded():
     ("options", "message"),
     [
         ({"options": {"n": 2}}, "options has n"), ({"options": {"temperature": object()}}, "expected fields of JSON"),
+        ({"options": [1]}, "expected fields of JSON"), ({"options": {"temperature": float("nan")}}, "fields of JSON"),
+        ({"timeout": "60"}, "timeout '60'"),
         ({"concurrency": 0}, "concurrency is 0"), ({"timeout": 0}, "timeout 0"), ({"max_calls": 0}, "max_calls is 0"),
         ({"api_key": "two words"}, "spaces"),
     ],

@@ -15,8 +15,12 @@ READ = {
     "There is one mistake. Score: 4": 4, "Score: 4. A good one.": 4, "one": 1, "I found 2 errors, so: four": 4,
     # Out of the highest
     "4/5": 4, "4 / 5 stars": 4, "4 out of 5": 4, "four out of five": 4, "5 of 5": 5,
+    "**2** out of 5": 2, "**2**/5": 2, "`2` / **5**": 2, "2 (out of 5)": 2, "2 points out of 5": 2,
+    "2 out of a possible 5": 2, "3 stars of five": 3, "2 points out of 10": None,
     # The scale itself is no verdict
     "4 (on a scale from 1 to 5)": 4, "4 (1-5)": 4, "4, between 1 and 5": 4, "4 on a scale of 5": 4, "1 to 5": None,
+    "2 (1 = worst, 5 = best)": 2, "2 (from 1 (worst) to 5 (best))": 2, "2 (maximum 5)": 2, "2 on a 5-point scale": 2,
+    "2, where 5 is the best": 2, "Better than 2.": None, "4. It says more than one would expect.": 4,
     # Marks
     "[[3]], though 2 would do": 3, r"\boxed{2} of the 5": 2, "[[good]] 4": None,
     # JSON, also in a fence, with a text as its value, or before the reasons
@@ -33,6 +37,7 @@ READ = {
     # Not to be read
     "": None, "very good": None, "4,5": None, "3-4": None, "3 or 4": None, "1.2.3": None, "GPT-4": None,
     "the 4th": None, "H2O": None, "four point five": None, "4 and a half": None,
+    "**3** - **4**": None,
 }  # fmt: skip
 
 
@@ -49,6 +54,8 @@ def test_verdicts_by_hand(reply, verdict):
         (Scale(-3, 3), "-2", -2), (Scale(0, 5000), "1,500", 1500), (Scale(0, 10), "ten", 10),
         (Scale(0, 2, is_whole=True), "1.5", None), (Scale(0, 2, is_whole=True), "1/2", None),
         (Scale(0, 2, is_whole=True), "Answer 1 is better than answer 2: 1", 1),
+        (Scale(0, 2, is_whole=True), "Answer 1 is better than answer 2.", None),
+        (Scale(0, 10), "4. This is the one best answer.", 4), (Scale(0, 1), "0.8 points out of 1", 0.8),
     ],
 )  # fmt: skip
 def test_verdicts_on_other_scales(scale, reply, verdict):
