@@ -3,6 +3,7 @@
 import dataclasses
 import html
 import logging
+import math
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
@@ -87,12 +88,16 @@ class EvaluationResult(_ReturnsAndRollout):
 
     @property
     def mean_return(self) -> float:
-        """Mean over the episodes."""
+        """Mean over the episodes; NaN if none has a score."""
+        if not self.returns:
+            return math.nan
         return float(np.mean(self.returns))
 
     @property
     def std_return(self) -> float:
-        """Standard deviation over the episodes."""
+        """Standard deviation over the episodes; NaN if none has a score."""
+        if not self.returns:
+            return math.nan
         return float(np.std(self.returns))
 
 
@@ -238,6 +243,9 @@ def _sample_prompts(env: VectorEnv, player: Policy, sampling: Sampling, seed: in
     # The same seed gives the same prompts in the same order
     greedy_rollout = collect(env, player, num_episodes=num_prompts, seed=seed, deterministic=True)
     greedy_returns = _scored_returns(greedy_rollout)
+    if sampling.by is not None:
+        for turn in env.scored_turns.turns:
+            _group_of(turn.prompt.columns, sampling.by)  # raises before the samples are played
     rollout = collect(env, player, num_episodes=num_prompts * num_samples, group_size=num_samples, seed=seed)
     returns = _scored_returns(rollout)
 
@@ -261,8 +269,8 @@ def _sample_prompts(env: VectorEnv, player: Policy, sampling: Sampling, seed: in
         group = None
         if sampling.by is not None:
             first_turns = [turns_of_episode[0] for turns_of_episode in turns[rows] if turns_of_episode]
-            columns = first_turns[0].prompt.columns if first_turns else {}
-            group = _group_of(columns, sampling.by)
+            if first_turns:  # there is none of a program that never asked
+                group = _group_of(first_turns[0].prompt.columns, sampling.by)
         answers_of_prompt = None
         if answers is not None:
             answers_of_prompt = answers[rows]
@@ -521,7 +529,8 @@ class EvaluateEvery(Callback):
         # Save the best agent
         mean_return = results["mean_return"]
         self.waited += 1
-        if self.best is None or mean_return > self.best:
+        has_score = not math.isnan(mean_return)
+        if has_score and (self.best is None or mean_return > self.best):
             self.best = mean_return
             self.waited = 0
             if run.run_dir is not None:

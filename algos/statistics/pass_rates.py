@@ -72,6 +72,11 @@ def read_sampling(
                     f"{name} is {value!r:.100}, but k is None: several samples of each prompt are played only with k, "
                     "such as k=(1, 8)"
                 )
+        if success != 1:
+            raise ValueError(
+                f"success is {success!r:.100}, but k is None: it says which of several samples pass, which are played "
+                "only with k, such as k=(1, 8)"
+            )
         return None
 
     # Numbers of samples
@@ -209,17 +214,21 @@ def pass_rates(prompts: Sequence[PromptSamples], sampling: Sampling) -> PassRate
     rates = _rates(prompts, sampling, column=sampling.by)
     if sampling.by is None:
         return rates
+
+    # Values of the same text have the same name in logs and tables, so they are one: 1 and "1", or all NaN
     groups: dict[Hashable, list[PromptSamples]] = {}
+    value_by_text: dict[str, Hashable] = {}
     for prompt in prompts:
-        groups.setdefault(prompt.group, []).append(prompt)
+        value = value_by_text.setdefault(str(prompt.group), prompt.group)
+        groups.setdefault(value, []).append(prompt)
     for value in sorted(groups, key=_sort_key):
         rates.by[value] = _rates(groups[value], sampling, column=None)
     return rates
 
 
 def _sort_key(value: Hashable) -> tuple[bool, float, str]:
-    """Sort numbers by value and before texts."""
-    if isinstance(value, numbers.Real):
+    """Sort numbers by value and before texts, among them NaN."""
+    if isinstance(value, numbers.Real) and value == value:  # noqa: PLR0124  (NaN is not)
         return False, float(value), ""
     return True, 0.0, str(value)
 

@@ -147,6 +147,32 @@ def test_an_episode_without_a_score_has_not_passed(caplog):
     assert result.pass_rates.pass_at[1].mean == pytest.approx(has_score)
 
 
+def test_a_prompt_without_the_column_ends_it_before_the_samples():
+    asked = []
+
+    def counted(completions):
+        asked.extend(completions)
+        return [0.0] * len(completions)
+
+    env = make_env(counted, 2, prompts=[{"prompt": "a", "level": 1}, {"prompt": "b"}])
+    with pytest.raises(ValueError, match="by is 'level', expected a column of the prompts, which have none"):
+        evaluate(env, lm_policy(), k=8, by="level")
+    assert len(asked) < 8
+
+
+def test_an_evaluation_without_scores_is_not_the_best_one(tmp_path):
+    """Its mean is NaN, which no later mean exceeds."""
+    scores = iter([None, 1.0, 0.5])
+
+    def score(completions):
+        return [next(scores)] * len(completions)
+
+    callback = EvaluateEvery(make_env(score, 2), 20, num_episodes=2)
+    rows = ppo_text().learn(60, callbacks=[callback], run_dir=tmp_path)
+    assert [row["eval/mean_return"] for row in rows if "eval/mean_return" in row][1:] == [1.0, 0.5]
+    assert callback.best == 1.0 and (tmp_path / "best" / "config.json").is_file()
+
+
 def test_evaluations_during_training_log_pass_rates():
     callback = EvaluateEvery(level_env(), 20, k=(1, 4), by="level", num_prompts=4)
     rows = ppo_text().learn(60, callbacks=[callback])

@@ -25,6 +25,7 @@ from algos.statistics.pass_rates import PASS_RATE, PromptSamples, pass_rates, re
         (dict(k=1, answer="rewards.py:f"), "answer is 'rewards.py:f', expected a function"),
         (dict(k=None, by="level"), "by is 'level', but k is None"),
         (dict(k=None, num_samples=8), "num_samples is 8, but k is None"),
+        (dict(k=None, success=0.5), "success is 0.5, but k is None"),
     ],
 )
 def test_wrong_settings_say_what_is_expected(options, message):
@@ -58,6 +59,16 @@ def test_limits_are_over_prompts_not_samples():
     assert [*rates.by] == [0, 10] and rates.by[10].num_prompts == 6
     assert rates.by[10].pass_at[1].mean == pytest.approx(means[1::2].mean())
     assert pass_rates(samples[:4], read_sampling(1)).pass_at[1].low is None
+
+
+def test_values_of_the_same_name_are_one():
+    """Missing numbers are NaN, which equals nothing, and files have 1 beside "1"."""
+    levels = [float("nan"), 2, 1, float("nan"), "1", True]
+    samples = [PromptSamples(np.array([index / 5 > 0.5]), 0.0, None, level) for index, level in enumerate(levels)]
+    rates = pass_rates(samples, read_sampling(1, by="level"))
+    assert {str(value): of_value.num_prompts for value, of_value in rates.by.items()} == {"1": 3, "2": 1, "nan": 2}
+    assert rates.numbers()["level=nan/pass@1"] == 0.5 and rates.numbers()["level=1/pass@1"] == pytest.approx(2 / 3)
+    assert [*rates.to_dict()["by"]] == [row[0] for row in rates.table()[1][1:]] == ["1", "2", "nan"]
 
 
 def test_a_sum_of_weighted_rewards_passes_despite_rounding():
