@@ -32,7 +32,7 @@ class Compare(Command):
     .csv."""
     dynamics_every: int = 0
     """Iterations between measurements of each training's own dynamics, as in algos train, plotted in the report."""
-    k: tuple[int, ...] = ()
+    k: tuple[int, ...] | None = None
     """Text only: sample each prompt of the evaluations several times, for pass@k and maj@k, as in algos evaluate."""
     num_samples: int | None = None
     """With --k: samples of each prompt; None: the largest k."""
@@ -65,7 +65,7 @@ class Compare(Command):
             dynamics_every=self.dynamics_every,
             overwrite=self.overwrite,
             quiet=self.json,
-            k=self.k or None,
+            k=self.k,
             num_samples=self.num_samples,
             num_prompts=self.num_prompts,
             by=self.by,

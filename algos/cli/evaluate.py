@@ -56,7 +56,7 @@ class Evaluate(ModelCommand):
     plain data are used only if they are named here."""
     num_episodes: int | None = None
     """Episodes to play (text: prompts of the test split); by default 20, not with --k."""
-    k: tuple[int, ...] = ()
+    k: tuple[int, ...] | None = None
     """Text only: sample each prompt several times, and print pass@k (one of k samples passes) and maj@k (the most
     frequent answer of k samples passes) with 95 percent limits over the prompts: --k 1 8 64."""
     num_samples: int | None = None
@@ -88,7 +88,7 @@ class Evaluate(ModelCommand):
         """Load the agent and play."""
         if self.num_episodes is not None and self.num_episodes < 1:
             raise ValueError(f"--num-episodes is {self.num_episodes}, expected at least 1")
-        if self.num_episodes is not None and self.k:
+        if self.num_episodes is not None and self.k is not None:
             raise ValueError(
                 f"--num-episodes is {self.num_episodes}, but --k is given: say how many prompts by --num-prompts, each "
                 "of which is sampled --num-samples times"
@@ -108,7 +108,7 @@ class Evaluate(ModelCommand):
         if self.answer is not None:
             answer = load_function(self.answer)
         sampling: dict[str, Any] = {
-            "k": self.k or None,
+            "k": self.k,
             "num_samples": self.num_samples,
             "num_prompts": self.num_prompts,
             "by": self.by,
@@ -222,7 +222,7 @@ class Evaluate(ModelCommand):
         from algos.make import remake_environment
 
         num_envs = min(self._num_episodes, MAX_ENVS)
-        if self.k:
+        if self.k is not None:
             num_envs = MAX_ENVS
         return remake_environment(
             description,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -227,10 +229,13 @@ def pass_rates(prompts: Sequence[PromptSamples], sampling: Sampling) -> PassRate
 
 
 def _sort_key(value: Hashable) -> tuple[bool, float, str]:
-    """Sort numbers by value and before texts, among them NaN."""
-    if isinstance(value, numbers.Real) and value == value:  # noqa: PLR0124  (NaN is not)
-        return False, float(value), ""
-    return True, 0.0, str(value)
+    """Sort numbers, and texts that are numbers, by value, and before other texts and NaN."""
+    number = math.nan
+    with suppress(TypeError, ValueError, OverflowError):
+        number = float(value)  # type: ignore[arg-type]
+    if math.isnan(number):
+        return True, 0.0, str(value)
+    return False, number, ""
 
 
 def _rates(prompts: Sequence[PromptSamples], sampling: Sampling, *, column: str | None) -> PassRates:

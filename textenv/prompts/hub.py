@@ -48,7 +48,7 @@ def parse_hub_name(text: str) -> HubName:
 
     Raises:
         FileNotFoundError: if it names a folder or a file that does not exist.
-        ValueError: if it has another form.
+        ValueError: if it has another form, or a revision of a folder.
 
     Example:
         >>> parse_hub_name("hf:openai/gsm8k:main/test")
@@ -71,6 +71,11 @@ def parse_hub_name(text: str) -> HubName:
         )
     if not HUB_NAME.fullmatch(hub_name) or (at and not revision):
         raise ValueError(f"{text!r:.200} is no name of a data set, expected {FORM}")
+    if at and Path(hub_name).is_dir():  # `datasets` would read the folder, whatever the revision
+        raise ValueError(
+            f"{text!r:.200} has the revision {revision!r}, but {hub_name} is a folder in {Path.cwd()}, which has none: "
+            "leave it out, or start elsewhere if you mean the data set of the hub"
+        )
     return HubName(hub_name, revision or None, configuration, split or None)
 
 
@@ -132,7 +137,7 @@ def _cache_of_folder(folder: Path, cache: Path) -> Path:
 
 def _advice(hub_name: HubName, datasets: ModuleType, error: Exception) -> str:
     """Return what is wrong with configuration or split, with those that there are; else the error's own words."""
-    reason = str(error)
+    reason = str(error) or f"{type(error).__name__}, are its files empty?"
     if error.__cause__ is not None:  # datasets hides what is wrong with a file behind a sentence
         reason += f" ({error.__cause__})"
     try:

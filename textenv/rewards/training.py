@@ -135,13 +135,19 @@ def _log_metric(log: RewardLog, name: str, value: object) -> None:
 
 def _log_extra(log: RewardLog, column: str, values: object) -> None:
     """Log a number for each completion, as TRL's ``log_extra``; other values are only counted, and not kept."""
-    if not isinstance(values, Sequence) or isinstance(values, (str, bytes)) or len(values) != log.rows:
+    # The entries of a list, an array or a tensor
+    entries = None
+    if isinstance(values, Iterable) and not isinstance(values, (str, bytes, Mapping)) and not order_problem(values):
+        entries = list(values)
+    if entries is None or len(entries) != log.rows:
         raise ValueError(
             f"log_extra({column!r:.80}, ...) was given {values!r:.200} for {log.rows} completions, expected a name and "
             "a list with one value for each completion"
         )
+
+    # Their numbers
     numbers = []
-    for value in values:
+    for value in entries:
         number = as_number(value)
         if number is None and value is not None:
             _warn_once(

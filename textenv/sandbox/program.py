@@ -120,20 +120,29 @@ def _is_full(folder: str) -> bool:
     num_bytes = 0
     num_entries = 0
     folders = [folder]
-    try:
-        while folders:
-            for entry in os.scandir(folders.pop()):
-                num_entries += 1
+    while folders:
+        # What is in the next folder
+        try:
+            entries = list(os.scandir(folders.pop()))
+        except FileNotFoundError:  # removed meanwhile; the others count
+            continue
+        except OSError:
+            return True
+
+        # How large it is
+        for entry in entries:
+            num_entries += 1
+            try:
                 status = entry.stat(follow_symlinks=False)
-                num_bytes += 512 * status.st_blocks
-                if stat.S_ISDIR(status.st_mode):
-                    folders.append(entry.path)
-                if num_bytes > _FOLDER_BYTES or num_entries > _FOLDER_ENTRIES:
-                    return True
-    except FileNotFoundError:  # removed meanwhile
-        return False
-    except OSError:
-        return True
+            except FileNotFoundError:
+                continue
+            except OSError:
+                return True
+            num_bytes += 512 * status.st_blocks
+            if stat.S_ISDIR(status.st_mode):
+                folders.append(entry.path)
+            if num_bytes > _FOLDER_BYTES or num_entries > _FOLDER_ENTRIES:
+                return True
     return False
 
 

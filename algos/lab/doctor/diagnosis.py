@@ -185,6 +185,8 @@ def findings_in_a_line(folder: str | Path) -> str | None:
     It is for the end of a training, and never raises: an error of the doctor is logged.
     """
     try:
+        if not (Path(folder) / METRICS).is_file():  # the training has ended before its first iteration
+            return None
         names = [finding.rule for finding in examine(folder).findings]
     except Exception as error:  # must not lose a run that has just ended well
         logger.warning("the run doctor could not examine %s: %.200r", folder, error)

@@ -100,6 +100,7 @@ def test_a_table_has_the_pass_rates_and_wrong_options_say_so(here, capsys):
     assert table.index("pass@2") < table.index("pass@4")
     for options, message in (
         ("--k 0", "k is (0,), expected distinct integers of at least 1"),
+        ("--k", "k is (), expected distinct integers of at least 1"),
         ("--k 4 --num-samples 2", "pass@4 needs at least 4 of each prompt"),
         ("--k 4 --num-episodes 20", "say how many prompts by --num-prompts"),
         ("--k 4 --by difficulty", "expected a column of the prompts, which have 'level'"),

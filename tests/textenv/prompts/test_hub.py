@@ -122,6 +122,14 @@ def test_rows_are_those_of_this_folder_now(tmp_path, no_network):
     assert len(load_prompts(f"hf:{first}:main", prompt_column=None)) == 24
 
 
+def test_a_folder_has_no_revision(tmp_path, no_network, monkeypatch):
+    """`datasets` would read the folder of this name for any revision."""
+    write_hub_folder(tmp_path / "sums")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="has the revision 'v1', but sums is a folder"):
+        load_prompts("hf:sums@v1:main")
+
+
 def test_a_broken_file_is_told_of(tmp_path, no_network):
     folder = write_hub_folder(tmp_path / "sums")
     (folder / "main" / "train.jsonl").write_text('{"question": \n')

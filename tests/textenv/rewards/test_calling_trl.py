@@ -182,6 +182,17 @@ def test_the_ratio_of_steps_is_the_progress(step, progress, expected):
     assert seen == [expected]
 
 
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+def test_columns_are_logged_from_arrays_too(kind):
+    """TRL extends its list by them."""
+
+    def reward(completions, log_extra):
+        log_extra("length", kind([3.0, 5.0]))
+        return [0.0] * len(completions)
+
+    assert Rewards(reward)(**ROWS).logged == {"length": [3.0, 5.0]}
+
+
 def test_other_fields_of_the_state_are_refused():
     with pytest.raises(AttributeError, match="trainer_state has no 'epoch' here.*global_step / max_steps.*progress"):
         TrainerState(1, 2).epoch  # noqa: B018

@@ -122,5 +122,7 @@ def test_the_line_at_the_end_of_a_training_never_raises(still, tmp_path, caplog)
     line = findings_in_a_line(still)
     assert "policy_stands_still" in line and f"algos doctor {still}" in line
     with caplog.at_level(logging.WARNING):
-        assert findings_in_a_line(tmp_path / "missing") is None
+        assert findings_in_a_line(tmp_path / "before_the_first_iteration") is None
+        assert not caplog.text
+        assert findings_in_a_line(None) is None
     assert "could not examine" in caplog.text
