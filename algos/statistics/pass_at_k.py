@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Hashable, Sequence
 
@@ -113,6 +114,7 @@ def _passes_with_votes(
     return float((passing[k, 1:] / np.arange(1, most_winners + 1)).sum())
 
 
+@functools.lru_cache(maxsize=2**16)  # each number of winning votes, and each prompt, needs the same ones
 def _hypergeometric(num_others: int, others_drawn: int, votes: int, votes_drawn: int) -> float:
     """Return the probability of these draws from two kinds, C(others) · C(votes) / C(all), from exact integers."""
     ways = math.comb(num_others, others_drawn) * math.comb(votes, votes_drawn)
