@@ -134,27 +134,34 @@ def summaries_table(summaries: Summaries) -> str:
 
     It is as wide as the terminal; if the output is no terminal but, for example, a file, as wide as its contents.
     """
+    counts = [len(next(iter(metrics.values())).values) for metrics in summaries.values()]
+    labels = TERMINAL_LABELS_OF_TRAINING
+    when = "While training"
+    if all("mean_return" in metrics for metrics in summaries.values()):
+        labels = TERMINAL_LABELS
+        when = "After training"
+    tables = [_terminal_table(summaries, labels, title=f"{when}: means over the seeds, and {_spread(counts)}")]
+
+    # Pass rates in a table of their own, so that both fit into a narrow terminal
+    pass_rates = _pass_rates(summaries)
+    if pass_rates:
+        tables.append(
+            _terminal_table(summaries, {name: name for name in pass_rates}, title="Pass rates after training")
+        )
+    return "".join(tables)
+
+
+def _terminal_table(summaries: Summaries, labels: Mapping[str, str], *, title: str) -> str:
+    """Return a table of those quantities that a case has, a row for each case."""
     from rich.table import Column, Table
     from rich.text import Text
 
-    # Quantities that a case has
-    evaluated = all("mean_return" in metrics for metrics in summaries.values())
-    if evaluated:
-        labels = {"mean_return": TERMINAL_LABELS["mean_return"]}
-        labels |= {name: name for name in _pass_rates(summaries)}
-        labels |= TERMINAL_LABELS
-        when = "After training"
-    else:
-        labels = TERMINAL_LABELS_OF_TRAINING
-        when = "While training"
-    quantities = [name for name in labels if any(name in metrics for metrics in summaries.values())]
-
     # Header; a narrow terminal cuts no name of a case
-    counts = [len(next(iter(metrics.values())).values) for metrics in summaries.values()]
+    quantities = [name for name in labels if any(name in metrics for metrics in summaries.values())]
     name_width = max(map(len, summaries))
     columns = [Column("", overflow="fold", min_width=min(28, name_width))]
     columns += [Column(labels[name], overflow="fold") for name in quantities]
-    table = Table(*columns, title=f"{when}: means over the seeds, and {_spread(counts)}")
+    table = Table(*columns, title=title)
 
     for case, metrics in summaries.items():
         cells = []

@@ -131,7 +131,7 @@ def test_formulas_are_compared_by_meaning(math_answer):
 
 def test_ready_made_rewards_load_by_name():
     assert load_function("textenv.rewards:unfinished")(terminated=[False]) == [-1.0]
-    with refused(TypeError, "matches", "missing", "pattern"):
+    with refused(ValueError, "matches needs pattern", "my_rewards.py:my_reward"):
         load_function("textenv.rewards:matches")
 
 

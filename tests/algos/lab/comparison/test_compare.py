@@ -489,7 +489,9 @@ def test_other_processes_import_own_algorithms(tmp_path):
     assert {row["algorithm"] for row in rows_of(tmp_path / "curves.csv")} == {"OnlyGood", "NamedPPO"}
 
 
-def test_pass_rates_before_and_after_are_in_all_tables(tmp_path):
+@pytest.mark.parametrize("width", ["80", "160"])
+def test_pass_rates_before_and_after_are_in_all_tables(width, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", width)
     options = dict(seeds=1, run_dir=tmp_path, processes=0, quiet=True, total_steps=200, num_prompts=5)
     case = "textenv/Periods-v0:ppo"
     report = compare(case, k=(1, 3), success=0.25, **options)
