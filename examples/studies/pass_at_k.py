@@ -30,6 +30,8 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from page import depends, machine
 
 RUNS = Path("runs/pass_at_k.jsonl")
+MODEL = "smollm2"
+TOTAL_STEPS = 4_000
 K = (1, 4, 16, 64)
 TEST_PROMPTS = 40
 LORA = "r=8,alpha=16,targets=q_proj+v_proj"
@@ -74,7 +76,7 @@ def make_environment(rows, tokenizer):
     )
 
 
-def run(*, seed, model="smollm2", total_steps=4_000):
+def run(*, seed, model=MODEL, total_steps=TOTAL_STEPS):
     """Train, unless the seed is that of the untrained model, and evaluate; return the values of each prompt."""
     rows = sums()
     policy = LMPolicy.load(model, lora=LORA, seed=seed)
@@ -86,16 +88,17 @@ def run(*, seed, model="smollm2", total_steps=4_000):
     env = make_environment(rows[:TEST_PROMPTS], policy.tokenizer)
     result = evaluate(env, policy, k=K, answer=first_number, seed=1000)
     values = {name: figure.values for name, figure in result.pass_rates.estimates().items()}
-    return {"seed": seed, "training": returns, "values": values}
+    return {"seed": seed, "model": model, "total_steps": total_steps, "training": returns, "values": values}
 
 
-def read_runs():
-    """Runs so far, by seed."""
+def read_runs(*, model=MODEL, total_steps=TOTAL_STEPS):
+    """Runs so far of this model and length, by seed."""
     runs = {}
     if RUNS.exists():
         for line in RUNS.read_text().splitlines():
-            entry = json.loads(line)
-            runs[entry["seed"]] = entry["values"]
+            entry = {"model": MODEL, "total_steps": TOTAL_STEPS} | json.loads(line)  # the first lines lack both
+            if (entry["model"], entry["total_steps"]) == (model, total_steps):
+                runs[entry["seed"]] = entry["values"]
     return runs
 
 
@@ -125,19 +128,22 @@ def main():
     """Run what is missing, or print what there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--total-steps", type=int, default=4_000, help="tokens to write in each training")
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--total-steps", type=int, default=TOTAL_STEPS, help="tokens to write in each training")
     parser.add_argument("--table", action="store_true", help="print the runs so far")
     parser.add_argument("--json", type=Path, help="write the runs so far to this file of docs/results/data")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    chosen = {"model": options.model, "total_steps": options.total_steps}
+    if (options.table or options.json) and UNTRAINED not in read_runs(**chosen):
+        parser.exit(2, f"{RUNS} has no untrained {options.model} with {options.total_steps} steps: run it first\n")
     if options.table:
-        columns, rows = table(read_runs())
+        columns, rows = table(read_runs(**chosen))
         for row in (columns, ["---"] * len(columns), *rows):
             print("| " + " | ".join(row) + " |")
         return
     if options.json is not None:
-        columns, rows = table(read_runs())
+        columns, rows = table(read_runs(**chosen))
         about = machine("python examples/studies/pass_at_k.py")
         del about["began"], about["others"]  # the runs were made before
         data = about | {"depends": depends("text"), "columns": columns, "rows": rows}
@@ -146,10 +152,10 @@ def main():
 
     RUNS.parent.mkdir(exist_ok=True)
     for seed in (UNTRAINED, *map(int, options.seeds.split(","))):
-        if seed in read_runs():
+        if seed in read_runs(**chosen):
             continue
         start = time.perf_counter()
-        entry = run(seed=seed, model=options.model, total_steps=options.total_steps)
+        entry = run(seed=seed, **chosen)
         entry["seconds"] = round(time.perf_counter() - start, 1)
         with RUNS.open("a") as file:
             file.write(json.dumps(entry) + "\n")
