@@ -32,6 +32,8 @@ __path__: list[str] = []
 """Makes this module a package for Python: the user's files are its submodules."""
 USER_FILES = f"{__name__}."
 """How the module names of the user's files begin."""
+HUB_PREFIX = "hf:"
+"""How names of data sets begin; without it, a name is a file, and no network is asked for a misspelt one."""
 _NEVER_BESIDE = sys.stdlib_module_names | {"textenv", "algos"}
 """Modules that a file of the same name beside the user's file never replaces."""
 _folders: list[Path] = []
@@ -105,10 +107,10 @@ def absolute_name(name: str) -> str:
 
     The path of an existing file or folder is made absolute.
     """
-    if name.startswith("hf:"):
-        folder, colon, config = name.removeprefix("hf:").partition(":")
+    if name.startswith(HUB_PREFIX):
+        folder, colon, config = name.removeprefix(HUB_PREFIX).partition(":")
         if folder and Path(folder).is_dir():
-            return f"hf:{Path(folder).resolve()}{colon}{config}"
+            return f"{HUB_PREFIX}{Path(folder).resolve()}{colon}{config}"
         return name
     if name and Path(name).exists():
         return str(Path(name).resolve())

@@ -2,16 +2,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import tyro
 
 from algos.cli.arguments import Command
+from algos.cli.pass_rates import PassRateOptions
 from algos.lab.comparison.compare import DEFAULT_CASES, compare
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare(Command):
+class Compare(PassRateOptions, Command):
     """Train algorithms on environments and compare the runs in an HTML page, figures and CSV files.
 
     The same command goes on after an interruption: finished runs are kept.
@@ -32,30 +33,12 @@ class Compare(Command):
     .csv."""
     dynamics_every: int = 0
     """Iterations between measurements of each training's own dynamics, as in algos train, plotted in the report."""
-    k: tuple[int, ...] | None = None
-    """Text only: sample each prompt of the evaluations several times, for pass@k and maj@k, as in algos evaluate."""
-    num_samples: int | None = None
-    """With --k: samples of each prompt; None: the largest k."""
-    num_prompts: int | None = None
-    """With --k: number of prompts; None: all of the test split."""
-    by: str | None = None
-    """With --k: column of the prompts, by whose values the pass rates are broken down."""
-    success: float = 1.0
-    """With --k: an episode passes if its return is at least this."""
-    answer: str | None = None
-    """With --k: function from a completion to its answer, as in algos evaluate."""
     overwrite: bool = False
     """Train again what the folder has of these cases and seeds; without this option, runs with the same settings are
     kept, and others are an error."""
 
     def run(self) -> dict[str, object]:
         """Train the cases and write the report."""
-        from textenv.importing import load_function
-
-        # What the majority votes on
-        answer: Any = None
-        if self.answer is not None:
-            answer = load_function(self.answer)
         report = compare(
             self.cases,
             seeds=self.seeds,
@@ -65,11 +48,6 @@ class Compare(Command):
             dynamics_every=self.dynamics_every,
             overwrite=self.overwrite,
             quiet=self.json,
-            k=self.k,
-            num_samples=self.num_samples,
-            num_prompts=self.num_prompts,
-            by=self.by,
-            success=self.success,
-            answer=answer,
+            **self.sampling_arguments(),
         )
         return dict(report)

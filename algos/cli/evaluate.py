@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import tyro
 
 from algos.cli.arguments import Command, ModelCommand, json_object, load_newest, one_thread
+from algos.cli.pass_rates import PassRateOptions
 from algos.cli.tables import print_table
-from textenv.importing import absolute_name, load_function
+from textenv.importing import absolute_name
 from textenv.optional import package
 
 if TYPE_CHECKING:
@@ -21,15 +22,12 @@ if TYPE_CHECKING:
 MAX_ENVS = 64
 """Largest number of slots to play in."""
 
-DEFAULT_EPISODES = 20
-"""Number of episodes without --num-episodes."""
-
 FILMED_EPISODES = 3
 """Largest number of episodes in a film."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(ModelCommand):
+class Evaluate(PassRateOptions, ModelCommand):
     """Evaluate a saved agent on whole episodes."""
 
     prints: ClassVar[bool] = True
@@ -56,20 +54,6 @@ class Evaluate(ModelCommand):
     plain data are used only if they are named here."""
     num_episodes: int | None = None
     """Episodes to play (text: prompts of the test split); by default 20, not with --k."""
-    k: tuple[int, ...] | None = None
-    """Text only: sample each prompt several times, and print pass@k (one of k samples passes) and maj@k (the most
-    frequent answer of k samples passes) with 95 percent limits over the prompts: --k 1 8 64."""
-    num_samples: int | None = None
-    """With --k: samples of each prompt; None: the largest k."""
-    num_prompts: int | None = None
-    """With --k: number of prompts; None: all of the test split."""
-    by: str | None = None
-    """With --k: column of the prompts, by whose values the pass rates are broken down: --by level."""
-    success: float = 1.0
-    """With --k: an episode passes if its return is at least this."""
-    answer: str | None = None
-    """With --k: function from a completion to the answer that is voted on, which is run only if it is named:
-    rewards.py:function or package.module:function; None: the task's own, or the completion."""
     deterministic: bool = False
     """Take the most probable action instead of a sample, as Stable-Baselines3 does by default."""
     seed: int = 0
@@ -98,25 +82,9 @@ class Evaluate(ModelCommand):
     @property
     def _num_episodes(self) -> int:
         """Number of episodes where prompts are not sampled several times."""
+        from algos.evaluation import DEFAULT_EPISODES
+
         return self.num_episodes or DEFAULT_EPISODES
-
-    def _sampling(self) -> "dict[str, Any]":
-        """Return the arguments of `algos.evaluate` about several samples of each prompt, checked."""
-        from algos.statistics.pass_rates import read_sampling
-
-        answer: Any = None
-        if self.answer is not None:
-            answer = load_function(self.answer)
-        sampling: dict[str, Any] = {
-            "k": self.k,
-            "num_samples": self.num_samples,
-            "num_prompts": self.num_prompts,
-            "by": self.by,
-            "success": self.success,
-            "answer": answer,
-        }
-        read_sampling(**sampling)  # raises now, before the agent is loaded
-        return sampling
 
     def _with_absolute_paths(self) -> Self:
         """Return the same command with absolute paths, as a reward or an environment may change the working folder."""
@@ -136,7 +104,7 @@ class Evaluate(ModelCommand):
     def _evaluate(self) -> dict[str, object]:
         """Play with a command whose paths are absolute, and write the files that it asks for."""
         self._check_files()
-        sampling = self._sampling()
+        sampling = self.sampling_arguments()
         from algos.storage.hub import agent_folder
         from algos.training.save import read_description
 

@@ -30,7 +30,12 @@ BytesByUse = Counter[str]
 
 
 class _MetaModel(LanguageModel):
-    """Language model on the device ``meta``: there is nothing to check, and no tokenizer is needed."""
+    """Language model on the device ``meta``: there is nothing to check, and no tokenizer is needed.
+
+    Args:
+        run: options of `algos train`.
+        cuda: whether the run's logits are computed in the chunks of a GPU.
+    """
 
     def __init__(self, run: Any, *, cuda: bool = False) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
@@ -65,10 +70,10 @@ class _MetaModel(LanguageModel):
         self.hard_choices = ()
 
     @property
-    def _rows_at_once(self) -> int:
+    def _chunk_elements(self) -> int:
         if self.on_cuda:
-            return max(1, CHUNK_ELEMENTS_ON_CUDA // self.num_tokens)
-        return super()._rows_at_once
+            return CHUNK_ELEMENTS_ON_CUDA
+        return super()._chunk_elements
 
 
 class MemoryEstimate(TorchDispatchMode):

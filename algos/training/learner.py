@@ -20,7 +20,7 @@ ConfigT_co = TypeVar("ConfigT_co", bound=Config, covariant=True)
 
 
 class StateValues(NamedTuple):
-    """Values of the states of a rollout that were estimated step by step of several tokens (`algos.vine`)."""
+    """Values of the states of a rollout, where a step may be several tokens (`algos.vine`)."""
 
     value: Tensor
     """Value of the state before the step that an entry belongs to: float32 ``[B, T]``, 0 outside the mask."""

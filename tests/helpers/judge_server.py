@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import json
+import re
 import threading
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +13,16 @@ def completion(text, finish_reason="stop", **message):
     """The body of an answer."""
     choice = {"index": 0, "message": {"role": "assistant", "content": text} | message, "finish_reason": finish_reason}
     return {"id": "1", "object": "chat.completion", "model": "critic", "choices": [choice]}
+
+
+def text_of(request):
+    return request["messages"][-1]["content"]
+
+
+def answer_in(request, name="answer"):
+    """The answer that a judge is shown."""
+    (answer,) = re.findall(rf"<{name}((?:-\d+)?)>\n(.*)\n</{name}\1>", text_of(request), re.DOTALL)
+    return answer[1]
 
 
 class Handler(BaseHTTPRequestHandler):

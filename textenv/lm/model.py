@@ -323,10 +323,14 @@ class LanguageModel(nn.Module):
 
     @property
     def _rows_at_once(self) -> int:
-        elements = CHUNK_ELEMENTS
+        return max(1, self._chunk_elements // self.num_tokens)
+
+    @property
+    def _chunk_elements(self) -> int:
+        """Maximum number of logits that are scored at a time."""
         if self.device.type == "cuda":
-            elements = CHUNK_ELEMENTS_ON_CUDA
-        return max(1, elements // self.num_tokens)
+            return CHUNK_ELEMENTS_ON_CUDA
+        return CHUNK_ELEMENTS
 
     def _in_chunks(
         self, function: Callable[..., tuple[Tensor, ...]], *columns: Tensor, allowed: Allowed | None

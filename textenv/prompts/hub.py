@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from textenv.importing import HUB_PREFIX
 from textenv.optional import package
 
 if TYPE_CHECKING:
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
 
     from datasets import Dataset
 
-PREFIX = "hf:"
-"""How names of data sets begin; without it, a name is a file, and no network is asked for a misspelt one."""
 DEFAULT = "default"
 """Name of the configuration of a data set that says nothing of configurations."""
 HUB_NAME = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
@@ -40,7 +39,7 @@ class HubName(NamedTuple):
 
 def is_hub_name(name: object) -> bool:
     """Whether this is the name of a data set of the hub, not of a file."""
-    return isinstance(name, (str, Path)) and str(name).startswith(PREFIX)
+    return isinstance(name, (str, Path)) and str(name).startswith(HUB_PREFIX)
 
 
 def parse_hub_name(text: str) -> HubName:
@@ -54,7 +53,7 @@ def parse_hub_name(text: str) -> HubName:
         >>> parse_hub_name("hf:openai/gsm8k:main/test")
         HubName(name='openai/gsm8k', revision=None, config='main', split='test')
     """
-    name, _, config_and_split = text.removeprefix(PREFIX).partition(":")
+    name, _, config_and_split = text.removeprefix(HUB_PREFIX).partition(":")
     config, slash, split = config_and_split.partition("/")
     if (text.count(":") > 1 and not config) or (slash and not split):
         raise ValueError(f"{text!r:.200} is no name of a data set, expected {FORM}")
@@ -157,7 +156,7 @@ def _advice(hub_name: HubName, datasets: ModuleType, error: Exception) -> str:
 
 def _spelt(hub_name: HubName, *, split: str | None) -> str:
     """Return the name with a configuration and a split."""
-    text = PREFIX + hub_name.name
+    text = HUB_PREFIX + hub_name.name
     if hub_name.revision is not None:
         text += f"@{hub_name.revision}"
     text += f":{hub_name.config or DEFAULT}"

@@ -77,7 +77,7 @@ def judge(
 
     Returns:
         An ``async`` reward function; to try it, ``Rewards(judge(...))(prompts=[...], completions=[...])``. For
-        each answer it logs ``calls``, ``unreadable`` (verdicts) and, with ``against``, ``orders_agree``.
+        each answer it logs ``calls``, ``unreadable_verdicts`` and, with ``against``, ``orders_agree``.
 
     Raises:
         ValueError: if an argument is not as described, or by a call without the column ``against``.
@@ -186,7 +186,7 @@ class Judge:
         self._count_unreadable(replies)
 
         # Numbers for the log
-        logged = {"calls": calls, "unreadable": unreadable}
+        logged = {"calls": calls, "unreadable_verdicts": unreadable}
         if self.against is not None:
             logged["orders_agree"] = [_mean(agreements.get(row, [])) for row in range(len(completions))]
         return self._scores(verdicts, logged)

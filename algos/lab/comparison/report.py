@@ -88,8 +88,9 @@ def _row_labels(summaries: Summaries) -> dict[str, str]:
         labels[name] = label
         if name == "mean_return":
             for pass_rate in _pass_rates(summaries):
-                labels[f"{pass_rate} before"] = f"{pass_rate} before training"
-                labels[pass_rate] = f"{pass_rate} after training"
+                label = pass_rate.replace("greedy", "greedy pass rate")
+                labels[f"{pass_rate} before"] = f"{label} before training"
+                labels[pass_rate] = f"{label} after training"
     return labels
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 import shlex
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from algos import PPO, LMPolicy, PPOConfig
 from algos.cli import main as command_line
 from algos.extras.serving import PolicyAnswerer
-from tests.helpers.judge_server import JudgeServer
+from tests.helpers.judge_server import JudgeServer, answer_in, text_of
 from tests.helpers.models import WORDS, make_llama, make_tokenizer
 from tests.helpers.small_agents import lm_policy
 from tests.helpers.text_envs import REWARDED, make_env, paid, play
@@ -23,16 +22,6 @@ from textenv.rewards.chat_replies import JudgeError
 from textenv.state import frozen_states, set_states, states_of
 
 pytest.importorskip("tenacity", reason="install the extra: pip install '.[service]'")
-
-
-def text_of(request):
-    return request["messages"][-1]["content"]
-
-
-def answer_in(request, name="answer"):
-    """The answer that a judge is shown."""
-    (answer,) = re.findall(rf"<{name}((?:-\d+)?)>\n(.*)\n</{name}\1>", text_of(request), re.DOTALL)
-    return answer[1]
 
 
 def by_length(request):
@@ -91,7 +80,7 @@ def test_unreadable_verdicts_are_left_out_counted_and_shown(caplog):
         reward = one(server)
         result = scores(reward, ["a", "b", "c"])
         assert result.score == [4, None, None] and not result.failed
-        assert result.logged["unreadable"] == [0, 1, 1] and result.logged["calls"] == [1, 1, 1]
+        assert result.logged["unreadable_verdicts"] == [0, 1, 1] and result.logged["calls"] == [1, 1, 1]
         assert reward.unreadable == 2
     assert "2 of 3 verdicts are unreadable, such as 'seventeen'" in caplog.text
 
@@ -123,7 +112,7 @@ def test_the_mean_of_the_samples_that_can_be_read():
     drawn = iter(["1", "2", "no", "5"])
     with JudgeServer(lambda request: next(drawn)) as server:
         result = scores(one(server, samples=4, concurrency=1), ["a"])
-        assert result.score == [pytest.approx((1 + 2 + 5) / 3)] and result.logged["unreadable"] == [1]
+        assert result.score == [pytest.approx((1 + 2 + 5) / 3)] and result.logged["unreadable_verdicts"] == [1]
         assert all("temperature" not in request for request in server.requests)
 
 
@@ -149,7 +138,7 @@ def test_a_pair_counts_only_if_both_orders_can_be_read():
 
     with JudgeServer(reply) as server:
         result = scores(one(server, against="reference"), ["good"], reference=["bad"])
-        assert result.score == [None] and result.logged["unreadable"] == [1]
+        assert result.score == [None] and result.logged["unreadable_verdicts"] == [1]
 
 
 def test_a_question_of_ones_own():
@@ -195,7 +184,7 @@ def test_it_is_a_reward_of_an_environment():
         env = make_env(one(server))
         rollout = play(env, REWARDED, seed=0)
         assert [sum(row) for row in paid(rollout)] == [5, 4, 1, 5]
-        assert env.metrics["reward/log/calls"] == 1 and env.metrics["reward/log/unreadable"] == 0
+        assert env.metrics["reward/log/calls"] == 1 and env.metrics["reward/log/unreadable_verdicts"] == 0
 
         # Beside another one, and inside a transform
         both = make_env(Rewards({"judge": (one(server), 0.5), "length": lambda completions: [1.0] * len(completions)}))
@@ -315,7 +304,7 @@ def test_our_own_server_is_a_judge(caplog):
     with our_server(policy) as server:
         options = dict(base_url=server.url, model="critic", question="{answer}", options={"seed": 1})
         result = scores(judge("short", api_key="key", samples=3, **options), ["a b", "c"])
-        assert result.score == [None, None] and result.logged["unreadable"] == [3, 3]
+        assert result.score == [None, None] and result.logged["unreadable_verdicts"] == [3, 3]
         assert result.logged["calls"] == [3, 3]  # response_format, which it does not take, is not charged
         with pytest.raises(JudgeError, match="status 401"):
             scores(judge("short", api_key="wrong", **options), ["a"])

@@ -20,12 +20,14 @@ from algos.lab.doctor.rules import RULES
 from algos.losses import clipped_policy_loss
 from algos.storage.run_reader import read_metrics
 from tests.helpers.engines import FakeEngine
+from tests.helpers.judge_server import JudgeServer, answer_in
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.planted_runs import Bandit, bandit, first_action, train_control, train_text
 from tests.helpers.programs import program_env, word_policy
 from tests.helpers.text_envs import BAD, EOS, PAD, make_env
 from tests.helpers.tool_calls import PLAIN, QUESTION, byte_tokenizer, multiply
 from textenv import LanguageWrapper, Rewards, TextVectorEnv, TokenVectorEnv
+from textenv.rewards import judge
 
 # Processes get the environments themselves, and import neither this file nor PyTorch.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -143,8 +145,8 @@ def words_that_are_no_actions(folder):
 
 
 def another_judge(folder):
-    judge = EvaluateEvery(make_env(variety, num_envs=8), 100, num_episodes=64)
-    train_text(folder, iterations=24, learning_rate=3e-4, callbacks=[judge])
+    watch = EvaluateEvery(make_env(variety, num_envs=8), 100, num_episodes=64)
+    train_text(folder, iterations=24, learning_rate=3e-4, callbacks=[watch])
 
 
 def images_of_symbols(folder):
@@ -273,6 +275,21 @@ def test_images_that_a_wrapper_of_ones_own_brightens_are_not_blamed(tmp_path, mo
         main(["train", "minigrid:MiniGrid-Empty-5x5-v0", "--wrapper", wrapper, "--policy", "cnn", *options,
               "--run-dir", str(run)])  # fmt: skip
         assert names_in(run) == names
+
+
+@pytest.mark.long
+def test_verdicts_that_cannot_be_read_are_not_blamed_on_actions(tmp_path):
+    """They lack a reward; ``reward/log/unreadable`` counts answers that name no action of a game."""
+
+    def seldom_a_number(request):
+        words = answer_in(request).split()
+        return "4" if words and words[0] in ("good", "bad") else "well"
+
+    with JudgeServer(seldom_a_number) as server:
+        reward = judge("short", base_url=server.url, model="critic")
+        train_text(tmp_path, reward=reward, learning_rate=1e-5, iterations=10)
+    names = names_in(tmp_path)
+    assert "rows_without_reward" in names and "actions_unreadable" not in names
 
 
 HEALTHY = {
