@@ -64,7 +64,7 @@ def test_pass_rates_are_measured_before_and_after(tmp_path, monkeypatch, capsys)
     runs = [json.loads(line) for line in (tmp_path / "runs" / "pass_at_k.jsonl").read_text().splitlines()]
     assert [run["seed"] for run in runs] == [0, 1] and len(runs[1]["training"]) > 0
     assert {len(values) for run in runs for values in run["values"].values()} == {5}
-    monkeypatch.setattr("sys.argv", ["pass_at_k.py", "--table"])
+    monkeypatch.setattr("sys.argv", ["pass_at_k.py", *options, "--table"])
     capsys.readouterr()
     study.main()
     before = runs[0]["values"]["pass@2"]

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from algos.lab.run_summary import describe_run
 from algos.storage.run_files import AGENT, POLICY
 from algos.storage.run_folder import checkpoints, status
-from algos.storage.run_reader import read_metrics
+from algos.storage.run_reader import read_metrics, read_samples
 
 MIN_ITERATIONS = 10
 """Fewest iterations of which a rule says anything about the course of a run."""
@@ -29,6 +29,20 @@ runs (normal noise), and 3 in one of 50.
 """
 MAX_WEIGHT_BYTES = 2**25
 """Largest file of weights that is read, in bytes: larger models would take seconds."""
+EXAMPLE_LENGTH = 80
+"""Characters of an answer that are shown."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An episode of text that the run recorded in ``samples.jsonl``."""
+
+    prompt: str
+    completion: str
+    """What the policy wrote; of several turns, the replies between them too."""
+    score: float | None
+    has_replies: bool
+    """Whether the episode has several turns."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +78,7 @@ class Evidence:
     Args:
         metrics: metrics of each iteration, as `read_metrics` returns them.
         description: what `describe_run` returns: environment, algorithm, policy, hyper-parameters.
+        samples: rows of the tables of what the policy wrote, as `read_samples` returns them.
         state: state of the run, as `algos.storage.run_folder.status` returns it.
         folder: folder of the run, for weights of its checkpoints; None: there are none.
 
@@ -78,11 +93,13 @@ class Evidence:
         metrics: Sequence[Mapping[str, float]],
         description: Mapping[str, Any] | None = None,
         *,
+        samples: Sequence[Mapping[str, Any]] = (),
         state: str = "finished",
         folder: Path | None = None,
     ) -> None:
         self.metrics = metrics
         self.description = description or {}
+        self.samples = samples
         self.state = state
         self.folder = folder
         self._curves: dict[str, np.ndarray] = {}
@@ -164,6 +181,42 @@ class Evidence:
         return trend is not None and trend.has_risen
 
     @cached_property
+    def first_answers(self) -> list[Answer]:
+        """The answers of the first table of samples, which is from before any update."""
+        tables = self._tables
+        return tables[0] if tables else []
+
+    @cached_property
+    def late_answers(self) -> list[Answer]:
+        """The answers of the last half of the tables of samples, without the first table."""
+        later_tables = self._tables[1:]
+        late_tables = later_tables[len(later_tables) // 2 :]
+        return [answer for table in late_tables for answer in table]
+
+    def late_example(self) -> str:
+        """Return a sentence that quotes one of the last answers, after a blank; empty if none was recorded."""
+        if not self.late_answers:
+            return ""
+        return f" One of the last answers: {quoted(self.late_answers[-1].completion)}."
+
+    @cached_property
+    def _tables(self) -> list[list[Answer]]:
+        """Answers of each table of samples, older first; rows that lack a text are left out."""
+        tables: dict[int, list[Answer]] = {}
+        for row in self.samples:
+            iteration = row.get("iteration")
+            prompt = row.get("prompt")
+            completion = row.get("completion")
+            if not isinstance(iteration, int) or not isinstance(prompt, str) or not isinstance(completion, str):
+                continue
+            score = row.get("score")
+            if not isinstance(score, int | float) or not math.isfinite(score):
+                score = None
+            answer = Answer(prompt, completion, score, has_replies="turns" in row)
+            tables.setdefault(iteration, []).append(answer)
+        return [tables[iteration] for iteration in sorted(tables)]
+
+    @cached_property
     def newest_weights(self) -> list[dict[str, np.ndarray]]:
         """The policy's weights and statistics in the two newest checkpoints, older first; else an empty list.
 
@@ -187,6 +240,14 @@ class Evidence:
         return weights
 
 
+def quoted(text: str) -> str:
+    """Return the beginning of a text in quotation marks, in one line."""
+    line = " ".join(text.split())
+    if len(line) > EXAMPLE_LENGTH:
+        line = f"{line[:EXAMPLE_LENGTH]}…"
+    return f'"{line}"'
+
+
 def read_evidence(folder: Path, metrics: Sequence[Mapping[str, float]] | None = None) -> Evidence:
     """Read the evidence from the folder of a run.
 
@@ -199,4 +260,6 @@ def read_evidence(folder: Path, metrics: Sequence[Mapping[str, float]] | None = 
     """
     if metrics is None:
         metrics = read_metrics(folder)
-    return Evidence(metrics, describe_run(folder), state=status(folder), folder=folder)
+    return Evidence(
+        metrics, describe_run(folder), samples=read_samples(folder), state=status(folder), folder=folder
+    )

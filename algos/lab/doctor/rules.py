@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from algos.collection import STEPS_WITHOUT_AN_END
-from algos.lab.doctor import signs
+from algos.lab.doctor import answer_signs, signs
 from algos.lab.doctor.evidence import CLEAR_CHANGE, Evidence
+from algos.storage.run_files import SAMPLES
 from algos.training.reward_hacking import ADVICE, SCORE, VARIETY
 
 Check = Callable[[Evidence, float], signs.Figures | None]
@@ -22,7 +23,7 @@ class Rule:
 
     name: str
     metrics: tuple[str, ...]
-    """What it looks at: names of metrics, and ``config.json`` or ``checkpoints``."""
+    """What it looks at: names of metrics, and ``config.json``, ``checkpoints`` or `SAMPLES`."""
     threshold: float
     """Value at which it speaks; ``source`` says where it comes from."""
     source: str
@@ -35,6 +36,8 @@ class Rule:
 
     def applies_to(self, evidence: Evidence) -> bool:
         """Return whether the run has anything that the rule looks at."""
+        if SAMPLES in self.metrics:
+            return len(evidence.late_answers) > 0
         return any("/" not in name or len(evidence.curve(name)) > 0 for name in self.metrics)
 
 
@@ -322,7 +325,7 @@ RULES = (
         source=(
             "algos/training/reward_hacking.py: the training warns of the same; the threshold is the fewest iterations"
         ),
-        message="Perhaps the reward is hacked: {sign}.",
+        message="Perhaps the reward is hacked: {sign}.{example}",
         advice=f"{ADVICE}.",
         check=signs.texts_alike,
     ),
@@ -348,13 +351,88 @@ RULES = (
         source="Reviews by the preset: 0",
         message=(
             "{last:.0%} of the answers are cut off by the limit of tokens ({first:.0%} at first; {length:.0f} "
-            "tokens): the model does not end its turns, so rewards see unfinished texts."
+            "tokens): the model does not end its turns, so rewards see unfinished texts.{example}"
         ),
         advice=(
             "Does the model know its end token (textenv check, docs/environments.md, The end of a turn)? Use its "
             "chat template, raise max_new_tokens, or subtract something for length (the reward overlong)."
         ),
         check=signs.answers_at_the_limit,
+    ),
+    Rule(
+        "one_answer",
+        (SAMPLES,),
+        threshold=0.9,
+        source="measured: Reviews after training has at most .1; two classes of a fair test .6",
+        message=(
+            "{fraction:.0%} of the last {count} recorded answers are one text, to different prompts: {example} "
+            "({first:.0%} before the training)."
+        ),
+        advice=(
+            "Begin again from the model before the training, with a lower learning rate or a higher KL coefficient. If "
+            "this text does earn most for every prompt, the reward does not look at the prompt: mend it."
+        ),
+        check=answer_signs.one_answer,
+        unless=("texts_alike", "answers_empty"),
+    ),
+    Rule(
+        "answers_repeat",
+        (SAMPLES,),
+        threshold=0.5,
+        source=f"phrases of {answer_signs.WORDS_OF_A_PHRASE} words; film reviews and SmolLM2's answers have less than .1",
+        message=(
+            "The answers go round in circles: {last:.0%} of their phrases stood in the same answer before "
+            "({first:.0%} before the training), as in {example}."
+        ),
+        advice=(
+            "Does the reward pay for length or for single words? Subtract something for repetition, shorten "
+            "max_new_tokens, or raise the KL coefficient. A model that does so before any training needs its chat "
+            "template, or a supervised start (algos.finetuning.sft)."
+        ),
+        check=answer_signs.answers_repeat,
+        unless=("texts_alike",),
+    ),
+    Rule(
+        "answers_empty",
+        (SAMPLES,),
+        threshold=0.5,
+        source="half of the answers then say nothing",
+        message="{last:.0%} of the last {count} recorded answers are empty ({first:.0%} before the training).",
+        advice=(
+            "Either silence pays better than what the model can write (is every other reward negative?), or the "
+            "prompt ends with the token that ends a turn: textenv check shows it."
+        ),
+        check=answer_signs.answers_empty,
+    ),
+    Rule(
+        "speaks_for_others",
+        (SAMPLES,),
+        threshold=0.3,
+        source="models whose end of a turn is known: 0",
+        message=(
+            "{fraction:.0%} of the last {count} recorded answers go on with another speaker's turn, as in {example}: "
+            "the mark that ends a turn is not known, or the model was not trained to write it."
+        ),
+        advice=(
+            "Use the model's chat template, or name the text that ends an answer: --stop TEXT, stop= of the "
+            "environment (docs/environments.md, The end of a turn)."
+        ),
+        check=answer_signs.speaks_for_others,
+    ),
+    Rule(
+        "length_pays",
+        (SCORE, "episode/length", SAMPLES),
+        threshold=0.9,
+        source="rank correlation; .3 or less where length is not paid for",
+        message=(
+            "The score follows the length: answers grew from {first:.0f} to {last:.0f} tokens, and late in the run the "
+            "rank correlation of score and length is {correlation:.2f}."
+        ),
+        advice=(
+            "If length is not what the reward is for, it is being hacked: judge answers of equal length, or subtract "
+            "something for length (the reward overlong)."
+        ),
+        check=answer_signs.length_pays,
     ),
     Rule(
         "environment_fails",

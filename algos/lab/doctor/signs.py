@@ -330,7 +330,7 @@ def texts_alike(evidence: Evidence, threshold: float) -> Figures | None:
     sign = alike_texts([row[SCORE] for row in rows], [row[VARIETY] for row in rows])
     if sign is None:
         return None
-    return {"sign": str(sign)}
+    return {"sign": str(sign), "example": evidence.late_example()}
 
 
 def evaluation_falls(evidence: Evidence, threshold: float) -> Figures | None:
@@ -362,7 +362,8 @@ def answers_at_the_limit(evidence: Evidence, threshold: float) -> Figures | None
         return None
     if evidence.has_learnt() and first > 0.5 * threshold:  # such as answers of a fixed length
         return None
-    return {"first": first, "last": last, "length": evidence.late("episode/length") or 0.0}
+    length = evidence.late("episode/length") or 0.0
+    return {"first": first, "last": last, "length": length, "example": evidence.late_example()}
 
 
 def environment_fails(evidence: Evidence, threshold: float) -> Figures | None:

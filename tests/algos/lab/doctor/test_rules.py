@@ -19,12 +19,13 @@ from algos.lab.doctor.diagnosis import examine
 from algos.lab.doctor.rules import RULES
 from algos.losses import clipped_policy_loss
 from algos.storage.run_reader import read_metrics
+from algos.training.callbacks import RecordSamples
 from tests.helpers.engines import FakeEngine
 from tests.helpers.judge_server import JudgeServer, answer_in
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.planted_runs import Bandit, bandit, first_action, train_control, train_text
 from tests.helpers.programs import program_env, word_policy
-from tests.helpers.text_envs import BAD, EOS, PAD, make_env
+from tests.helpers.text_envs import BAD, EOS, GOOD, PAD, make_env
 from tests.helpers.tool_calls import PLAIN, QUESTION, byte_tokenizer, multiply
 from textenv import LanguageWrapper, Rewards, TextVectorEnv, TokenVectorEnv
 from textenv.rewards import judge
@@ -107,12 +108,11 @@ def failing_programs(folder):
     train_text(folder, program_env(play, num_envs=8), learning_rate=3e-4, policy=word_policy())
 
 
-class WrongCall:
-    """An engine that always writes a call of a tool that cannot be read."""
+class Writes:
+    """An engine that always writes the same text."""
 
-    def __init__(self, tokenizer):
-        ids = tokenizer("<tool_call>\nmultiply 2 3\n</tool_call>").input_ids
-        self.ids = [*ids, tokenizer.eos_token_id]
+    def __init__(self, tokenizer, text):
+        self.ids = [*tokenizer(text).input_ids, tokenizer.eos_token_id]
 
     def update_weights(self, policy):
         pass
@@ -129,7 +129,7 @@ def wrong_tool_calls(folder):
     )  # fmt: skip
     policy = LMPolicy(make_gpt2(len(tokenizer), n_positions=2000), tokenizer)
     train_text(
-        folder, env, policy=policy, generator=WrongCall(tokenizer), ratio_tolerance=1e9, iterations=10, num_episodes=2,
+        folder, env, policy=policy, generator=Writes(tokenizer, "<tool_call>\nmultiply 2 3\n</tool_call>"), ratio_tolerance=1e9, iterations=10, num_episodes=2,
         minibatch_size=2, num_epochs=1,
     )  # fmt: skip
 
@@ -142,6 +142,42 @@ def words_that_are_no_actions(folder):
     env = TokenVectorEnv(make, tokenizer=make_tokenizer(WORDS), num_envs=8, max_turns=4, max_new_tokens=3,
                          max_length=48)  # fmt: skip
     train_text(folder, env, learning_rate=1e-4)
+
+
+def train_with_samples(folder, env=None, **options):
+    train_text(folder, env, callbacks=[RecordSamples(every=1)], **options)
+
+
+def one_text_for_all(folder):
+    """The rate is so high that all that is left is one answer."""
+    prompts = ["a b", "c", "d a b", "d", "b"]
+    train_with_samples(folder, make_env(num_envs=8, prompts=prompts), learning_rate=1.0)
+
+
+def in_circles(folder):
+    """Only one word may be written, and nothing ends an answer."""
+    forbidden = [index for index in range(len(WORDS)) if index != GOOD]
+    env = make_env(same_for_all, num_envs=8, forbidden=forbidden, max_new_tokens=24)
+    train_with_samples(folder, env)
+
+
+def unknown_end_of_turn(folder):
+    """The model ends its turns as another template does, and writes the user's next one."""
+    tokenizer = byte_tokenizer(PLAIN)
+    env = TextVectorEnv(
+        prompts=[QUESTION], reward=same_for_all, tokenizer=tokenizer, num_envs=8, max_prompt_tokens=500,
+        max_new_tokens=60,
+    )  # fmt: skip
+    policy = LMPolicy(make_gpt2(len(tokenizer), n_positions=2000), tokenizer)
+    engine = Writes(tokenizer, "Six.<end_of_turn>\n<start_of_turn>user\nAnd 7?")
+    train_with_samples(
+        folder, env, policy=policy, generator=engine, ratio_tolerance=1e9, num_episodes=8, minibatch_size=4,
+        num_epochs=1, iterations=10,
+    )  # fmt: skip
+
+
+def number_of_words(completions, **columns):
+    return [float(len(text.split())) for text in completions]
 
 
 def another_judge(folder):
@@ -201,6 +237,13 @@ PLANTED = {
     "evaluation_falls": another_judge,
     "answers_at_the_limit": lambda folder: train_text(
         folder, make_env(only_silence, num_envs=8, forbidden=[EOS, PAD])
+    ),
+    "one_answer": one_text_for_all,
+    "answers_repeat": in_circles,
+    "answers_empty": lambda folder: train_with_samples(folder, reward=only_silence),
+    "speaks_for_others": unknown_end_of_turn,
+    "length_pays": lambda folder: train_with_samples(
+        folder, make_env(number_of_words, num_envs=8, max_new_tokens=12), learning_rate=3e-4, iterations=20
     ),
     "environment_fails": crashing_environments,
     "reward_fails": lambda folder: train_text(

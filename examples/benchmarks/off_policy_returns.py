@@ -1,0 +1,146 @@
+"""What SAC and TD3 reach beside Stable-Baselines3's, on the same game, with the same seeds, steps and hyper-parameters.
+
+    python examples/benchmarks/off_policy_returns.py --env HalfCheetah-v5 --seeds 1
+    python examples/benchmarks/off_policy_returns.py --table
+
+A pair of runs takes hours on one core, so each run is a line of runs/off-policy.jsonl, and is not repeated. The
+hyper-parameters are those of `algos.presets`, which are rl-baselines3-zoo's. The return is that of 50 episodes without
+noise after the training.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import stable_baselines3
+import torch
+from page import depends, machine
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.utils import get_linear_fn
+
+import algos
+from algos import evaluate, presets
+
+RUNS = Path("runs/off-policy.jsonl")
+EPISODES = 50
+EVALUATION_SEED = 1_000
+OURS = "ours"
+THEIRS = "Stable-Baselines3"
+
+
+def our_run(recipe, env_id, steps, seed):
+    """Train ours; return the returns of the episodes after it and the processor seconds of the training."""
+    config = recipe.config
+    env = gymnasium.make_vec(env_id, num_envs=1, **recipe.env_kwargs)
+    agent_type = getattr(algos, recipe.algorithm.upper())
+    policy = algos.make_policy(env, policy=recipe.policy, **recipe.policy_kwargs, seed=seed)
+    agent = agent_type(env, policy, config, seed=seed)
+    start = time.process_time()
+    agent.learn(steps)
+    seconds = time.process_time() - start
+    result = evaluate(env, policy, num_episodes=EPISODES, deterministic=True, seed=EVALUATION_SEED)
+    return list(map(float, result.returns)), seconds
+
+
+def their_run(recipe, env_id, steps, seed):
+    """The same by Stable-Baselines3."""
+    config = recipe.config
+    agent_type = getattr(stable_baselines3, recipe.algorithm.upper())
+    learning_rate = config.learning_rate
+    if config.final_learning_rate == 0:
+        learning_rate = get_linear_fn(config.learning_rate, 0.0, end_fraction=1.0)
+    hidden = list(recipe.policy_kwargs.get("hidden", (256, 256)))
+    agent = agent_type(
+        "MlpPolicy",
+        gymnasium.make(env_id, **recipe.env_kwargs),
+        learning_rate=learning_rate,
+        learning_starts=config.learning_starts,
+        gamma=config.gamma,
+        tau=config.target_rate,
+        batch_size=config.batch_size,
+        policy_kwargs={"net_arch": hidden},
+        seed=seed,
+        device="cpu",
+    )
+    start = time.process_time()
+    agent.learn(steps)
+    seconds = time.process_time() - start
+    env = gymnasium.make(env_id, **recipe.env_kwargs)
+    env.reset(seed=EVALUATION_SEED)
+    returns, _ = evaluate_policy(agent, env, EPISODES, return_episode_rewards=True, warn=False)
+    return list(map(float, returns)), seconds
+
+
+def read_runs():
+    """The runs so far, in the order in which they ended."""
+    if not RUNS.exists():
+        return []
+    return [json.loads(line) for line in RUNS.read_text().splitlines()]
+
+
+def run_missing(options):
+    """Run ours and theirs in turn, for each seed, unless they are there."""
+    recipe = presets.recipe(options.env, options.algo)
+    keys = ("env", "algorithm", "steps", "seed", "library")
+    RUNS.parent.mkdir(exist_ok=True)
+    for seed in map(int, options.seeds.split(",")):
+        for library, train in ((OURS, our_run), (THEIRS, their_run)):
+            key = (options.env, options.algo, options.steps, seed, library)
+            if any(tuple(run[name] for name in keys) == key for run in read_runs()):
+                continue
+            returns, seconds = train(recipe, options.env, options.steps, seed)
+            row = dict(zip(keys, key, strict=True)) | {"returns": returns, "seconds": round(seconds)}
+            with RUNS.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(*key, f"{np.mean(returns):.1f}", f"{seconds:.0f} s", flush=True)
+
+
+def table(runs):
+    """Columns and rows: a row for each game, algorithm and number of steps."""
+    rows = []
+    for env, algorithm, steps in sorted({(run["env"], run["algorithm"], run["steps"]) for run in runs}):
+        cells = [f"{env}, {algorithm.upper()}", f"{steps:,}"]
+        for library in (OURS, THEIRS):
+            chosen = [
+                run
+                for run in runs
+                if (run["env"], run["algorithm"], run["steps"], run["library"]) == (env, algorithm, steps, library)
+            ]
+            means = [float(np.mean(run["returns"])) for run in sorted(chosen, key=lambda run: run["seed"])]
+            each = ", ".join(f"{mean:,.1f}" for mean in means)
+            cells.append(f"{np.mean(means):,.1f} ({each})" if means else "–")
+            cells.append(f"{np.mean([run['seconds'] for run in chosen]):,.0f}" if chosen else "–")
+        rows.append(cells)
+    return ["game, algorithm", "steps", OURS, "processor seconds", THEIRS, "processor seconds"], rows
+
+
+def main():
+    """Run what is missing, or print what there is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", default="HalfCheetah-v5")
+    parser.add_argument("--algo", choices=["sac", "td3"], default="sac")
+    parser.add_argument("--steps", type=int, default=300_000)
+    parser.add_argument("--seeds", default="1,2,3,4,5")
+    parser.add_argument("--table", action="store_true", help="print the runs so far")
+    parser.add_argument("--json", type=Path, help="write the runs so far to this file of docs/results/data")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if not options.table and not options.json:
+        run_missing(options)
+        return
+    columns, rows = table(read_runs())
+    if options.table:
+        for row in (columns, ["---"] * len(columns), *rows):
+            print("| " + " | ".join(row) + " |")
+        return
+    about = machine("python examples/benchmarks/off_policy_returns.py --env HalfCheetah-v5 (and so on)")
+    del about["began"], about["others"]  # the runs were made before
+    data = about | {"depends": depends("algorithms"), "columns": columns, "rows": rows}
+    options.json.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
