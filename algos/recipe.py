@@ -79,9 +79,9 @@ KINDS: dict[str, tuple[type, ...]] = {
 }
 """Types of the options that are fields of a recipe."""
 OTHER_OPTIONS = {
-    "seed", "workers", "staleness", "max_kl", "num_episodes", "eval_every",
-    "eval_num_episodes", "stop_at", "patience", "logger", "sample_every", "checkpoint_every", "dynamics_every",
-    "run_dir", "resume", "overwrite", "quiet", "json", "trust_remote_code",
+    "seed", "workers", "staleness", "max_kl", "num_episodes", "k", "num_samples", "num_prompts", "by", "success",
+    "answer", "eval_every", "eval_num_episodes", "stop_at", "patience", "logger", "sample_every", "checkpoint_every",
+    "dynamics_every", "run_dir", "resume", "overwrite", "quiet", "json", "trust_remote_code",
 }  # fmt: skip
 """Further options of ``algos train``: the seed, and how a run is collected, watched and stored."""
 IMPORT = "import"
@@ -421,7 +421,7 @@ def _has_code(name: str, value: object) -> bool:
     """Return True if an option imports or runs something once its recipe is made or used."""
     if name == "env":
         return not isinstance(value, str) or ":" in value
-    if name in ("logger", "workers"):  # no part of a recipe
+    if name in ("logger", "workers", "answer"):  # no part of a recipe
         return False
     return _names_import(value) or runs_code(name, value)
 

@@ -223,7 +223,7 @@ def _words(name: str, value: object, switches: Collection[str]) -> list[str]:
         return [f"--{name}={value}"]
 
     # Lists
-    if name == "config.adam-betas":
+    if name in ("config.adam-betas", "k"):
         return [f"--{name}", *map(json.dumps, value)]
     if name == "logger":
         return [f"--{name}={','.join(map(str, value))}"]

@@ -1,7 +1,9 @@
-"""Options by which ``algos evaluate`` and ``algos compare`` sample each prompt several times."""
+"""Options by which ``algos train``, ``algos evaluate`` and ``algos compare`` sample each prompt several times."""
 
 from dataclasses import dataclass
 from typing import Any
+
+from algos.cli.arguments import flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -9,8 +11,8 @@ class PassRateOptions:
     """Several samples of each prompt, and the pass rates that they give."""
 
     k: tuple[int, ...] | None = None
-    """Text only: sample each prompt several times, and print pass@k (one of k samples passes) and maj@k (the most
-    frequent answer of k samples passes) with 95 percent limits over the prompts: --k 1 8 64."""
+    """Text only: in evaluations, sample each prompt several times, and give pass@k (one of k samples passes) and maj@k
+    (the most frequent answer of k samples passes), with 95 percent limits over the prompts: --k 1 8 64."""
     num_samples: int | None = None
     """With --k: samples of each prompt; None: the largest k."""
     num_prompts: int | None = None
@@ -32,6 +34,13 @@ class PassRateOptions:
         from algos.statistics.pass_rates import read_sampling
         from textenv.importing import load_function
 
+        # Without --k
+        others = ("num_samples", "num_prompts", "by", "success", "answer")
+        typed = [name for name in others if getattr(self, name) != getattr(PassRateOptions, name)]
+        if self.k is None and typed:
+            raise ValueError(f"{flag(typed[0])} is for several samples of each prompt: add --k, such as --k 1 8")
+
+        # With it
         answer: Any = None
         if self.answer is not None:
             answer = load_function(self.answer)

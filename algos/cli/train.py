@@ -14,10 +14,12 @@ import tyro
 
 from algos import presets
 from algos.cli.arguments import ModelCommand, flag, json_object, named, one_thread, options
+from algos.cli.pass_rates import PassRateOptions
 from algos.config import CONFIGS, AlgorithmName, Config, field_values
 from algos.make import PROMPTS, READY_MODELS, is_text
 from algos.policies.registry import PolicyName
 from algos.recipe import Recipe
+from algos.statistics.pass_rates import read_sampling
 from algos.storage.run_files import BEST, RUN
 from algos.storage.run_folder import check_new, mark_as_own, run_folder_of
 from textenv.importing import absolute_name, read_module
@@ -122,7 +124,7 @@ class WatchOptions:
     eval_every: int | None = None
     """Steps between evaluations on the test split or a fresh environment; the best agent is kept in best/."""
     eval_num_episodes: int = 20
-    """Episodes of each of these evaluations."""
+    """Episodes of each of these evaluations; not with --k."""
     stop_at: float | None = None
     """End the training when an evaluation reaches this mean return."""
     patience: int | None = None
@@ -135,7 +137,9 @@ class WatchOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(WatchOptions, TextOptions, LanguageModelOptions, PromptOptions, ModelCommand, Generic[AnyConfig]):
+class Train(
+    WatchOptions, PassRateOptions, TextOptions, LanguageModelOptions, PromptOptions, ModelCommand, Generic[AnyConfig]
+):
     """Train on an environment, write metrics and the agent to a run folder, and evaluate it.
 
     --config FILE reads options from a .toml or .yaml file, hyper-parameters under config; flags replace them. Each run
@@ -177,7 +181,7 @@ class Train(WatchOptions, TextOptions, LanguageModelOptions, PromptOptions, Mode
     staleness: int = 0
     """Updates by which workers may be late, to go on during these; needs --config.max-importance-weight 2."""
     num_episodes: int = 20
-    """Episodes of the evaluation after training (text: prompts of the test split)."""
+    """Episodes of the evaluation after training (text: prompts of the test split); not with --k."""
     checkpoint_every: int | None = None
     """Steps between checkpoints; default a tenth of the training. Ctrl-C, SIGTERM and SIGHUP write one before training
     ends."""
@@ -232,7 +236,11 @@ class Train(WatchOptions, TextOptions, LanguageModelOptions, PromptOptions, Mode
         with closing(recipe.environment()) as env, closing(recipe.environment(num_test_envs, split="test")) as test_env:
             one_thread()
             from algos.agent import check_environment
+            from algos.evaluation import fit_sampling
 
+            sampling = read_sampling(**self.sampling_arguments())
+            if sampling is not None:
+                fit_sampling(sampling, test_env)  # raises now, not after the training
             agent = recipe.build(self.config.seed, env=env)
             check_environment(test_env, agent.policy, agent.config)  # its prompts may be longer
 
@@ -279,6 +287,8 @@ class Train(WatchOptions, TextOptions, LanguageModelOptions, PromptOptions, Mode
 
     def _num_test_envs(self) -> int:
         """Return the number of slots to evaluate in: one per episode, up to a limit."""
+        if self.k is not None:
+            return MAX_TEST_ENVS
         num_episodes = self.num_episodes
         if self.eval_every is not None:
             num_episodes = max(num_episodes, self.eval_num_episodes)
@@ -286,6 +296,12 @@ class Train(WatchOptions, TextOptions, LanguageModelOptions, PromptOptions, Mode
         if self.process_timeout is not None:  # each slot is a process
             limit = self.num_envs
         return min(num_episodes, limit)
+
+    def _unless_sampled(self, num_episodes: int) -> int | None:
+        """Return a number of episodes; None with ``--k``, which decides how many there are."""
+        if self.k is not None:
+            return None
+        return num_episodes
 
     def _evaluations(self, test_env: "VectorEnv") -> "EvaluateEvery | None":
         """Return the callback that evaluates during the training; None without --eval-every."""
@@ -296,9 +312,10 @@ class Train(WatchOptions, TextOptions, LanguageModelOptions, PromptOptions, Mode
         return EvaluateEvery(
             test_env,
             self.eval_every,
-            num_episodes=self.eval_num_episodes,
+            num_episodes=self._unless_sampled(self.eval_num_episodes),
             stop_at=self.stop_at,
             patience=self.patience,
+            **self.sampling_arguments(),
         )
 
     def _callbacks(self, options_yaml: str) -> "list[Callback]":
@@ -354,8 +371,9 @@ class Train(WatchOptions, TextOptions, LanguageModelOptions, PromptOptions, Mode
                 test_env,
                 agent.policy,
                 penalty=agent.penalty,
-                num_episodes=self.num_episodes,
+                num_episodes=self._unless_sampled(self.num_episodes),
                 seed=self.config.seed,
+                sampling=read_sampling(**self.sampling_arguments()),
             )
 
     def _with_absolute_paths(self) -> Self:
@@ -380,6 +398,7 @@ class Train(WatchOptions, TextOptions, LanguageModelOptions, PromptOptions, Mode
             reward=tuple(map(absolute_name, self.reward)),
             wrapper=tuple(map(absolute_name, self.wrapper)),
             prompts=_absolute_name_or_none(self.prompts),
+            answer=_absolute_name_or_none(self.answer),
             eval_prompts=_absolute_name_or_none(self.eval_prompts),
         )
 
@@ -399,9 +418,20 @@ class Train(WatchOptions, TextOptions, LanguageModelOptions, PromptOptions, Mode
         if self.eval_every is None and (self.stop_at, self.patience) != (None, None):
             raise ValueError("--stop-at and --patience are for evaluations while training: add --eval-every STEPS")
 
+        # Evaluations
+        if self.k is not None:
+            for name in ("num_episodes", "eval_num_episodes"):
+                if values[name] != getattr(type(self), name):
+                    raise ValueError(
+                        f"{flag(name)} is {values[name]}, but --k is given: say how many prompts by --num-prompts, "
+                        "each of which is sampled --num-samples times"
+                    )
+        self.sampling_arguments()  # raises for those that do not fit
+
         # Options of text environments, of language models, and of one's own prompts
         if not self.is_text_run():
             self._refuse_options(TextOptions, "text environments")
+            self._refuse_options(PassRateOptions, "text environments")
             if self.policy != "words":
                 self._refuse_options(LanguageModelOptions, "language models (text environments, or --policy words)")
         if self.env.rpartition(":")[2] != PROMPTS:

@@ -14,6 +14,7 @@ import numpy as np
 
 from algos.statistics.intervals import Estimate, estimate
 from algos.statistics.pass_at_k import majority_at_k, pass_at_k
+from textenv.rendering import printable
 
 ROUNDING = 1e-6
 """An episode passes if its return is at most this below ``success``: weighted rewards are sums of 32-bit numbers."""
@@ -221,7 +222,11 @@ def pass_rates(prompts: Sequence[PromptSamples], sampling: Sampling) -> PassRate
     groups: dict[Hashable, list[PromptSamples]] = {}
     value_by_text: dict[str, Hashable] = {}
     for prompt in prompts:
-        value = value_by_text.setdefault(str(prompt.group), prompt.group)
+        value = prompt.group
+        text = printable(str(value))
+        if text != str(value):  # control characters do not belong into names of a log and cells of a table
+            value = text
+        value = value_by_text.setdefault(text, value)
         groups.setdefault(value, []).append(prompt)
     for value in sorted(groups, key=_sort_key):
         rates.by[value] = _rates(groups[value], sampling, column=None)

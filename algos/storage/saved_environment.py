@@ -278,6 +278,4 @@ def runs_code(name: str, value: object) -> bool:
         return "://" in str(value)
     if name in ("env_kwargs", "policy_kwargs"):
         return not _is_plain_object(value)
-    if name == "logger":
-        return value not in ("", "None", None)
-    return name in ("reward", "wrapper") and value not in ((), [], "", None)
+    return name in ("reward", "wrapper", "answer", "logger") and value not in ((), [], "", "None", None)

@@ -7,6 +7,7 @@ import email.utils
 import json
 import logging
 import os
+import re
 import sqlite3
 import ssl
 import threading
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import httpx
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+HOST = re.compile(r"[^\s%\[\]]+")
+"""Host of an address, as httpx returns it: it escapes by % what cannot stand in one."""
 MAX_REPLY_BYTES = 2**22
 """Maximum size of a server's answer."""
 MAX_SHOWN_CHARACTERS = 500
@@ -87,7 +90,8 @@ class ChatReplies:
     Args:
         base_url: address of the server, such as ``http://127.0.0.1:8000/v1``.
         model: name of the model.
-        api_key: key of the server; by default the environment variable ``OPENAI_API_KEY``, if there is one.
+        api_key: key of the server; by default the environment variable ``OPENAI_API_KEY``, if there is one. The empty
+            text sends none.
         options: further fields of each request, such as ``temperature``. A ``seed`` is that of the first sample.
         concurrency: maximum number of requests at the same time.
         timeout: seconds until the whole answer to a request must have come.
@@ -118,7 +122,8 @@ class ChatReplies:
 
         # Whom to ask, and how
         url = self._httpx.URL(str(base_url))
-        if url.scheme not in ("http", "https") or not url.host:
+        is_address = HOST.fullmatch(url.host) and (url.port is None or 0 < url.port < 65536)
+        if url.scheme not in ("http", "https") or not is_address:
             raise ValueError(f"base_url is {base_url!r}, expected an address such as http://127.0.0.1:8000/v1")
         if not isinstance(model, str) or not model:
             raise ValueError(f"model is {model!r}, expected the name of the server's model")
@@ -131,7 +136,9 @@ class ChatReplies:
             raise ValueError(
                 f"options has {', '.join(reserved)}, expected other fields of a request: they are set here"
             )
-        key = api_key or os.environ.get("OPENAI_API_KEY", "")
+        key = api_key
+        if key is None:
+            key = os.environ.get("OPENAI_API_KEY", "")
         if key.split() != [key] * bool(key) or not key.isascii():
             raise ValueError("api_key, or OPENAI_API_KEY, has spaces or other than ASCII characters: expected one word")
 

@@ -63,7 +63,8 @@ def judge(
             chat, which may begin with examples of questions and replies. ``{criterion}``, ``{prompt}``, ``{answer}``
             (with ``against``, ``{answer_1}`` and ``{answer_2}``), ``{low}`` and ``{high}`` are replaced, and so is
             ``{texts}``: prompt and answer between tags that they do not contain, so that no answer can end its part.
-        api_key: key of the server; by default the environment variable ``OPENAI_API_KEY``, if there is one.
+        api_key: key of the server; by default the environment variable ``OPENAI_API_KEY``, if there is one. The empty
+            text sends none.
         options: further fields of each request, such as ``{"max_tokens": 300}``. By default ``temperature`` is 0 for
             one sample, and the server's own for several. A ``seed`` is that of the first sample; others get the
             following numbers.

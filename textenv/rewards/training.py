@@ -125,11 +125,11 @@ def training_arguments(rows: int) -> dict[str, object]:
 
 
 def _log_metric(log: RewardLog, name: str, value: object) -> None:
-    """Log a number of the batch, as TRL's ``log_metric``: NaN is left out of the mean."""
+    """Log a number of the batch, as TRL's ``log_metric``: NaN and infinity are left out of the mean."""
     number = as_number(value)
     if number is None:
         raise ValueError(f"log_metric({name!r:.80}, ...) was given {value!r:.200}, expected a name and a number")
-    if not math.isnan(number):
+    if math.isfinite(number):
         log(name, number)
 
 
@@ -155,7 +155,7 @@ def _log_extra(log: RewardLog, column: str, values: object) -> None:
                 "logged (the completions are)", column, repr(value),
             )  # fmt: skip
             return
-        if number is not None and math.isnan(number):
+        if number is not None and not math.isfinite(number):
             number = None
         numbers.append(number)
     log(column, numbers)

@@ -282,6 +282,9 @@ class Peer:
                 self._serve(message)
             result = self._read_reply(message, containers)
         if message[0] == "raised":
+            # In `all(map(answer, inputs))`, it would end the loop before an input that the answer gets wrong
+            if isinstance(result, StopIteration | StopAsyncIteration) and operation != "next":
+                raise RuntimeError(f"a call raised {type(result).__name__}, which only next() may do") from result
             raise result
         return result
 

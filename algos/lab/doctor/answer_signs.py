@@ -1,4 +1,4 @@
-"""Signs of a fault in what the policy writes: in the answers that a run recorded, before any update and late in the run.
+"""Signs of a fault in what the policy writes: in the answers that a run recorded before any update, and late in it.
 
 As in `algos.lab.doctor.signs`, each function gets the `Evidence` and its rule's threshold.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from algos.lab.doctor.evidence import EXAMPLE_LENGTH, Answer, Evidence, quoted
+from algos.lab.doctor.evidence import EXAMPLE_LENGTH, Evidence, RecordedAnswer, quoted
 from algos.lab.doctor.signs import Figures
 from algos.training.reward_hacking import SCORE
 
@@ -62,7 +62,7 @@ def answers_repeat(evidence: Evidence, threshold: float) -> Figures | None:
     return {"last": last, "first": first, "example": quoted(max(late, key=_repetition))}
 
 
-def _is_long(answer: Answer) -> bool:
+def _is_long(answer: RecordedAnswer) -> bool:
     return len(answer.completion.split()) >= LONG_ANSWER
 
 
@@ -85,7 +85,7 @@ def answers_empty(evidence: Evidence, threshold: float) -> Figures | None:
     return {"last": last, "count": len(late), "first": first}
 
 
-def _is_empty(answer: Answer) -> bool:
+def _is_empty(answer: RecordedAnswer) -> bool:
     return not answer.completion.strip()
 
 
@@ -100,11 +100,11 @@ def speaks_for_others(evidence: Evidence, threshold: float) -> Figures | None:
     answer = next(filter(_has_another_speaker, late)).completion
     mark = OTHER_SPEAKER.search(answer)
     assert mark is not None
-    before = max(0, mark.start() - EXAMPLE_LENGTH // 2)
-    return {"fraction": fraction, "count": len(late), "example": quoted(answer[before:])}
+    start = max(0, mark.start() - EXAMPLE_LENGTH // 2)
+    return {"fraction": fraction, "count": len(late), "example": quoted(answer[start:])}
 
 
-def _has_another_speaker(answer: Answer) -> bool:
+def _has_another_speaker(answer: RecordedAnswer) -> bool:
     return OTHER_SPEAKER.search(answer.completion) is not None
 
 
@@ -134,12 +134,12 @@ def _ranks(values: Sequence[float]) -> np.ndarray:
     return mean_rank[indices]
 
 
-def _single_turns(answers: Sequence[Answer]) -> list[Answer]:
+def _single_turns(answers: Sequence[RecordedAnswer]) -> list[RecordedAnswer]:
     """Return the answers without replies of the environment between their turns."""
     return [answer for answer in answers if not answer.has_replies]
 
 
-def _share(answers: Sequence[Answer], has_sign: Callable[[Answer], bool]) -> float:
+def _share(answers: Sequence[RecordedAnswer], has_sign: Callable[[RecordedAnswer], bool]) -> float:
     """Return the fraction of answers that have a sign; 0 if there are none."""
     if not answers:
         return 0.0

@@ -34,7 +34,7 @@ EXAMPLE_LENGTH = 80
 
 
 @dataclass(frozen=True)
-class Answer:
+class RecordedAnswer:
     """An episode of text that the run recorded in ``samples.jsonl``."""
 
     prompt: str
@@ -181,13 +181,13 @@ class Evidence:
         return trend is not None and trend.has_risen
 
     @cached_property
-    def first_answers(self) -> list[Answer]:
+    def first_answers(self) -> list[RecordedAnswer]:
         """The answers of the first table of samples, which is from before any update."""
         tables = self._tables
         return tables[0] if tables else []
 
     @cached_property
-    def late_answers(self) -> list[Answer]:
+    def late_answers(self) -> list[RecordedAnswer]:
         """The answers of the last half of the tables of samples, without the first table."""
         later_tables = self._tables[1:]
         late_tables = later_tables[len(later_tables) // 2 :]
@@ -200,9 +200,9 @@ class Evidence:
         return f" One of the last answers: {quoted(self.late_answers[-1].completion)}."
 
     @cached_property
-    def _tables(self) -> list[list[Answer]]:
+    def _tables(self) -> list[list[RecordedAnswer]]:
         """Answers of each table of samples, older first; rows that lack a text are left out."""
-        tables: dict[int, list[Answer]] = {}
+        tables: dict[int, list[RecordedAnswer]] = {}
         for row in self.samples:
             iteration = row.get("iteration")
             prompt = row.get("prompt")
@@ -212,7 +212,7 @@ class Evidence:
             score = row.get("score")
             if not isinstance(score, int | float) or not math.isfinite(score):
                 score = None
-            answer = Answer(prompt, completion, score, has_replies="turns" in row)
+            answer = RecordedAnswer(prompt, completion, score, has_replies="turns" in row)
             tables.setdefault(iteration, []).append(answer)
         return [tables[iteration] for iteration in sorted(tables)]
 
@@ -260,6 +260,4 @@ def read_evidence(folder: Path, metrics: Sequence[Mapping[str, float]] | None = 
     """
     if metrics is None:
         metrics = read_metrics(folder)
-    return Evidence(
-        metrics, describe_run(folder), samples=read_samples(folder), state=status(folder), folder=folder
-    )
+    return Evidence(metrics, describe_run(folder), samples=read_samples(folder), state=status(folder), folder=folder)

@@ -379,7 +379,7 @@ RULES = (
         "answers_repeat",
         (SAMPLES,),
         threshold=0.5,
-        source=f"phrases of {answer_signs.WORDS_OF_A_PHRASE} words; film reviews and SmolLM2's answers have less than .1",
+        source=f"phrases of {answer_signs.WORDS_OF_A_PHRASE} words; film reviews have less than .1",
         message=(
             "The answers go round in circles: {last:.0%} of their phrases stood in the same answer before "
             "({first:.0%} before the training), as in {example}."

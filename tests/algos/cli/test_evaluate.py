@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from algos.cli import main
+from algos.storage.run_reader import read_metrics
 from tests.helpers.hub_folders import README
 from tests.helpers.models import WORDS, make_llama, make_tokenizer
 
@@ -104,13 +105,43 @@ def test_a_table_has_the_pass_rates_and_wrong_options_say_so(here, capsys):
         ("--k 4 --num-samples 2", "pass@4 needs at least 4 of each prompt"),
         ("--k 4 --num-episodes 20", "say how many prompts by --num-prompts"),
         ("--k 4 --by difficulty", "expected a column of the prompts, which have 'level'"),
-        ("--by level", "by is 'level', but k is None"),
+        ("--by level", "--by is for several samples of each prompt: add --k"),
         ("--k 4 --answer rewards.py:nope", "no function named 'nope'"),
         ("--prompts hf:sums:main/dev", "it has no split 'dev', but train, test"),
         ("--prompts hf:sum.jsonl", "a file is named without hf:"),
     ):
         assert message in refusal(f"{evaluate} {options}", capsys), options
     assert printed_json(f"{evaluate} --num-episodes 3", capsys)["episodes"] == 3
+
+
+def test_a_training_measures_pass_rates_too(here, capsys):
+    write_prompts(here / "prompts.jsonl", [f"{a} {b}" for a in WORDS[:4] for b in WORDS[:4]])
+    train = (
+        f"{TRAIN.replace(' --num-episodes 2', '')} --prompts prompts.jsonl --eval-prompts prompts.jsonl --run-dir run"
+    )
+    result = printed_json(
+        f"{train} --k 1 4 --by level --num-prompts 6 --eval-every 8 --answer rewards.py:last_word", capsys
+    )
+    rows = read_metrics(here / "run")
+    logged = [row["eval/pass@4"] for row in rows if "eval/pass@4" in row]
+    assert result["episodes"] == 24 and len(logged) > 1 and result["pass@4"] >= result["pass@1"]
+    assert {"eval/maj@4", "eval/greedy", "eval/level=1/pass@1"} <= rows[-1].keys()
+
+    # Its options go on, unless they are somebody else's code
+    resumed = printed_json("train --resume run --total-steps 90 --json", capsys)
+    assert resumed["episodes"] == 24 and resumed["steps"] > result["steps"] and "maj@4" in resumed
+    options = (here / "run" / "run.yaml").read_text()
+    (here / "run" / "run.yaml").write_text(options + "\n")
+    assert "--answer" in refusal("train --resume run --total-steps 120", capsys)
+    for words, message in (
+        ("--k 4 --num-episodes 30", "say how many prompts by --num-prompts"),
+        ("--k 4 --eval-num-episodes 30", "say how many prompts by --num-prompts"),
+        ("--num-prompts 3", "--num-prompts is for several samples of each prompt: add --k"),
+        ("--k 4 --by difficulty", "expected a column of the prompts, which have 'level'"),
+    ):
+        assert message in refusal(f"{train}-2 {words}", capsys), words
+    assert not (here / "run-2").exists()
+    assert "--k: only for text environments" in refusal("train CartPole-v1 --k 4", capsys)
 
 
 def test_pass_rates_are_for_prompts_not_for_control(tmp_path, capsys):

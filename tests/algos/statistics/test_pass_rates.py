@@ -73,6 +73,12 @@ def test_values_of_the_same_name_are_one():
     assert [*rates.to_dict()["by"]] == [row[0] for row in rates.table()[1][1:]] == ["1", "2", "10", "hard", "nan"]
 
 
+def test_values_with_control_characters_are_written_with_escapes():
+    samples = [PromptSamples(np.array([True]), 0.0, None, level) for level in ("a\x1b[2J", "b\u202e", "a\x1b[2J")]
+    rates = pass_rates(samples, read_sampling(1, by="level"))
+    assert {value: of_value.num_prompts for value, of_value in rates.by.items()} == {"a\\x1b[2J": 2, "b\\u202e": 1}
+
+
 def test_a_sum_of_weighted_rewards_passes_despite_rounding():
     paid = float(np.nextafter(np.float32(1), np.float32(0)))
     rates = pass_rates([PromptSamples(np.array([paid]), 0.99, None)], read_sampling(1))

@@ -96,6 +96,16 @@ def test_a_missing_configuration_or_split_says_which_there_are(name, message, tm
     assert message.format(folder=folder) in str(error.value)
 
 
+def test_a_split_where_a_configuration_stands_is_recognised(tmp_path, no_network):
+    folder = write_hub_folder(
+        tmp_path / "sums", readme="---\nconfigs:\n- {config_name: default, data_files: main/*}\n---\n"
+    )
+    with pytest.raises(
+        ValueError, match="'train' is a split of it, which follows the configuration: hf:.*:default/train"
+    ):
+        load_prompts(f"hf:{folder}:train")
+
+
 def test_several_splits_without_train_ask_for_one(tmp_path, no_network):
     readme = "---\nconfigs:\n- config_name: default\n  data_files:\n"
     readme += "  - {split: easy, path: main/train.jsonl}\n  - {split: late, path: main/test.jsonl}\n---\n"

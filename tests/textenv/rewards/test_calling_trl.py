@@ -126,6 +126,7 @@ def scheduled(prompts, completions, completion_ids, answer, trainer_state, log_m
     lengths = [float(len(text)) for text in completions]
     log_metric("done", done)
     log_metric("done", done)
+    log_metric("nothing", float("nan"))
     log_extra("length", lengths)
     return [None if answer[i] is None else done + lengths[i] + len(completion_ids[i]) for i in range(len(prompts))]
 
@@ -157,6 +158,16 @@ def test_the_whole_interface_is_that_of_trl(function, grpo_trainer, loop):
 def test_an_object_with_an_async_call_takes_it_too():
     with training(250, 0.25):
         assert Rewards(ScheduledObject())(**ROWS, answer=["x", None]).score == [5.25, None]
+
+
+def test_logging_infinity_costs_no_reward():
+    def logs(completions, log_metric, log_extra, **columns):
+        log_metric("mean", -math.inf)
+        log_extra("each", [math.inf, 2.0])
+        return [1.0, 2.0]
+
+    result = Rewards(logs)(**ROWS)
+    assert result.score == [1, 2] and result.logged == {"each": [None, 2.0]}
 
 
 def test_arguments_reach_functions_that_name_them_only():
@@ -229,7 +240,7 @@ def test_extra_texts_are_not_kept_and_a_line_says_so(caplog):
     assert "'text_of_this_test'" in caplog.text and "numbers only" in caplog.text
 
 
-@pytest.mark.parametrize("call", [("a", "text"), ("a", [1.0]), ("a", ["x"] * 3), ("a", None), ("a", float("inf"))])
+@pytest.mark.parametrize("call", [("a", "text"), ("a", [1.0]), ("a", ["x"] * 3), ("a", None)])
 def test_wrong_values_are_refused(call):
     with pytest.raises(ValueError, match=r"log(_metric|_extra)?\('a'"):
         logs(call)

@@ -166,9 +166,10 @@ def test_the_key_of_the_environment(monkeypatch):
     with JudgeServer() as server:
         ask(chat_of(server), "a")
         assert server.headers[0]["Authorization"] == "Bearer from-env"
+        ask(chat_of(server, api_key=""), "a")
         monkeypatch.delenv("OPENAI_API_KEY")
         ask(chat_of(server), "a")
-        assert "Authorization" not in server.headers[1]
+        assert all("Authorization" not in headers for headers in server.headers[1:]) and len(server.headers) == 3
 
 
 def test_equal_questions_are_asked_once_if_there_is_a_cache(tmp_path):
@@ -237,7 +238,9 @@ def test_wrong_options_are_refused(options, message):
         ask(chat_of(server, **options), "a")
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "file:///tmp", ""])
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "file:///tmp", "", "http://[", "http://a:99999/v1", "http://a b/v1", "http://a:0"]
+)
 def test_a_wrong_address_is_refused(url):
     with JudgeServer() as server, pytest.raises(ValueError, match="base_url is"):
         server.url = url

@@ -78,7 +78,9 @@ def test_turns_of_another_speaker(text):
     assert speaks_for_others(evidence_of(DIFFERENT, [text] * 8, turns=[]), 0.3) is None
 
 
-@pytest.mark.parametrize("text", ["The user: a person.", "Use a < b and c > d.", "Answer: 4", "User: hello", "list[INT]"])
+@pytest.mark.parametrize(
+    "text", ["The user: a person.", "Use a < b and c > d.", "Answer: 4", "User: hello", "list[INT]"]
+)
 def test_texts_that_only_look_like_another_speaker(text):
     assert speaks_for_others(evidence_of(DIFFERENT, [text] * 8), 0.3) is None
 

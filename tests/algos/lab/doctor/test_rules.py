@@ -128,8 +128,9 @@ def wrong_tool_calls(folder):
         max_prompt_tokens=500, max_new_tokens=60, tool_timeout=None,
     )  # fmt: skip
     policy = LMPolicy(make_gpt2(len(tokenizer), n_positions=2000), tokenizer)
+    engine = Writes(tokenizer, "<tool_call>\nmultiply 2 3\n</tool_call>")
     train_text(
-        folder, env, policy=policy, generator=Writes(tokenizer, "<tool_call>\nmultiply 2 3\n</tool_call>"), ratio_tolerance=1e9, iterations=10, num_episodes=2,
+        folder, env, policy=policy, generator=engine, ratio_tolerance=1e9, iterations=10, num_episodes=2,
         minibatch_size=2, num_epochs=1,
     )  # fmt: skip
 
