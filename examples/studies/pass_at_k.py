@@ -27,7 +27,8 @@ from algos.statistics.intervals import estimate
 from textenv import TextVectorEnv
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from page import depends, machine
+from page import DATA, depends, machine
+from pictures import COLOURS, new_figure, read_table, save
 
 RUNS = Path("runs/pass_at_k.jsonl")
 MODEL = "smollm2"
@@ -124,6 +125,34 @@ def _in_words(figure, sign=""):
     return f"{figure.mean:{sign}.3f} [{figure.low:{sign}.3f}, {figure.high:{sign}.3f}]"
 
 
+def draw(path):
+    """Draw the page's table: pass@k and maj@k by k, before the training and after it."""
+    _, rows = read_table(DATA / "pass-at-k.json")
+    figure, axes = new_figure("pass-at-k", size=(7, 4.5))
+    for name, style in (("pass", "-"), ("maj", "--")):
+        ks = [k for k in K if f"{name}@{k}" in rows]
+        lines = [rows[f"{name}@{k}"] for k in ks]
+        untrained = [cells[0] for cells in lines]
+        axes.plot(
+            ks, [mean for mean, _, _ in untrained], style, color=COLOURS[0], marker="o", label=f"{name}@k, untrained"
+        )
+        trained = [cells[1] for cells in lines]  # the mean, and each seed
+        axes.plot(
+            ks, [numbers[0] for numbers in trained], style, color=COLOURS[1], marker="o", label=f"{name}@k, trained"
+        )
+        for k, (_, *seeds) in zip(ks, trained, strict=True):
+            axes.plot([k] * len(seeds), seeds, "_", color=COLOURS[1])
+        if name == "pass":
+            low = [numbers[1] for numbers in untrained]
+            high = [numbers[2] for numbers in untrained]
+            axes.fill_between(ks, low, high, color=COLOURS[0], alpha=0.15, lw=0)
+    axes.set(xscale="log", ylim=(0, 1), xlabel="samples of each sum (k)", ylabel="fraction of the sums that pass")
+    axes.set_xticks(K, K)
+    axes.minorticks_off()
+    axes.legend(frameon=False, loc="lower right")
+    save(figure, path)
+
+
 def main():
     """Run what is missing, or print what there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -132,8 +161,12 @@ def main():
     parser.add_argument("--total-steps", type=int, default=TOTAL_STEPS, help="tokens to write in each training")
     parser.add_argument("--table", action="store_true", help="print the runs so far")
     parser.add_argument("--json", type=Path, help="write the runs so far to this file of docs/results/data")
+    parser.add_argument("--figure", type=Path, help="draw the table of docs/results into this SVG")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.figure is not None:
+        draw(options.figure)
+        return
     chosen = {"model": options.model, "total_steps": options.total_steps}
     if (options.table or options.json) and UNTRAINED not in read_runs(**chosen):
         parser.exit(2, f"{RUNS} has no untrained {options.model} with {options.total_steps} steps: run it first\n")

@@ -32,7 +32,8 @@ from algos.training.loop import iterate
 from algos.training.metrics import EpisodeMeter
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from page import depends, machine
+from page import DATA, depends, machine
+from pictures import new_figure, read_table, save
 
 RUNS = Path("runs/staleness.jsonl")
 ITERATIONS = 24
@@ -154,6 +155,27 @@ def enumerate_tree(*, steps=4, actions=3, distance=0.7):
     return figures
 
 
+def draw(path):
+    """Draw the page's table: the mean return by the number of updates, with the smallest and largest seed."""
+    columns, rows = read_table(DATA / "staleness.json")
+    ages = [int(column.removeprefix("K = ")) for column in columns]
+    figure, axes = new_figure("staleness", size=(8, 4.5))
+    for name, cells in rows.items():
+        points = [(age, *numbers) for age, numbers in zip(ages, cells, strict=True) if numbers]
+        width = 1.2
+        if name in ("none", "opsm"):  # whose ratios are to the policy that sampled
+            width = 3
+        (line,) = axes.plot([point[0] for point in points], [point[1] for point in points], lw=width, label=name)
+        for age, _, *limits in points:
+            axes.plot([age] * len(limits), limits, color=line.get_color(), lw=width)
+    axes.set(
+        xscale="symlog", ylim=(0, 1), xlabel="updates since the answers were sampled", ylabel="return after training"
+    )
+    axes.set_xticks(ages, ages)
+    axes.legend(ncols=2, fontsize=9, frameon=False, loc="lower left")
+    save(figure, path)
+
+
 def main():
     """Run what is missing, or print what there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -162,6 +184,7 @@ def main():
     parser.add_argument("--seeds", default="1,2,3,4,5")
     parser.add_argument("--table", action="store_true", help="print the runs so far")
     parser.add_argument("--json", type=Path, help="write the runs so far to this file of docs/results/data")
+    parser.add_argument("--figure", type=Path, help="draw the table of docs/results into this SVG")
     parser.add_argument("--enumerate", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -176,6 +199,9 @@ def main():
         del about["began"], about["others"]  # the runs were made before
         data = about | {"depends": depends("text"), "columns": columns, "rows": rows}
         options.json.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+        return
+    if options.figure is not None:
+        draw(options.figure)
         return
     if options.enumerate:
         for distance in (0.1, 0.7):
