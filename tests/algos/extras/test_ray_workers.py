@@ -28,7 +28,7 @@ SLOTS = 4
 
 @pytest.fixture(scope="module")
 def cluster():
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'textenv[ray]'")
+    ray = pytest.importorskip("ray", reason="needs the extra ray")
     os.environ.update(RAY_worker_niceness="0")  # by default 15: beside other tests, workers would wait
     before = set(Path.home().glob(".ray/*"))
     join_cluster(ray, "4")

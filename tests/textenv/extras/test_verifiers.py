@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("verifiers.v1", reason="pip install 'textenv[verifiers]'")
+pytest.importorskip("verifiers.v1", reason="needs the extra verifiers")
 
 from algos import LMPolicy, collect
 from algos.extras.serving import PolicyAnswerer

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("starlette", reason="pip install 'textenv[service]'")
+pytest.importorskip("starlette", reason="needs the extra service")
 
 from algos import collect
 from algos.cli import main

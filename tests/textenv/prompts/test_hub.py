@@ -150,7 +150,7 @@ def test_a_broken_file_is_told_of(tmp_path, no_network):
 def test_a_missing_package_says_how_to_install_it(tmp_path, monkeypatch):
     folder = write_hub_folder(tmp_path / "sums")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ImportError, match=r"datasets is not installed: pip install 'textenv\[data\]'"):
+    with pytest.raises(ImportError, match=r"datasets is not installed \(extra data\): pip install 'datasets>=5'"):
         load_prompts(f"hf:{folder}:main")
 
 

@@ -1,15 +1,19 @@
 """Rewards by other packages, each against the real one."""
 
 import json
+import shlex
 import threading
+import tomllib
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.helpers.errors import refused
 from tests.helpers.rating import rate
 from textenv import Rewards, rewards
 from textenv.importing import load_function
-from textenv.optional import package
+from textenv.optional import install_command, package
 
 
 def test_vader_gives_the_scores_of_its_readme():
@@ -136,5 +140,14 @@ def test_ready_made_rewards_load_by_name():
 
 
 def test_a_missing_package_is_named_with_its_extra():
-    with refused(ImportError, "no_such_package is not installed", "pip install 'textenv.math.'"):
+    with refused(ImportError, r"no_such_package is not installed \(extra math\): pip install 'math-verify>=0.9'"):
         package("no_such_package.part", "math")
+
+
+def test_the_command_that_installs_an_extra_has_its_packages_alone():
+    """As pyproject.toml has them: pip would not find the extra of a package that is not released."""
+    pyproject = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    for extra, requirements in pyproject["project"]["optional-dependencies"].items():
+        words = shlex.split(install_command(extra))
+        assert words[:2] == ["pip", "install"]
+        assert sorted(map(Requirement, words[2:]), key=str) == sorted(map(Requirement, requirements), key=str)

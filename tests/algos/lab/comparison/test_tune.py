@@ -206,5 +206,5 @@ def test_without_optuna_the_install_line_is_said(tmp_path, capsys, monkeypatch):
     monkeypatch.delitem(sys.modules, "algos.lab.comparison.tune")
     with pytest.raises(SystemExit) as stop:
         main(["tune", "CartPole-v1", "--run-dir", str(tmp_path / "search")])
-    assert stop.value.code == 2 and "pip install 'textenv[tune]'" in capsys.readouterr().err
+    assert stop.value.code == 2 and "pip install 'optuna>=4'" in capsys.readouterr().err
     assert not (tmp_path / "search").exists()
