@@ -5,7 +5,7 @@ BIN := .venv/bin
 DEVICE ?= cuda
 TESTS ?= tests
 
-.PHONY: compare real test test-all rounding oldest lint results docs release-check learning architectures fuzz gpu vllm clean
+.PHONY: compare real test test-all rounding oldest lint results docs release-check dist release learning architectures fuzz gpu vllm clean
 
 # The library alone, without the tools of development, unless these are there.
 compare: $(or $(wildcard .venv/ready),.venv/library)
@@ -50,6 +50,25 @@ docs: .venv/ready
 release-check: lint oldest test-all docs
 	@! grep -q '^## Unreleased' CHANGELOG.md || { echo 'CHANGELOG.md: give "Unreleased" its version, in pyproject.toml and CITATION.cff too'; exit 1; }
 	@test -z "$$(git status --porcelain)" || { git status --short; echo 'commit these first'; exit 1; }
+
+# What is uploaded: a source archive and a wheel in dist/, checked by twine and in an empty environment. 3 minutes.
+dist: constraints.txt
+	rm -rf dist .venv-dist
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/pip install --quiet --disable-pip-version-check build twine
+	.venv-dist/bin/python -m build --outdir dist . >/dev/null
+	.venv-dist/bin/twine check --strict dist/*
+	rm -rf .venv-dist
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	.venv-dist/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
+	cd .venv-dist && bin/algos train CartPole-v1 --total-steps 2000 --quiet --run-dir control
+	cd .venv-dist && bin/algos train textenv/Reviews-v0 --total-steps 2000 --quiet --run-dir text
+	rm -rf .venv-dist
+
+# Everything before an upload, which is a person's: it prints what is left to do.
+release: release-check dist
+	@cat .ci/release-checklist
 
 # The learning claims of docs/results, all seeds, with their figures: about 15 minutes on 2 cores.
 learning: .venv/ready
@@ -108,4 +127,4 @@ endef
 	$(INSTALL)
 
 clean:
-	rm -rf .venv .venv-oldest .venv-vllm runs site
+	rm -rf .venv .venv-oldest .venv-vllm .venv-dist dist runs site

@@ -55,6 +55,7 @@ def test_the_wheel_works_without_the_sources(tmp_path):
     with tarfile.open(tmp_path / built.splitlines()[-1]) as archive:
         archive.extractall(tmp_path / "unpacked", filter="data")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
+    assert not (unpacked / "tests").exists()  # without their helpers they could not run
     run(*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, unpacked, env=isolated)
     (wheel,) = tmp_path.glob("*.whl")
     run(*pip, "install", "--no-deps", "--target", site, wheel, env=isolated)
