@@ -10,12 +10,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "examples" / "notebooks"
+INSTALL = """\
+# On a notebook service: upload the wheel that `make dist` writes, then run this. Once installed, it does nothing.
+import glob, importlib.util
+
+if importlib.util.find_spec("textenv") is None:
+    (wheel,) = glob.glob("textenv-*.whl")
+    %pip install --quiet {wheel}"""
+"""First cell of code of each notebook."""
 TUTORIALS = ("write-a-reward", "swap-in-an-environment", "control-and-text")
 
 
 def convert(name):
     """Notebook of a tutorial: its Python is in cells, its links lead to the pages; what it prints is left out."""
     import jupytext
+    import nbformat
 
     text = (ROOT / "docs" / "tutorials" / f"{name}.md").read_text()
     text = re.sub(r"```text\n.*?```\n\n?", "", text, flags=re.DOTALL)
@@ -23,6 +32,7 @@ def convert(name):
     text = re.sub(r"\]\(\.\./([^)]*)\)", r"](../../docs/\1)", text)
     text = re.sub(r"\]\(([a-z-]+\.md)\)", r"](../../docs/tutorials/\1)", text)
     book = jupytext.reads(text, fmt="md")
+    book.cells.insert(1, nbformat.v4.new_code_cell(INSTALL))
     for place, cell in enumerate(book.cells):
         cell["id"] = f"{name}-{place}"[:64]
     book.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
