@@ -92,7 +92,7 @@ def advantages_of(charges: Tensor, chance: Tensor) -> Tensor:
 def surrogates(logits: Tensor, sampler: Tensor, reference: Tensor) -> dict[str, Tensor]:
     """What is differentiated for each answer, by pair of estimator and place: ``[256]`` each.
 
-    In the reward, charges are constants that weigh the ratios π/π_old, as in PPO without its clip. π_old is the sampler.
+    In the reward, charges are constants that weigh the ratios π/π_old, as in PPO without its clip; π_old sampled.
     """
     log_prob = token_log_probs(logits)
     reference_log_prob = token_log_probs(reference)
@@ -136,8 +136,8 @@ def expected_gradients(
     """Mean and variance of the gradient of each pair, over answers of the sampler; and the two gradients to compare.
 
     Returns:
-        By pair, the expected gradient and the trace of its covariance; the gradient of KL(π‖π_ref) of whole answers; and
-        that of the sum of the KL in each state, at the states that the sampler visits.
+        By pair, the expected gradient and the trace of its covariance; the gradient of KL(π‖π_ref) of whole answers;
+        and that of the sum of the KL in each state, at the states that the sampler visits.
     """
     logits = logits.clone().requires_grad_()
     chance = token_log_probs(sampler).sum(1).exp()
@@ -169,8 +169,8 @@ def normal_logits(seed: int) -> list[Tensor]:
 def enumerate_tree(*, seed: int, distance: float, age: float = 0.0) -> Figures:
     """Return the figures of each pair on one random tree, and under ``KL`` the whole answer's KL(π‖π_ref) in nats.
 
-    ``cosine`` and ``whole``, the relative error, are to the gradient of whole answers; ``visited`` is the relative error
-    to that of visited states; ``variance`` is relative to the squared gradient of whole answers.
+    ``cosine`` and ``whole``, the relative error, are to the gradient of whole answers; ``visited`` is the relative
+    error to that of visited states; ``variance`` is relative to the squared gradient of whole answers.
 
     Args:
         seed: of the tree.
@@ -414,7 +414,7 @@ def _reversed_kl_policy(q_values: Tensor, log_prior: Tensor, beta: float) -> Ten
         is_too_low = (beta * log_prior.exp() / (middle - q_values)).sum(-1, keepdim=True) > 1
         low = torch.where(is_too_low, middle, low)
         high = torch.where(is_too_low, high, middle)
-    return (beta * log_prior.exp() / (high - q_values)).log_softmax(-1)
+    return (beta * log_prior.exp() / (high - q_values)).log()
 
 
 def train(*, pair: str, beta: float, updates: int, seed: int) -> dict[str, float]:
