@@ -132,6 +132,11 @@ def test_of_old_samples_only_ratios_and_the_exact_kl_are_right_at_visited_states
     right = {"exact, loss", "ratio · k1, loss", "ratio · k3, loss"}
     for pair in right:
         tree.assert_mean(pair, visited)
+    # k1 in the loss pushes the policy away from the one that has sampled
+    tokens = [Categorical(logits=logits) for logits in (tree.sampler, tree.logits)]
+    chance = tree.study.token_log_probs(tree.sampler).sum(1).exp()
+    distance_to_sampler = (chance[:, None] * kl_divergence(*tokens)[tree.study.STATE_OF_STEP]).sum()
+    tree.assert_mean("k1, loss", -tree.gradient(distance_to_sampler))
     errors = {pair: (mean - visited).norm() / visited.norm() for pair, (mean, _) in tree.moments.items()}
     assert min(error for pair, error in errors.items() if pair not in right) > 0.1
 
@@ -154,7 +159,7 @@ def test_a_pairs_fixed_point_has_no_expected_gradient(beta):
     reference, rewards = study.problem(3)
     arguments = {"reference": reference, "rewards": rewards, "beta": beta}
     missed = {}
-    for pair in ("k1, reward", "exact, both", "k2, loss", "exact, loss", "ratio · k3, loss", "k3, loss"):
+    for pair in study.WITH_FIXED_POINT:
         logits = study.fixed_point(pair, **arguments)
         missed[pair] = study.missed_share(logits, **arguments)
         moments, _, _ = study.expected_gradients(logits, logits, reference)
@@ -168,6 +173,13 @@ def test_a_pairs_fixed_point_has_no_expected_gradient(beta):
     greedy = study.fixed_point("no penalty", **arguments)
     best = study.token_log_probs(greedy).sum(1).argmax()
     assert best == rewards.argmax() and study.fixed_point("k2, reward", **arguments) is None
+
+
+def test_at_the_optimum_k1_in_the_reward_has_no_noise():
+    """There, r - β·log(π/π_ref) is the same for all answers."""
+    study = load_example("studies/kl_gradients")
+    noise = {pair: study.noise_at_fixed_point(pair, seed=1, beta=0.3) for pair in study.WITH_FIXED_POINT}
+    assert noise.pop("k1, reward") < 1e-20 and min(noise.values()) > 0.1
 
 
 def test_the_tree_pays_the_reward_of_the_answer():

@@ -130,6 +130,19 @@ def gradient(value: Tensor, logits: Tensor) -> Tensor:
     return torch.autograd.grad(value, logits, retain_graph=True)[0].flatten()
 
 
+def answer_gradients(values: Tensor, logits: Tensor) -> Tensor:
+    """Gradient of each answer's number by the logits: ``[256, 340]``."""
+    each_answer = torch.eye(len(values), dtype=values.dtype)
+    gradients = torch.autograd.grad(values, logits, each_answer, is_grads_batched=True, retain_graph=True)
+    return gradients[0].flatten(1)
+
+
+def moments_of(gradients: Tensor, chance: Tensor) -> tuple[Tensor, float]:
+    """Mean of the answers' gradients, and the trace of their covariance."""
+    mean = chance @ gradients
+    return mean, (chance @ (gradients - mean).square().sum(1)).item()
+
+
 def expected_gradients(
     logits: Tensor, sampler: Tensor, reference: Tensor
 ) -> tuple[dict[str, tuple[Tensor, float]], Tensor, Tensor]:
@@ -149,14 +162,9 @@ def expected_gradients(
     whole = gradient(whole_kl, logits)
     visited = gradient(visited_kl, logits)
 
-    # A gradient for each answer and pair, [256, 340]
     moments = {}
     for name, values in surrogates(logits, sampler, reference).items():
-        of_answers = torch.autograd.grad(
-            values, logits, torch.eye(len(values), dtype=values.dtype), is_grads_batched=True, retain_graph=True
-        )[0].flatten(1)
-        mean = chance @ of_answers
-        moments[name] = mean, (chance @ (of_answers - mean).square().sum(1)).item()
+        moments[name] = moments_of(answer_gradients(values, logits), chance)
     return moments, whole, visited
 
 
@@ -332,6 +340,8 @@ PENALTIES = {
     "exact, both": lambda reference, beta: BothPenalty(reference, beta, "exact", "loss"),
 }
 """Penalties to train with, by pair."""
+WITH_FIXED_POINT = ("k1, reward", "exact, both", "k2, loss", "ratio · k3, loss", "exact, loss", "k3, loss")
+"""Pairs whose `fixed_point` is a policy that draws every answer with some probability."""
 BETAS = (0.1, 0.3, 1.0)
 NUM_ENVS = 512
 CONFIG = PPOConfig(
@@ -391,7 +401,7 @@ def fixed_point(pair: str, *, reference: Tensor, rewards: Tensor, beta: float) -
             log_prob = torch.where(is_best, 0.0, -torch.inf)
         elif pair == "k3, loss":
             log_prob = _reversed_kl_policy(q_values, prior, beta)
-        elif pair in ("k1, reward", "exact, both", "k2, loss", "exact, loss", "ratio · k3, loss"):
+        elif pair in WITH_FIXED_POINT:
             log_prob = (prior + q_values / beta).log_softmax(-1)
         else:
             return None
@@ -482,6 +492,39 @@ def _in_words(missed: list[float], formulas: list[float | None]) -> str:
     return f"{cell}; {_percent(statistics.mean(formulas))}"
 
 
+def noise_at_fixed_point(pair: str, *, seed: int, beta: float) -> float:
+    """Variance of the gradient of score and penalty together, relative to that of the score's alone.
+
+    Both at the pair's fixed point, where the mean of the two together is 0; with the values of a perfect critic.
+    """
+    reference, rewards = problem(seed)
+    fixed = fixed_point(pair, reference=reference, rewards=rewards, beta=beta)
+    logits = fixed.clone().requires_grad_()
+    log_prob = token_log_probs(logits)
+    chance = log_prob.detach().sum(1).exp()
+
+    # The score is paid with the last token
+    scores = torch.zeros(len(ANSWERS), STEPS, dtype=rewards.dtype)
+    scores[:, -1] = rewards
+    score_values = (log_prob * advantages_of(scores, chance)).sum(1)
+    penalty_values = surrogates(logits, fixed, reference)[pair]
+    _, variance_of_score = moments_of(answer_gradients(score_values, logits), chance)
+    _, variance = moments_of(answer_gradients(score_values - beta * penalty_values, logits), chance)
+    return variance / variance_of_score
+
+
+def noise_table() -> tuple[list[str], list[list[str]]]:
+    """Columns and rows: `noise_at_fixed_point` by pair and β, mean over the seeds that are trained."""
+    rows = []
+    for pair in WITH_FIXED_POINT:
+        row = [pair]
+        for beta in BETAS:
+            noise = statistics.mean(noise_at_fixed_point(pair, seed=seed, beta=beta) for seed in range(1, 6))
+            row.append(_number(noise))
+        rows.append(row)
+    return ["estimator, place", *(f"β = {beta:g}" for beta in BETAS)], rows
+
+
 def _percent(share: float) -> str:
     """A share in percent, with two digits, or without decimals from 10 on."""
     percent = max(100 * share, 0.0)
@@ -500,7 +543,7 @@ def with_formula(run: dict) -> dict:
 
 
 def write_data(folder: Path) -> None:
-    """Write the page's three tables, and the figures and runs that they are made from."""
+    """Write the page's tables, and the figures and runs that they are made from."""
     by_distance = {distance: median_figures(distance=distance) for distance in DISTANCES}
     by_age = {age: median_figures(distance=1.0, age=age) for age in (0.0, *AGES)}
     runs = [with_formula(run) for run in read_runs().values()]
@@ -508,6 +551,7 @@ def write_data(folder: Path) -> None:
         "kl-gradients": (COMMAND, trained_table(runs), {"runs": runs}),
         "kl-gradients-exact": (f"{COMMAND} --enumerate", enumerated_table(by_distance), {"figures": by_distance}),
         "kl-gradients-old": (f"{COMMAND} --enumerate", old_samples_table(by_age), {"figures": by_age}),
+        "kl-gradients-noise": (f"{COMMAND} --enumerate", noise_table(), {}),
     }
     for name, (command, (columns, rows), raw) in tables.items():
         about = machine(command)
@@ -608,6 +652,8 @@ def main() -> None:
         print_table(*enumerated_table({distance: median_figures(distance=distance) for distance in DISTANCES}))
         print()
         print_table(*old_samples_table({age: median_figures(distance=1.0, age=age) for age in (0.0, *AGES)}))
+        print()
+        print_table(*noise_table())
         return
 
     # What is missing
