@@ -170,9 +170,16 @@ def test_a_pairs_fixed_point_has_no_expected_gradient(beta):
     assert missed["k1, reward"] == pytest.approx(0.0, abs=1e-12) == missed["exact, both"]
     assert 0 < missed["k2, loss"] < missed["k3, loss"] < 1
     assert study.missed_share(reference.log_softmax(-1), **arguments) == pytest.approx(1.0)
-    greedy = study.fixed_point("no penalty", **arguments)
-    best = study.token_log_probs(greedy).sum(1).argmax()
-    assert best == rewards.argmax() and study.fixed_point("k2, reward", **arguments) is None
+    assert study.fixed_point("k2, reward", **arguments) is None
+    # J* - J = β·KL(π‖π*)
+    log_prob, best = (
+        study.token_log_probs(study.fixed_point(pair, **arguments)).sum(1) for pair in ("k3, loss", "k1, reward")
+    )
+    start = study.token_log_probs(reference).sum(1)
+    gains = [(x.exp() * (rewards - beta * (x - start))).sum().item() for x in (best, log_prob, start)]
+    assert missed["k3, loss"] == pytest.approx((gains[0] - gains[1]) / (gains[0] - gains[2]))
+    kl = study.kl_of_optimum(beta, seed=3)
+    assert kl == pytest.approx(kl_divergence(Categorical(logits=best), Categorical(logits=start)).item())
 
 
 def test_at_the_optimum_k1_in_the_reward_has_no_noise():

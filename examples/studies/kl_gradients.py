@@ -1,7 +1,8 @@
 """Which KL estimator has the right gradient? k1, k2, k3 and exact, in the reward and in the loss, on a tree of answers.
 
 python examples/studies/kl_gradients.py --enumerate       # every expected gradient, exactly: half a minute
-python examples/studies/kl_gradients.py                   # every training: about 20 minutes of a core
+python examples/studies/kl_gradients.py                   # every training: about 15 minutes of a core
+python examples/studies/kl_gradients.py --updates 1       # the same with one step on each rollout
 python examples/studies/kl_gradients.py --pairs "k3, loss" --betas 0.1 --seeds 1
 python examples/studies/kl_gradients.py --table           # the trainings so far
 python examples/studies/kl_gradients.py --json docs/results/data --figure docs/figures/kl-gradients.svg
@@ -162,6 +163,7 @@ def expected_gradients(
     whole = gradient(whole_kl, logits)
     visited = gradient(visited_kl, logits)
 
+    # A gradient for each answer and pair
     moments = {}
     for name, values in surrogates(logits, sampler, reference).items():
         moments[name] = moments_of(answer_gradients(values, logits), chance)
@@ -378,8 +380,16 @@ def missed_share(log_probs: Tensor, *, reference: Tensor, rewards: Tensor, beta:
     reference_log_prob = token_log_probs(reference).sum(1)
     best = (reference_log_prob + rewards / beta).log_softmax(0)
     log_prob = log_probs[STATE_OF_STEP, ANSWERS].sum(1)
-    divergence = torch.where(log_prob > -torch.inf, log_prob.exp() * (log_prob - best), 0.0).sum()
+    divergence = (log_prob.exp() * (log_prob - best)).sum()
     return (divergence / (reference_log_prob.exp() * (reference_log_prob - best)).sum()).item()
+
+
+def kl_of_optimum(beta: float, *, seed: int) -> float:
+    """KL(π*‖π_ref) of whole answers, nats."""
+    reference, rewards = problem(seed)
+    reference_log_prob = token_log_probs(reference).sum(1)
+    best = (reference_log_prob + rewards / beta).log_softmax(0)
+    return (best.exp() * (best - reference_log_prob)).sum().item()
 
 
 def fixed_point(pair: str, *, reference: Tensor, rewards: Tensor, beta: float) -> Tensor | None:
@@ -387,6 +397,8 @@ def fixed_point(pair: str, *, reference: Tensor, rewards: Tensor, beta: float) -
 
     Token by token from the last: a state's policy follows from the values of its four successors.
     """
+    if pair not in WITH_FIXED_POINT:
+        return None
     log_reference = reference.log_softmax(-1)
     log_probs = torch.zeros_like(reference)
     values = rewards
@@ -396,22 +408,16 @@ def fixed_point(pair: str, *, reference: Tensor, rewards: Tensor, beta: float) -
         prior = log_reference[states]
 
         # The best policy of the state, by what is charged there
-        if pair in ("exact, reward", "no penalty", "k1, loss"):
-            is_best = q_values == q_values.max(-1, keepdim=True).values
-            log_prob = torch.where(is_best, 0.0, -torch.inf)
-        elif pair == "k3, loss":
+        if pair == "k3, loss":
             log_prob = _reversed_kl_policy(q_values, prior, beta)
-        elif pair in WITH_FIXED_POINT:
-            log_prob = (prior + q_values / beta).log_softmax(-1)
         else:
-            return None
+            log_prob = (prior + q_values / beta).log_softmax(-1)
         log_probs[states] = log_prob
 
         # The state's value; only charges in the reward reach earlier tokens
         values = (log_prob.exp() * q_values).sum(-1)
-        if pair in ("k1, reward", "exact, both", "exact, reward"):
-            divergence = torch.where(log_prob > -torch.inf, log_prob.exp() * (log_prob - prior), 0.0).sum(-1)
-            values = values - beta * divergence
+        if pair in ("k1, reward", "exact, both"):
+            values = values - beta * (log_prob.exp() * (log_prob - prior)).sum(-1)
     return log_probs
 
 
@@ -465,27 +471,33 @@ def read_runs() -> dict[tuple[str, float, int, int], dict[str, float]]:
 
 def trained_table(runs: list[dict]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows: the missed share of each pair in percent, mean [least, largest seed], and what formulas say."""
-    settings = sorted({(run["updates"], run["beta"]) for run in runs}, reverse=True)
-    settings.sort(key=lambda setting: (-setting[0], setting[1]))
+    settings = sorted({(run["updates"], run["beta"]) for run in runs}, key=lambda setting: (-setting[0], setting[1]))
     header = ["estimator, place"]
     for updates, beta in settings:
         steps = "1 step" if updates == 1 else f"{updates} steps"
         header.append(f"β = {beta:g}, {steps}")
-    rows = []
+    first_beta = settings[0][1]
+    header.append(f"KL in nats, β = {first_beta:g}")
+
+    # The optimum, and each pair
+    seeds = sorted({run["seed"] for run in runs})
+    kl = statistics.mean(kl_of_optimum(first_beta, seed=seed) for seed in seeds)
+    rows = [["the optimum π*", *["0"] * len(settings), f"{kl:.2f}"]]
     for pair in PENALTIES:
-        cells = []
-        for updates, beta in settings:
-            chosen = [run for run in runs if (run["pair"], run["updates"], run["beta"]) == (pair, updates, beta)]
-            if not chosen:
-                cells.append("–")
-                continue
-            cells.append(_in_words([run["missed"] for run in chosen], [run["formula"] for run in chosen]))
-        rows.append([pair, *cells])
+        row = [pair]
+        for setting in settings:
+            chosen = [run for run in runs if (run["pair"], run["updates"], run["beta"]) == (pair, *setting)]
+            row.append(_in_words([run["missed"] for run in chosen], [run["formula"] for run in chosen]))
+        nats = [run["kl"] for run in runs if (run["pair"], run["updates"], run["beta"]) == (pair, *settings[0])]
+        row.append(f"{statistics.mean(nats):.2f}" if nats else "–")
+        rows.append(row)
     return header, rows
 
 
 def _in_words(missed: list[float], formulas: list[float | None]) -> str:
-    """Mean [least, largest] in percent, and the mean of the formula where there is one."""
+    """Mean [least, largest] in percent, and the mean of the formula where there is one; a dash without runs."""
+    if not missed:
+        return "–"
     cell = f"{_percent(statistics.mean(missed))} [{_percent(min(missed))}, {_percent(max(missed))}]"
     if None in formulas:
         return cell
@@ -581,37 +593,33 @@ def draw(data_folder: Path, path: Path) -> None:
     canvas.set_facecolor("white")
 
     # Left: gradients by distance
-    for (colour, marker), by_pair in zip(looks, figures.values(), strict=True):
-        heights = [-row for row, pair in enumerate(pairs) if pair in by_pair]
+    for shift, (colour, marker), by_pair in zip((0.25, 0.0, -0.25), looks, figures.values(), strict=True):
+        heights = [shift - row for row, pair in enumerate(pairs) if pair in by_pair]
         errors = [by_pair[pair]["whole"] for pair in pairs if pair in by_pair]
-        left.plot(errors, heights, marker, color=colour, ms=7, alpha=0.85, label=f"{by_pair['KL']['nats']:.2g} nats")
+        left.plot(errors, heights, marker, color=colour, ms=6, label=f"π at {by_pair['KL']['nats']:.2g} nats")
     left.set_xlabel("error of the expected gradient, relative to\nthat of KL(π‖π_ref) of whole answers")
-    left.set_xlim(-0.05, 1.7)
-    left.legend(title="distance π to π_ref", loc="upper right", framealpha=1)
 
-    # Right: trainings by β, each seed, and the formula
+    # Right: trainings by β, each seed, and the closed form
     least = 1e-4
-    for (colour, marker), beta in zip(looks, BETAS, strict=True):
+    for shift, (colour, marker), beta in zip((0.25, 0.0, -0.25), looks, BETAS, strict=True):
         for row, pair in enumerate(pairs):
             chosen = [run for run in runs if (run["pair"], run["beta"], run["updates"]) == (pair, beta, 16)]
-            height = -row + 0.25 - 0.25 * BETAS.index(beta)
             shares = [max(run["missed"], least) for run in chosen]
             label = f"β = {beta:g}" if row == 0 else None
-            right.plot(shares, [height] * len(shares), marker, color=colour, ms=6, alpha=0.7, mew=0, label=label)
+            right.plot(shares, [shift - row] * len(shares), marker, color=colour, ms=6, alpha=0.7, mew=0, label=label)
             formulas = [run["formula"] for run in chosen if run["formula"] is not None]
             if formulas and statistics.mean(formulas) > least:
-                right.plot(statistics.mean(formulas), height, "|", color="black", ms=11, mew=2)
+                right.plot(statistics.mean(formulas), shift - row, "|", color="black", ms=10, mew=2)
     right.set_xscale("log")
-    right.set_xlabel(
-        "share of the possible gain that is missed after training\n(bars: closed forms; 1: the untrained policy)"
-    )
+    right.set_xlabel("share of the possible gain that a training misses\n(bars: closed forms; 1: the untrained policy)")
     right.axvline(1.0, color="0.6", lw=1, ls=":")
-    right.legend(loc="lower left", framealpha=1)
 
+    # Both
     for axes in (left, right):
         axes.set_facecolor("white")
         axes.set_yticks([-row for row in range(len(pairs))], pairs)
         axes.grid(axis="y", color="0.9")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False, handletextpad=0.1)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
     canvas.savefig(path, metadata={"Date": None})
