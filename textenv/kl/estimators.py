@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType
 
+import torch
 from torch import Tensor
 
 Estimator = Callable[[Tensor], Tensor]
@@ -57,11 +58,18 @@ _WRONG_GRADIENTS = {
 """Combinations whose expected gradient is not that of KL(π‖π_ref), with an explanation."""
 
 
+_K1_IN_THE_LOSS = (
+    "in the first step of an update its expected gradient is 0 (as E[∇ log π] = 0), and in later steps it drives the "
+    "policy away from its samples (docs/results/kl-gradients.md). Use 'k2' or 'exact' in the loss, or place='reward'"
+)
+
+
 def choose_estimator(estimator: str | Estimator, *, place: str) -> tuple[str, Estimator | None]:
     """Return name and function of an estimator; the function is None for the exact KL.
 
     Args:
-        estimator: a key of `ESTIMATORS`, ``"exact"``, or a function, whose gradient is not checked.
+        estimator: a key of `ESTIMATORS`, ``"exact"``, or a function, whose gradient is only checked for being
+            that of k1 in the loss.
         place: ``"reward"`` or ``"loss"``.
 
     Raises:
@@ -73,7 +81,7 @@ def choose_estimator(estimator: str | Estimator, *, place: str) -> tuple[str, Es
     if place not in PLACES:
         raise ValueError(f"place is {place!r}, expected 'reward' or 'loss'")
 
-    # Name and function; a user's own function is not checked
+    # Name and function
     if isinstance(estimator, str):
         if estimator not in (*ESTIMATORS, EXACT):
             raise ValueError(f"estimator is {estimator!r}, expected {', '.join(ESTIMATORS)}, {EXACT}, or a function")
@@ -82,19 +90,29 @@ def choose_estimator(estimator: str | Estimator, *, place: str) -> tuple[str, Es
     else:
         names = {function: name for name, function in ESTIMATORS.items()}
         if estimator not in names:
-            return _function_name(estimator), estimator
+            function_name = _function_name(estimator)
+            if place == "loss" and _is_linear(estimator):
+                warnings.warn(f"{function_name!r} is linear in the log-ratio, as k1: {_K1_IN_THE_LOSS}.", stacklevel=4)
+            return function_name, estimator
         name = names[estimator]
         function = estimator
 
     # Is its expected gradient that of the KL?
     if (name, place) == ("k1", "loss"):
-        raise ValueError(
-            "k1 in the loss has the expected gradient 0 (as E[∇ log π] = 0), so it would "
-            "only add noise: use estimator 'k2' or 'exact' in the loss, or place='reward'"
-        )
+        raise ValueError(f"k1 in the loss is no penalty: {_K1_IN_THE_LOSS}")
     if (name, place) in _WRONG_GRADIENTS:
         warnings.warn(f"KL estimator {name!r} in the {place}: {_WRONG_GRADIENTS[name, place]}.", stacklevel=4)
     return name, function
+
+
+def _is_linear(estimator: Estimator) -> bool:
+    """Return whether the derivative of an estimator is the same at several log-ratios; False if it has none."""
+    log_ratio = torch.tensor([-2.0, -0.5, 0.1, 1.0, 3.0], requires_grad=True)
+    try:
+        (slope,) = torch.autograd.grad(estimator(log_ratio).sum(), log_ratio)
+    except Exception:  # a user's function may expect other shapes
+        return False
+    return bool((slope - slope[0]).abs().max() < 1e-6)
 
 
 def _function_name(estimator: Estimator) -> str:

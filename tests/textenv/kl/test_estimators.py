@@ -35,12 +35,28 @@ def test_combinations_of_a_wrong_gradient_warn(name, place):
         assert words[name, place] in str(warning.message) and warning.filename == __file__
 
 
+def test_a_function_of_ones_own_that_is_k1_in_the_loss_warns():
+    """Its derivative is constant; others pass, and in the reward k1 is right."""
+
+    def mine(log_ratio):
+        return 2 * log_ratio + 1
+
+    with pytest.warns(UserWarning, match="'mine' is linear in the log-ratio, as k1: .*drives the policy away"):
+        KLPenalty(None, 0.1, mine, "loss")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        KLPenalty(None, 0.1, mine, "reward")
+        KLPenalty(None, 0.1, lambda log_ratio: k2(log_ratio) + log_ratio, "loss")
+        KLPenalty(None, 0.1, lambda log_ratio: log_ratio.clamp(-1, 1), "loss")
+        KLPenalty(None, 0.1, lambda log_ratio: log_ratio[3, 4], "loss")
+
+
 @pytest.mark.parametrize("estimator", ["k1", k1])
 def test_k1_in_the_loss_is_refused(estimator):
     case = ThreeTokens()
     log_ratio = case.own.logits - case.other.logits
     assert case.gradient((case.own.probs.detach() * k1(log_ratio)).sum()).abs().max() < 1e-6
-    with pytest.raises(ValueError, match="expected gradient 0.*'k2' or 'exact'"):
+    with pytest.raises(ValueError, match="expected gradient is 0.*'k2' or 'exact'"):
         KLPenalty(case.reference, 0.1, estimator, "loss")
 
 

@@ -1,0 +1,688 @@
+"""Which KL estimator has the right gradient? k1, k2, k3 and exact, in the reward and in the loss, on a tree of answers.
+
+python examples/studies/kl_gradients.py --enumerate       # every expected gradient, exactly: half a minute
+python examples/studies/kl_gradients.py                   # every training: about 15 minutes of a core
+python examples/studies/kl_gradients.py --updates 1       # the same with one step on each rollout
+python examples/studies/kl_gradients.py --pairs "k3, loss" --betas 0.1 --seeds 1
+python examples/studies/kl_gradients.py --table           # the trainings so far
+python examples/studies/kl_gradients.py --json docs/results/data --figure docs/figures/kl-gradients.svg
+
+An answer has four tokens of four; all 256 are listed, so gradients are sums over all answers in float64, and the best
+policy is π*(y) ∝ π_ref(y)·exp(r(y)/β). Trainings are `algos.PPO` with `textenv.KLPenalty`; a run is a line of
+runs/kl_gradients.jsonl: the share of the possible gain that it misses. A run that is there is not repeated.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from torch import Tensor
+
+from algos import PPO, MLPPolicy, PPOConfig
+from textenv import KLPenalty
+from textenv.kl.estimators import k1, k2, k3
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from page import depends, machine
+
+RUNS = Path("runs/kl_gradients.jsonl")
+COMMAND = "python examples/studies/kl_gradients.py"
+TOKENS = 4
+STEPS = 4
+ANSWERS = torch.cartesian_prod(*[torch.arange(TOKENS)] * STEPS)
+"""Every answer, int64 ``[256, 4]``."""
+FIRST_STATE = [(TOKENS**step - 1) // (TOKENS - 1) for step in range(STEPS + 1)]
+"""Number of the first state of each step. A state is the tokens so far: 1 + 4 + 16 + 64 of them."""
+STATES = FIRST_STATE[STEPS]
+CODES = torch.arange(len(ANSWERS))
+STATE_OF_STEP = torch.stack([FIRST_STATE[t] + CODES // TOKENS ** (STEPS - t) for t in range(STEPS)], dim=1)
+"""State in which each token of each answer is chosen, int64 ``[256, 4]``."""
+TREES = range(1, 10)
+"""Seeds of the enumerated trees; a figure is the median over them."""
+DISTANCES = (0.1, 1.0, 3.0)
+"""Deviation of the normal noise by which the policy's logits differ from the reference's."""
+AGES = (0.1, 0.5)
+"""Deviation of the noise by which the sampler's logits differ from the policy's, at distance 1 from the reference."""
+CLAMP = 10.0
+"""verl clamps k3 in the loss here."""
+PAIRS = (
+    "k1, reward", "k2, reward", "k3, reward", "exact, reward",
+    "k1, loss", "k2, loss", "k3, loss", "k3 up to 10, loss", "exact, loss", "ratio · k1, loss", "ratio · k3, loss",
+    "k2 of the answer, loss", "k3 of the answer, loss", "exact, both",
+)  # fmt: skip
+"""Estimator and place, as enumerated."""
+Figures = dict[str, dict[str, float]]
+"""Figures of each pair by name."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Expected gradients, by enumeration
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def token_log_probs(logits: Tensor) -> Tensor:
+    """Log-probability of each token of each answer, ``[256, 4]``."""
+    return logits.log_softmax(-1)[STATE_OF_STEP, ANSWERS]
+
+
+def state_divergence(logits: Tensor, reference: Tensor) -> Tensor:
+    """KL(π‖π_ref) of the next token in the state of each token, ``[256, 4]``."""
+    log_probs = logits.log_softmax(-1)
+    log_ratio = log_probs - reference.log_softmax(-1)
+    return (log_probs.exp() * log_ratio).sum(-1)[STATE_OF_STEP]
+
+
+def advantages_of(charges: Tensor, chance: Tensor) -> Tensor:
+    """Charges of this and later tokens, less their mean in the state (the values of a perfect critic), ``[256, 4]``."""
+    to_go = charges.flip(1).cumsum(1).flip(1)
+    weights = chance[:, None].expand_as(to_go)
+    sums = torch.zeros(STATES, dtype=to_go.dtype).index_put((STATE_OF_STEP,), weights * to_go, accumulate=True)
+    chances = torch.zeros(STATES, dtype=to_go.dtype).index_put((STATE_OF_STEP,), weights, accumulate=True)
+    return to_go - (sums / chances)[STATE_OF_STEP]
+
+
+def surrogates(logits: Tensor, sampler: Tensor, reference: Tensor) -> dict[str, Tensor]:
+    """What is differentiated for each answer, by pair of estimator and place: ``[256]`` each.
+
+    In the reward, charges are constants that weigh the ratios π/π_old, as in PPO without its clip; π_old sampled.
+    """
+    log_prob = token_log_probs(logits)
+    reference_log_prob = token_log_probs(reference)
+    sampler_log_prob = token_log_probs(sampler)
+    ratio = (log_prob - sampler_log_prob).exp()
+    chance = sampler_log_prob.sum(1).exp()
+
+    # Charged in the reward: by the sampler's log-ratios
+    sampled = sampler_log_prob - reference_log_prob
+    charges = {"k1": k1(sampled), "k2": k2(sampled), "k3": k3(sampled), "exact": state_divergence(sampler, reference)}
+    pairs = {}
+    for name, charge in charges.items():
+        pairs[f"{name}, reward"] = (ratio * advantages_of(charge, chance)).sum(1)
+
+    # Charged in the loss: token by token
+    log_ratio = log_prob - reference_log_prob
+    exact = state_divergence(logits, reference)
+    pairs["k1, loss"] = k1(log_ratio).sum(1)
+    pairs["k2, loss"] = k2(log_ratio).sum(1)
+    pairs["k3, loss"] = k3(log_ratio).sum(1)
+    pairs["k3 up to 10, loss"] = k3(log_ratio).clamp(max=CLAMP).sum(1)
+    pairs["exact, loss"] = exact.sum(1)
+    pairs["ratio · k1, loss"] = (ratio * k1(log_ratio)).sum(1)
+    pairs["ratio · k3, loss"] = (ratio * k3(log_ratio)).sum(1)
+
+    # Charged in the loss: by the log-ratio of the whole answer; and in both places
+    pairs["k2 of the answer, loss"] = k2(log_ratio.sum(1))
+    pairs["k3 of the answer, loss"] = k3(log_ratio.sum(1))
+    pairs["exact, both"] = pairs["exact, reward"] + pairs["exact, loss"]
+    return pairs
+
+
+def gradient(value: Tensor, logits: Tensor) -> Tensor:
+    """Gradient of a number by the logits, as a vector."""
+    return torch.autograd.grad(value, logits, retain_graph=True)[0].flatten()
+
+
+def answer_gradients(values: Tensor, logits: Tensor) -> Tensor:
+    """Gradient of each answer's number by the logits: ``[256, 340]``."""
+    each_answer = torch.eye(len(values), dtype=values.dtype)
+    gradients = torch.autograd.grad(values, logits, each_answer, is_grads_batched=True, retain_graph=True)
+    return gradients[0].flatten(1)
+
+
+def moments_of(gradients: Tensor, chance: Tensor) -> tuple[Tensor, float]:
+    """Mean of the answers' gradients, and the trace of their covariance."""
+    mean = chance @ gradients
+    return mean, (chance @ (gradients - mean).square().sum(1)).item()
+
+
+def expected_gradients(
+    logits: Tensor, sampler: Tensor, reference: Tensor
+) -> tuple[dict[str, tuple[Tensor, float]], Tensor, Tensor]:
+    """Mean and variance of the gradient of each pair, over answers of the sampler; and the two gradients to compare.
+
+    Returns:
+        By pair, the expected gradient and the trace of its covariance; the gradient of KL(π‖π_ref) of whole answers;
+        and that of the sum of the KL in each state, at the states that the sampler visits.
+    """
+    logits = logits.clone().requires_grad_()
+    chance = token_log_probs(sampler).sum(1).exp()
+
+    # The two true gradients
+    log_prob = token_log_probs(logits).sum(1)
+    whole_kl = (log_prob.exp() * (log_prob - token_log_probs(reference).sum(1))).sum()
+    visited_kl = (chance * state_divergence(logits, reference).sum(1)).sum()
+    whole = gradient(whole_kl, logits)
+    visited = gradient(visited_kl, logits)
+
+    # A gradient for each answer and pair
+    moments = {}
+    for name, values in surrogates(logits, sampler, reference).items():
+        moments[name] = moments_of(answer_gradients(values, logits), chance)
+    return moments, whole, visited
+
+
+def normal_logits(seed: int) -> list[Tensor]:
+    """Three independent tables of normal numbers: float64 ``[85, 4]``."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(STATES, TOKENS, generator=generator, dtype=torch.float64) for _ in range(3)]
+
+
+def enumerate_tree(*, seed: int, distance: float, age: float = 0.0) -> Figures:
+    """Return the figures of each pair on one random tree, and under ``KL`` the whole answer's KL(π‖π_ref) in nats.
+
+    ``cosine`` and ``whole``, the relative error, are to the gradient of whole answers; ``visited`` is the relative
+    error to that of visited states; ``variance`` is relative to the squared gradient of whole answers.
+
+    Args:
+        seed: of the tree.
+        distance: deviation of the noise between the reference's logits and the policy's.
+        age: deviation of the noise between the policy's logits and the sampler's; 0: the policy samples.
+    """
+    reference, noise, drift = normal_logits(seed)
+    logits = reference + distance * noise
+    sampler = logits + age * drift
+    moments, whole, visited = expected_gradients(logits, sampler, reference)
+    figures = {}
+    for name, (mean, variance) in moments.items():
+        # The mean of k1 in the loss is rounding error: it has no direction
+        is_zero = mean.norm() < 1e-12 * whole.norm()
+        cosine = 0.0 if is_zero else torch.cosine_similarity(mean, whole, dim=0).item()
+        figures[name] = {
+            "cosine": cosine,
+            "whole": ((mean - whole).norm() / whole.norm()).item(),
+            "visited": ((mean - visited).norm() / visited.norm()).item(),
+            "variance": variance / whole.square().sum().item(),
+        }
+    log_prob = token_log_probs(logits).sum(1)
+    kl = (log_prob.exp() * (log_prob - token_log_probs(reference).sum(1))).sum().item()
+    figures["KL"] = {"nats": kl}
+    return figures
+
+
+def median_figures(*, distance: float, age: float = 0.0) -> Figures:
+    """Medians over all `TREES` of what `enumerate_tree` returns."""
+    trees = [enumerate_tree(seed=seed, distance=distance, age=age) for seed in TREES]
+    return {
+        pair: {key: statistics.median(tree[pair][key] for tree in trees) for key in figures}
+        for pair, figures in trees[0].items()
+    }
+
+
+def enumerated_table(by_distance: dict[float, Figures]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows, when the policy samples: the figures of each pair by distance from the reference."""
+    nats = [f"{figures['KL']['nats']:.2g} nats" for figures in by_distance.values()]
+    header = ["estimator, place"]
+    header += [f"cosine, error at {distance}" for distance in nats]
+    header += [f"error at visited states, {nats[-1]}"]
+    header += [f"variance, {distance}" for distance in nats]
+    rows = []
+    for pair in PAIRS:
+        figures_of_pair = [figures[pair] for figures in by_distance.values()]
+        row = [pair]
+        row += [f"{figures['cosine']:.2f}, {_number(figures['whole'])}" for figures in figures_of_pair]
+        row += [_number(figures_of_pair[-1]["visited"])]
+        row += [_variance(figures["variance"]) for figures in figures_of_pair]
+        rows.append(row)
+    return header, rows
+
+
+def old_samples_table(by_age: dict[float, Figures]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows, when an older policy has sampled: errors and variance of each pair by the sampler's age."""
+    header = ["estimator, place"]
+    for label in ("error", "error at visited states", "variance"):
+        header += [f"{label}, noise {age:g}" for age in by_age]
+    rows = []
+    for pair in PAIRS:
+        figures_of_pair = [figures[pair] for figures in by_age.values()]
+        row = [pair]
+        row += [_number(figures["whole"]) for figures in figures_of_pair]
+        row += [_number(figures["visited"]) for figures in figures_of_pair]
+        row += [_variance(figures["variance"]) for figures in figures_of_pair]
+        rows.append(row)
+    return header, rows
+
+
+def _number(value: float) -> str:
+    """A relative error, with two decimals; rounding errors are 0."""
+    return "0" if value < 1e-9 else f"{value:.2f}"
+
+
+def _variance(value: float) -> str:
+    """A variance with two digits."""
+    if value < 10:
+        return f"{value:.2g}"
+    return f"{value:,.0f}" if value < 1e6 else f"{value:.0e}"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Trainings
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class TreeEnv(VectorEnv):
+    """Answers token by token: the observation is the state, one-hot; the last token earns the answer's reward."""
+
+    def __init__(self, rewards: Tensor, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.single_observation_space = spaces.Box(0.0, 1.0, (STATES,), np.float32)
+        self.single_action_space = spaces.Discrete(TOKENS)
+        self.observation_space = spaces.Box(0.0, 1.0, (num_envs, STATES), np.float32)
+        self.action_space = spaces.MultiDiscrete([TOKENS] * num_envs)
+        self.rewards = rewards.numpy()
+        self.one_hot = np.eye(STATES, dtype=np.float32)
+        self.code = np.zeros(num_envs, dtype=np.int64)
+        self.step_number = 0
+
+    def reset(self, *, seed=None, options=None):
+        """Begin all answers anew."""
+        self.code[:] = 0
+        self.step_number = 0
+        return self.one_hot[self.code], {}
+
+    def step(self, actions):
+        """Append a token to every answer; all end together."""
+        self.code = self.code * TOKENS + actions
+        self.step_number += 1
+        is_last = self.step_number == STEPS
+        terminated = np.full(self.num_envs, is_last)
+        truncated = np.zeros(self.num_envs, dtype=bool)
+        if not is_last:
+            state = FIRST_STATE[self.step_number] + self.code
+            return self.one_hot[state], np.zeros(self.num_envs), terminated, truncated, {}
+        reward = self.rewards[self.code]
+        observation, _ = self.reset()
+        info = {"final_obs": np.zeros_like(observation), "_final_obs": terminated}
+        return observation, reward, terminated, truncated, info
+
+
+class RatioPenalty(KLPenalty):
+    """An estimator in the loss times π/π_old (DeepSeek-V3.2, eq. 7): the ratio has a gradient too."""
+
+    def loss(self, part, *, log_prob, policy):
+        """See `KLPenalty.loss`."""
+        log_ratio = torch.where(part["mask"], log_prob - part["log_prob"], 0.0)
+        return log_ratio.exp() * super().loss(part, log_prob=log_prob, policy=policy)
+
+
+class BothPenalty(KLPenalty):
+    """The exact KL in the loss, and in the reward too, where it carries the KL of later states back."""
+
+    def __call__(self, rollout, policy, **options):
+        """See `KLPenalty.__call__`."""
+        super().__call__(rollout, policy, **options)
+        rollout["reward"] = rollout["reward"] - self.coef * rollout["kl"]
+
+
+def unchecked_k1(log_ratio: Tensor) -> Tensor:
+    """k1 as a function of one's own, which the library does not refuse in the loss."""
+    return log_ratio
+
+
+PENALTIES = {
+    "no penalty": lambda reference, beta: KLPenalty(reference, 0.0),
+    "k1, reward": lambda reference, beta: KLPenalty(reference, beta, "k1", "reward"),
+    "k2, reward": lambda reference, beta: KLPenalty(reference, beta, "k2", "reward"),
+    "k3, reward": lambda reference, beta: KLPenalty(reference, beta, "k3", "reward"),
+    "exact, reward": lambda reference, beta: KLPenalty(reference, beta, "exact", "reward"),
+    "k1, loss": lambda reference, beta: KLPenalty(reference, beta, unchecked_k1, "loss"),
+    "k2, loss": lambda reference, beta: KLPenalty(reference, beta, "k2", "loss"),
+    "k3, loss": lambda reference, beta: KLPenalty(reference, beta, "k3", "loss"),
+    "exact, loss": lambda reference, beta: KLPenalty(reference, beta, "exact", "loss"),
+    "ratio · k3, loss": lambda reference, beta: RatioPenalty(reference, beta, "k3", "loss"),
+    "exact, both": lambda reference, beta: BothPenalty(reference, beta, "exact", "loss"),
+}
+"""Penalties to train with, by pair."""
+WITH_FIXED_POINT = ("k1, reward", "exact, both", "k2, loss", "ratio · k3, loss", "exact, loss", "k3, loss")
+"""Pairs whose `fixed_point` is a policy that draws every answer with some probability."""
+BETAS = (0.1, 0.3, 1.0)
+NUM_ENVS = 512
+CONFIG = PPOConfig(
+    num_steps=STEPS,
+    final_learning_rate=0.0,
+    gamma=1.0,
+    gae_lambda=1.0,
+    max_grad_norm=10.0,
+    bootstrap_truncated=False,
+    normalize_advantage=False,
+)
+UPDATES = {
+    1: {"num_epochs": 1, "minibatch_size": NUM_ENVS * STEPS, "learning_rate": 0.1},
+    16: {"num_epochs": 4, "minibatch_size": NUM_ENVS * STEPS // 4, "learning_rate": 0.05},
+}
+"""Fields of the config, by the number of optimizer steps on each rollout; the rates were chosen on seed 101."""
+ITERATIONS = {1: 500, 16: 150}
+"""Rollouts of a training, by the number of optimizer steps on each."""
+
+
+def problem(seed: int) -> tuple[Tensor, Tensor]:
+    """The reference's logits, normal, and the rewards of all answers, uniform between 0 and 1; float64."""
+    generator = torch.Generator().manual_seed(seed)
+    reference = torch.randn(STATES, TOKENS, generator=generator, dtype=torch.float64)
+    rewards = torch.rand(len(ANSWERS), generator=generator, dtype=torch.float64)
+    return reference, rewards
+
+
+def missed_share(log_probs: Tensor, *, reference: Tensor, rewards: Tensor, beta: float) -> float:
+    """(J* - J) / (J* - J of the reference) of a policy's token log-probabilities ``[85, 4]``.
+
+    J = E[r] - β·KL(π‖π_ref), so this is KL(π‖π*) / KL(π_ref‖π*): 0 is the optimum, 1 the untrained policy.
+    """
+    reference_log_prob = token_log_probs(reference).sum(1)
+    best = (reference_log_prob + rewards / beta).log_softmax(0)
+    log_prob = log_probs[STATE_OF_STEP, ANSWERS].sum(1)
+    divergence = (log_prob.exp() * (log_prob - best)).sum()
+    return (divergence / (reference_log_prob.exp() * (reference_log_prob - best)).sum()).item()
+
+
+def kl_of_optimum(beta: float, *, seed: int) -> float:
+    """KL(π*‖π_ref) of whole answers, nats."""
+    reference, rewards = problem(seed)
+    reference_log_prob = token_log_probs(reference).sum(1)
+    best = (reference_log_prob + rewards / beta).log_softmax(0)
+    return (best.exp() * (best - reference_log_prob)).sum().item()
+
+
+def fixed_point(pair: str, *, reference: Tensor, rewards: Tensor, beta: float) -> Tensor | None:
+    """Token log-probabilities ``[85, 4]`` at which the expected gradient of a pair is 0; None if we know no formula.
+
+    Token by token from the last: a state's policy follows from the values of its four successors.
+    """
+    if pair not in WITH_FIXED_POINT:
+        return None
+    log_reference = reference.log_softmax(-1)
+    log_probs = torch.zeros_like(reference)
+    values = rewards
+    for step in reversed(range(STEPS)):
+        states = slice(FIRST_STATE[step], FIRST_STATE[step + 1])
+        q_values = values.view(-1, TOKENS)
+        prior = log_reference[states]
+
+        # The best policy of the state, by what is charged there
+        if pair == "k3, loss":
+            log_prob = _reversed_kl_policy(q_values, prior, beta)
+        else:
+            log_prob = (prior + q_values / beta).log_softmax(-1)
+        log_probs[states] = log_prob
+
+        # The state's value; only charges in the reward reach earlier tokens
+        values = (log_prob.exp() * q_values).sum(-1)
+        if pair in ("k1, reward", "exact, both"):
+            values = values - beta * (log_prob.exp() * (log_prob - prior)).sum(-1)
+    return log_probs
+
+
+def _reversed_kl_policy(q_values: Tensor, log_prior: Tensor, beta: float) -> Tensor:
+    """The best policy of E[Q] - β·KL(π_ref‖π): π = β·π_ref / (λ - Q), with the λ that makes it sum to 1 (bisection)."""
+    low = (q_values + beta * log_prior.exp()).max(-1, keepdim=True).values
+    high = q_values.max(-1, keepdim=True).values + beta
+    for _ in range(100):
+        middle = (low + high) / 2
+        is_too_low = (beta * log_prior.exp() / (middle - q_values)).sum(-1, keepdim=True) > 1
+        low = torch.where(is_too_low, middle, low)
+        high = torch.where(is_too_low, high, middle)
+    return (beta * log_prior.exp() / (high - q_values)).log()
+
+
+def train(*, pair: str, beta: float, updates: int, seed: int) -> dict[str, float]:
+    """Train once; return the missed share, and the KL of whole answers to the reference in nats."""
+    reference, rewards = problem(seed)
+    env = TreeEnv(rewards, NUM_ENVS)
+
+    # A linear actor of one-hot states is a table of logits
+    policy = MLPPolicy(env.single_observation_space, env.single_action_space, hidden=(), seed=seed)
+    with torch.no_grad():
+        policy.actor[0].weight.copy_(reference.T)
+        policy.actor[0].bias.zero_()
+        policy.critic[0].weight.zero_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # most pairs warn that they are wrong
+        penalty = PENALTIES[pair](policy.reference(), beta)
+    agent = PPO(env, policy, CONFIG, penalty=penalty, seed=seed, **UPDATES[updates])
+    agent.learn(ITERATIONS[updates] * NUM_ENVS * STEPS)
+
+    with torch.no_grad():
+        logits = policy.actor(torch.eye(STATES)).double()
+    log_prob = token_log_probs(logits).sum(1)
+    return {
+        "missed": missed_share(logits.log_softmax(-1), reference=reference, rewards=rewards, beta=beta),
+        "kl": (log_prob.exp() * (log_prob - token_log_probs(reference).sum(1))).sum().item(),
+    }
+
+
+def read_runs() -> dict[tuple[str, float, int, int], dict[str, float]]:
+    """Runs so far, by pair, β, steps on each rollout, and seed."""
+    runs = {}
+    if RUNS.exists():
+        for line in RUNS.read_text().splitlines():
+            run = json.loads(line)
+            runs[run["pair"], run["beta"], run["updates"], run["seed"]] = run
+    return runs
+
+
+def trained_table(runs: list[dict]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows: the missed share of each pair in percent, mean [least, largest seed], and what formulas say."""
+    settings = sorted({(run["updates"], run["beta"]) for run in runs}, key=lambda setting: (-setting[0], setting[1]))
+    header = ["estimator, place"]
+    for updates, beta in settings:
+        steps = "1 step" if updates == 1 else f"{updates} steps"
+        header.append(f"β = {beta:g}, {steps}")
+    first_beta = settings[0][1]
+    header.append(f"KL in nats, β = {first_beta:g}")
+
+    # The optimum, and each pair
+    seeds = sorted({run["seed"] for run in runs})
+    kl = statistics.mean(kl_of_optimum(first_beta, seed=seed) for seed in seeds)
+    rows = [["the optimum π*", *["0"] * len(settings), f"{kl:.2f}"]]
+    for pair in PENALTIES:
+        row = [pair]
+        for setting in settings:
+            chosen = [run for run in runs if (run["pair"], run["updates"], run["beta"]) == (pair, *setting)]
+            row.append(_in_words([run["missed"] for run in chosen], [run["formula"] for run in chosen]))
+        nats = [run["kl"] for run in runs if (run["pair"], run["updates"], run["beta"]) == (pair, *settings[0])]
+        row.append(f"{statistics.mean(nats):.2f}" if nats else "–")
+        rows.append(row)
+    return header, rows
+
+
+def _in_words(missed: list[float], formulas: list[float | None]) -> str:
+    """Mean [least, largest] in percent, and the mean of the formula where there is one; a dash without runs."""
+    if not missed:
+        return "–"
+    cell = f"{_percent(statistics.mean(missed))} [{_percent(min(missed))}, {_percent(max(missed))}]"
+    if None in formulas:
+        return cell
+    return f"{cell}; {_percent(statistics.mean(formulas))}"
+
+
+def noise_at_fixed_point(pair: str, *, seed: int, beta: float) -> float:
+    """Variance of the gradient of score and penalty together, relative to that of the score's alone.
+
+    Both at the pair's fixed point, where the mean of the two together is 0; with the values of a perfect critic.
+    """
+    reference, rewards = problem(seed)
+    fixed = fixed_point(pair, reference=reference, rewards=rewards, beta=beta)
+    logits = fixed.clone().requires_grad_()
+    log_prob = token_log_probs(logits)
+    chance = log_prob.detach().sum(1).exp()
+
+    # The score is paid with the last token
+    scores = torch.zeros(len(ANSWERS), STEPS, dtype=rewards.dtype)
+    scores[:, -1] = rewards
+    score_values = (log_prob * advantages_of(scores, chance)).sum(1)
+    penalty_values = surrogates(logits, fixed, reference)[pair]
+    _, variance_of_score = moments_of(answer_gradients(score_values, logits), chance)
+    _, variance = moments_of(answer_gradients(score_values - beta * penalty_values, logits), chance)
+    return variance / variance_of_score
+
+
+def noise_table() -> tuple[list[str], list[list[str]]]:
+    """Columns and rows: `noise_at_fixed_point` by pair and β, mean over the seeds that are trained."""
+    rows = []
+    for pair in WITH_FIXED_POINT:
+        row = [pair]
+        for beta in BETAS:
+            noise = statistics.mean(noise_at_fixed_point(pair, seed=seed, beta=beta) for seed in range(1, 6))
+            row.append(_number(noise))
+        rows.append(row)
+    return ["estimator, place", *(f"β = {beta:g}" for beta in BETAS)], rows
+
+
+def _percent(share: float) -> str:
+    """A share in percent, with two digits, or without decimals from 10 on."""
+    percent = max(100 * share, 0.0)
+    return f"{percent:,.0f}" if percent >= 10 else f"{percent:.1f}"
+
+
+def with_formula(run: dict) -> dict:
+    """A run, and what `fixed_point` says that its pair misses; None if there is no formula."""
+    reference, rewards = problem(run["seed"])
+    arguments = {"reference": reference, "rewards": rewards, "beta": run["beta"]}
+    log_probs = fixed_point(run["pair"], **arguments)
+    formula = None
+    if log_probs is not None:
+        formula = missed_share(log_probs, **arguments)
+    return run | {"formula": formula}
+
+
+def write_data(folder: Path) -> None:
+    """Write the page's tables, and the figures and runs that they are made from."""
+    by_distance = {distance: median_figures(distance=distance) for distance in DISTANCES}
+    by_age = {age: median_figures(distance=1.0, age=age) for age in (0.0, *AGES)}
+    runs = [with_formula(run) for run in read_runs().values()]
+    tables = {
+        "kl-gradients": (COMMAND, trained_table(runs), {"runs": runs}),
+        "kl-gradients-exact": (f"{COMMAND} --enumerate", enumerated_table(by_distance), {"figures": by_distance}),
+        "kl-gradients-old": (f"{COMMAND} --enumerate", old_samples_table(by_age), {"figures": by_age}),
+        "kl-gradients-noise": (f"{COMMAND} --enumerate", noise_table(), {}),
+    }
+    for name, (command, (columns, rows), raw) in tables.items():
+        about = machine(command)
+        del about["began"], about["others"]  # trainings were made before, and the machine's load changes no gradient
+        data = about | {"depends": depends("control") | _penalty_files(), "columns": columns, "rows": rows} | raw
+        (folder / f"{name}.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+
+
+def _penalty_files() -> dict[str, str]:
+    """Digests of the penalty's files, by path."""
+    return {path: digest for path, digest in depends("text").items() if path.startswith("textenv/kl/")}
+
+
+def draw(data_folder: Path, path: Path) -> None:
+    """Draw the relative error of each pair's gradient, and what its trainings miss, from the page's data."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.hashsalt": "kl gradients", "font.size": 11}
+    from matplotlib import pyplot
+
+    figures = json.loads((data_folder / "kl-gradients-exact.json").read_text())["figures"]
+    runs = json.loads((data_folder / "kl-gradients.json").read_text())["runs"]
+    pairs = [pair for pair in (*PAIRS, "no penalty") if pair not in ("k3 up to 10, loss", "ratio · k1, loss")]
+    looks = [("#0072B2", "o"), ("#E69F00", "s"), ("#009E73", "^")]
+    canvas, (left, right) = pyplot.subplots(1, 2, figsize=(11, 6), sharey=True, layout="constrained")
+    canvas.set_facecolor("white")
+
+    # Left: gradients by distance
+    for shift, (colour, marker), by_pair in zip((0.25, 0.0, -0.25), looks, figures.values(), strict=True):
+        heights = [shift - row for row, pair in enumerate(pairs) if pair in by_pair]
+        errors = [by_pair[pair]["whole"] for pair in pairs if pair in by_pair]
+        left.plot(errors, heights, marker, color=colour, ms=6, label=f"π at {by_pair['KL']['nats']:.2g} nats")
+    left.set_xlabel("error of the expected gradient, relative to\nthat of KL(π‖π_ref) of whole answers")
+
+    # Right: trainings by β, each seed, and the closed form
+    least = 1e-4
+    for shift, (colour, marker), beta in zip((0.25, 0.0, -0.25), looks, BETAS, strict=True):
+        for row, pair in enumerate(pairs):
+            chosen = [run for run in runs if (run["pair"], run["beta"], run["updates"]) == (pair, beta, 16)]
+            shares = [max(run["missed"], least) for run in chosen]
+            label = f"β = {beta:g}" if row == 0 else None
+            right.plot(shares, [shift - row] * len(shares), marker, color=colour, ms=6, alpha=0.7, mew=0, label=label)
+            formulas = [run["formula"] for run in chosen if run["formula"] is not None]
+            if formulas and statistics.mean(formulas) > least:
+                right.plot(statistics.mean(formulas), shift - row, "|", color="black", ms=10, mew=2)
+    right.set_xscale("log")
+    right.set_xlabel("share of the possible gain that a training misses\n(bars: closed forms; 1: the untrained policy)")
+    right.axvline(1.0, color="0.6", lw=1, ls=":")
+
+    # Both
+    for axes in (left, right):
+        axes.set_facecolor("white")
+        axes.set_yticks([-row for row in range(len(pairs))], pairs)
+        axes.grid(axis="y", color="0.9")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False, handletextpad=0.1)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    canvas.savefig(path, metadata={"Date": None})
+
+
+def print_table(columns: list[str], rows: list[list[str]]) -> None:
+    """Print a table as Markdown."""
+    for row in (columns, ["---"] * len(columns), *rows):
+        print("| " + " | ".join(row) + " |")
+
+
+def main() -> None:
+    """Run what is missing, or print or write what there is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", default=";".join(PENALTIES), help="separated by semicolons")
+    parser.add_argument("--betas", default=",".join(map(str, BETAS)))
+    parser.add_argument("--updates", type=int, choices=UPDATES, default=16, help="optimizer steps on each rollout")
+    parser.add_argument("--seeds", default="1,2,3,4,5")
+    parser.add_argument("--enumerate", action="store_true", help="print the expected gradients, train nothing")
+    parser.add_argument("--table", action="store_true", help="print the runs so far")
+    parser.add_argument("--json", type=Path, help="write the page's data to this folder")
+    parser.add_argument("--figure", type=Path, help="draw the data of --json to this file")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+
+    # What there is
+    if options.figure and not options.json:
+        parser.error("--figure draws the data of the folder --json")
+    if options.json:
+        write_data(options.json)
+        if options.figure:
+            draw(options.json, options.figure)
+        return
+    if options.table:
+        print_table(*trained_table([with_formula(run) for run in read_runs().values()]))
+        return
+    if options.enumerate:
+        print_table(*enumerated_table({distance: median_figures(distance=distance) for distance in DISTANCES}))
+        print()
+        print_table(*old_samples_table({age: median_figures(distance=1.0, age=age) for age in (0.0, *AGES)}))
+        print()
+        print_table(*noise_table())
+        return
+
+    # What is missing
+    RUNS.parent.mkdir(exist_ok=True)
+    pairs = options.pairs.split(";")
+    unknown = [pair for pair in pairs if pair not in PENALTIES]
+    if unknown:
+        parser.error(f"--pairs has {', '.join(map(repr, unknown))}, expected some of {', '.join(map(repr, PENALTIES))}")
+    for seed, beta, pair in itertools.product(
+        map(int, options.seeds.split(",")), map(float, options.betas.split(",")), pairs
+    ):
+        if (pair, beta, options.updates, seed) in read_runs():
+            continue
+        start = time.perf_counter()
+        run = {"pair": pair, "beta": beta, "updates": options.updates, "seed": seed}
+        run |= train(pair=pair, beta=beta, updates=options.updates, seed=seed)
+        run["seconds"] = round(time.perf_counter() - start, 1)
+        with RUNS.open("a") as file:
+            file.write(json.dumps(run, ensure_ascii=False) + "\n")
+        print(run, flush=True)
+
+
+if __name__ == "__main__":
+    main()
