@@ -63,3 +63,24 @@ def test_the_wheel_works_without_the_sources(tmp_path):
     assert float(run(sys.executable, "-c", PROGRAM, site, tmp_path / "run", cwd=tmp_path, env=there).split()[-1]) == 1.0
     assert run(sys.executable, "-m", "algos", "--version", cwd=tmp_path, env=there).startswith("textenv ")
     assert {path.name for path in site.iterdir()} >= {"algos", "textenv"} and not (site / "tests").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_commands_of_the_dockerfile_run_in_an_empty_environment(tmp_path):
+    """Where no image can be built: each RUN, in a copy of the sources, with the interpreter of the environment."""
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    commands = re.findall(r"^RUN (.*)$", dockerfile, re.MULTILINE)
+    assert len(commands) == 3
+    sources = tmp_path / "source"
+    shutil.copytree(ROOT, sources, ignore=shutil.ignore_patterns(".*", "runs", "site", "dist", "__pycache__"))
+    run(sys.executable, "-m", "venv", tmp_path / "empty")
+    (default_torch,) = re.findall(r'^ARG TORCH="(.*)"$', dockerfile, re.MULTILINE)
+    there = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    there |= {"PATH": f"{tmp_path / 'empty' / 'bin'}:{os.environ['PATH']}", "TORCH": default_torch}
+    for command in commands:
+        run("bash", "-c", command, cwd=sources, env=there)
+    (tmp_path / "work").mkdir()
+    options = ["train", "CartPole-v1", "--total-steps", "2000", "--quiet", "--run-dir", "runs/first"]
+    run("bash", "-c", 'algos "$@"', "algos", *options, cwd=tmp_path / "work", env=there)
+    assert (tmp_path / "work" / "runs" / "first" / "metrics.jsonl").exists()
