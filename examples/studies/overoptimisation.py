@@ -2,7 +2,7 @@
 
 python examples/studies/overoptimisation.py                          # every run: about 50 minutes of a core
 python examples/studies/overoptimisation.py --seeds 1
-python examples/studies/overoptimisation.py --table reward-models    # of the runs so far; also: penalty, best-of-n
+python examples/studies/overoptimisation.py --table gold    # of the runs so far; also: coefficients, penalty, best-of-n
 python examples/studies/overoptimisation.py --figure docs/figures/overoptimisation.svg    # from the page's data
 
 After Gao, Schulman and Hilton 2022. The gold reward is a function of the text, so it costs nothing and has no error. It
@@ -56,11 +56,13 @@ ITERATIONS = 40
 PPO_CONFIG = dataclasses.replace(
     presets.TEXT_EMBEDDED, num_episodes=64, learning_rate=3e-4, final_learning_rate=None
 )  # steps large enough to go far; the recipe's are 3e-4 and a KL penalty
+LARGEST_KL = 50
+"""Iterations with a larger KL, nats, are in no fit: there PPO repeats one token, and gold falls without bound."""
 BIN = 0.25
 """Width in √nat of the bins in which the figure shows the means of PPO's iterations."""
 
 
-# --- gold --------------------------------------------------------------------------------------------------------------
+# --- gold ------------------------------------------------------------------------------------------------------------
 
 
 def words_of(text):
@@ -119,7 +121,7 @@ def make_pool():
     return Pool(rows, golds.reshape(POOL_PROMPTS, POOL_ANSWERS))
 
 
-# --- reward models -----------------------------------------------------------------------------------------------------
+# --- reward models ---------------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=2)
@@ -178,7 +180,7 @@ def train_proxy(*, width, pairs, seed, pool):
     return Proxy(model, pool), report.accuracy
 
 
-# --- optimisation ------------------------------------------------------------------------------------------------------
+# --- optimisation ----------------------------------------------------------------------------------------------------
 
 
 def best_of_n_kl(n):
@@ -271,14 +273,15 @@ def run(*, width, pairs, seed, kl_coef):
     return result
 
 
-# --- fits and tables ---------------------------------------------------------------------------------------------------
+# --- fits and tables -------------------------------------------------------------------------------------------------
 
 
 def fit(kl, gold, *, method):
     """Least squares for R(d) = d(α − β d), best-of-n, or d(α − β log d), PPO, with d = √KL; returns α, β and R²."""
     kl = np.asarray(kl)
-    gold = np.asarray(gold)[kl > 0.01]  # at 0 both are 0, but for the noise of the samples
-    d = np.sqrt(kl[kl > 0.01])
+    used = (kl > 0.01) & (kl <= LARGEST_KL)  # at 0 both are 0, but for the noise of the samples
+    gold = np.asarray(gold)[used]
+    d = np.sqrt(kl[used])
     bend = d
     if method == "ppo":
         bend = np.log(d)
@@ -293,6 +296,15 @@ def curve(alpha, beta, d, *, method):
     if method == "ppo":
         return d * (alpha - beta * np.log(d))
     return d * (alpha - beta * d)
+
+
+def peak(alpha, beta, *, method):
+    """The d at which the fitted gold is largest; infinite if it always rises."""
+    if beta <= 0:
+        return math.inf
+    if method == "ppo":
+        return math.exp(alpha / beta - 1)
+    return alpha / (2 * beta)
 
 
 def read_runs():
@@ -321,40 +333,61 @@ def smoothed(points, width=5):
     return np.stack([np.convolve(column, np.ones(width) / width, mode="valid") for column in columns], axis=1)
 
 
-def reward_model_table(runs):
-    """Columns and rows: each reward model, its quality, the coefficients of both fits, and PPO's best and last gold."""
-    columns = [
-        "width, pairs", "seeds", "accuracy", "α, best-of-n", "β, best-of-n", "gold at n = 1,024",
-        "α, PPO", "β, PPO", "R², PPO", "best gold, PPO", "√KL there", "last gold", "last proxy",
-    ]  # fmt: skip
-    rows = []
+def models(runs):
+    """Width, pairs and runs of each reward model that has runs without a penalty."""
+    with_runs = []
     for width, pairs in sorted({*BY_SIZE, *BY_DATA}):
         entries = by_seed(runs, width, pairs, 0.0)
-        if not entries:
-            continue
+        if entries:
+            with_runs.append((width, pairs, entries))
+    return with_runs
+
+
+def gold_table(runs):
+    """Columns and rows: each reward model, its quality, and the gold that both methods reach with it."""
+    columns = ["width", "pairs", "weights", "accuracy", "correlation", "gold, best of 1,024", "best gold, PPO",
+               "√KL there", "last gold, PPO", "last proxy, PPO", "last √KL, PPO"]  # fmt: skip
+    rows = []
+    for width, pairs, entries in models(runs):
         figures = []
         for entry in entries:
-            kl, _, gold = zip(*entry["best_of_n"], strict=True)
-            alpha, beta, _ = fit(kl, gold, method="best of n")
-            ppo_kl, _, ppo_gold = zip(*entry["ppo"], strict=True)
-            ppo_alpha, ppo_beta, explained = fit(ppo_kl, ppo_gold, method="ppo")
             means = smoothed(entry["ppo"])
-            peak = means[means[:, 2].argmax()]
-            last = means[-1]
-            distance = math.sqrt(peak[0])
+            best = means[means[:, 2].argmax()]
+            last_kl, last_proxy, last_gold = means[-1]
+            gold_of_n = entry["best_of_n"][-1][2]
             figures.append(
-                [entry["accuracy"], alpha, beta, gold[-1], ppo_alpha, ppo_beta, explained, peak[2], distance]
-                + [last[2], last[1]]
+                [entry["accuracy"], entry["correlation"], gold_of_n, best[2], math.sqrt(best[0])]
+                + [last_gold, last_proxy, math.sqrt(last_kl)]
             )
         cells = [in_words(values) for values in zip(*figures, strict=True)]
-        rows.append([f"{width}, {pairs:,}", str(len(entries)), *cells])
+        rows.append([str(width), f"{pairs:,}", f"{entries[0]['parameters']:,}", *cells])
+    return columns, rows
+
+
+def coefficient_table(runs):
+    """Columns and rows: the coefficients of both fits for each reward model, R² and the fitted peak."""
+    columns = ["width", "pairs"]
+    for name in ("best of n", "PPO"):
+        columns += [f"α, {name}", f"β, {name}", f"R², {name}", f"peak √KL, {name}"]
+    rows = []
+    for width, pairs, entries in models(runs):
+        figures = []
+        for entry in entries:
+            row = []
+            for method in ("best_of_n", "ppo"):
+                kl, _, gold = zip(*entry[method], strict=True)
+                alpha, beta, explained = fit(kl, gold, method=method)
+                row += [alpha, beta, explained, peak(alpha, beta, method=method)]
+            figures.append(row)
+        cells = [in_words(values) for values in zip(*figures, strict=True)]
+        rows.append([str(width), f"{pairs:,}", *cells])
     return columns, rows
 
 
 def penalty_table(runs):
-    """Columns and rows: gold at the end with a KL penalty, and without one at the same KL on the way; by seed."""
-    columns = ["width, pairs", "β", "KL at the end", "gold there", "gold without penalty at this KL", "difference",
-               "best gold without", "last gold without"]  # fmt: skip
+    """Columns and rows: gold with a KL penalty and without, and their difference at the same KL."""
+    columns = ["width", "pairs", "β", "last √KL", "last gold", "best gold", "last gold, no penalty",
+               "best gold, no penalty", "gold, difference at equal KL", "proxy, difference at equal KL"]  # fmt: skip
     rows = []
     for width, pairs in PENALISED:
         free_runs = {entry["seed"]: entry for entry in by_seed(runs, width, pairs, 0.0)}
@@ -363,17 +396,33 @@ def penalty_table(runs):
             for entry in by_seed(runs, width, pairs, kl_coef):
                 if entry["seed"] not in free_runs:
                     continue
-                free = smoothed(free_runs[entry["seed"]]["ppo"])
-                last = smoothed(entry["ppo"])[-1]
-                nearest = free[np.abs(np.sqrt(free[:, 0].clip(0)) - math.sqrt(max(0, last[0]))).argmin()]
-                figures.append([last[0], last[2], nearest[2], last[2] - nearest[2], free[:, 2].max(), free[-1, 2]])
+                free_points = free_runs[entry["seed"]]["ppo"]
+                free = smoothed(free_points)
+                means = smoothed(entry["ppo"])
+                last_kl, _, last_gold = means[-1]
+                proxy_difference, gold_difference = difference_at_equal_kl(entry["ppo"], free_points)
+                figures.append(
+                    [math.sqrt(last_kl), last_gold, means[:, 2].max(), free[-1, 2], free[:, 2].max()]
+                    + [gold_difference, proxy_difference]
+                )
             if figures:
                 cells = [in_words(values) for values in zip(*figures, strict=True)]
-                rows.append([f"{width}, {pairs:,}", str(kl_coef), *cells])
+                rows.append([str(width), f"{pairs:,}", str(kl_coef), *cells])
     return columns, rows
 
 
-def best_of_n_table():
+def difference_at_equal_kl(points, free_points):
+    """Proxy and gold, less those of other points: the mean over the bins of √KL above 1 in which both have some."""
+    bins = []
+    for rows in (points, free_points):
+        rows = np.asarray(rows)
+        index = np.round(np.sqrt(rows[:, 0].clip(0)) / BIN).astype(int)
+        bins.append({i: rows[index == i, 1:].mean(0) for i in np.unique(index) if i * BIN >= 1})
+    first, second = bins
+    return np.mean([first[i] - second[i] for i in first.keys() & second.keys()], axis=0)
+
+
+def best_of_n_table(runs):
     """Columns and rows: KL of the best of n, by the formula, and exactly for distributions of K answers."""
     golds = make_pool().raw_gold.round(9)
     columns = ["n", "log n − (n−1)/n", "10,000 distinct scores", "4,096 distinct scores", "the pool's 4,096 answers",
@@ -398,19 +447,16 @@ def binned(points):
 def curves(runs):
     """What the figure shows of each reward model, over its seeds."""
     shown = []
-    for width, pairs in sorted({*BY_SIZE, *BY_DATA}):
-        entries = by_seed(runs, width, pairs, 0.0)
-        if not entries:
-            continue
+    for width, pairs, entries in models(runs):
         best = np.mean([entry["best_of_n"] for entry in entries], axis=0)
         ppo = np.concatenate([entry["ppo"] for entry in entries])
         shown.append(
             {
                 "width": width,
                 "pairs": pairs,
-                "best of n": best.round(4).tolist(),
+                "best_of_n": best.round(4).tolist(),
                 "ppo": binned(ppo),
-                "fit of best of n": fit(best[:, 0], best[:, 2], method="best of n"),
+                "fit of best_of_n": fit(best[:, 0], best[:, 2], method="best_of_n"),
                 "fit of ppo": fit(ppo[:, 0], ppo[:, 2], method="ppo"),
             }
         )
@@ -426,26 +472,29 @@ def draw(shown, path):
     matplotlib.rcParams |= {"axes.spines.top": False, "axes.spines.right": False}
     from matplotlib import pyplot
 
-    by_name = {(entry["width"], entry["pairs"]): entry for entry in shown}
+    entries = {(entry["width"], entry["pairs"]): entry for entry in shown}
     figure, grid = pyplot.subplots(2, 2, figsize=(9, 7), sharey=True, sharex="col", layout="constrained")
-    for axes_of_row, models, label in (
-        (grid[0], BY_DATA, lambda width, pairs: f"{pairs:,} pairs"),
-        (grid[1], BY_SIZE, lambda width, pairs: f"width {width}"),
-    ):
-        for axes, method in zip(axes_of_row, ("best of n", "ppo"), strict=True):
-            for rank, model in enumerate(models):
-                if model not in by_name:
+    data_labels = [f"{pairs:,} pairs" for _, pairs in BY_DATA]
+    size_labels = [f"width {width}" for width, _ in BY_SIZE]
+
+    # A line of colour for each reward model, dark for the best
+    for axes_of_row, names, labels in ((grid[0], BY_DATA, data_labels), (grid[1], BY_SIZE, size_labels)):
+        for axes, method in zip(axes_of_row, ("best_of_n", "ppo"), strict=True):
+            for rank, (name, label) in enumerate(zip(names, labels, strict=True)):
+                if name not in entries:
                     continue
-                entry = by_name[model]
-                colour = matplotlib.colormaps["viridis"](0.9 * (1 - rank / (len(models) - 1)))
-                kl, proxy, gold = np.array(entry[method]).clip(min=[0, -np.inf, -np.inf]).T
-                d = np.sqrt(kl)
+                entry = entries[name]
+                colour = matplotlib.colormaps["viridis"](0.9 * (1 - rank / (len(names) - 1)))
+                kl, proxy, gold = np.array(entry[method]).T
+                d = np.sqrt(kl.clip(0))
                 axes.plot(d, proxy, "--", color=colour, linewidth=1)
-                axes.plot(d, gold, "o", color=colour, markersize=4, label=label(*model))
+                axes.plot(d, gold, "o", color=colour, markersize=4, label=label)
                 alpha, beta, _ = entry[f"fit of {method}"]
-                line = np.linspace(0.02, d.max(), 100)
+                line = np.linspace(0.02, min(d.max(), math.sqrt(LARGEST_KL)), 100)
                 axes.plot(line, curve(alpha, beta, line, method=method), color=colour, linewidth=1.5)
             axes.axhline(0, color="#999999", linewidth=0.5)
+
+    # Words
     grid[0, 0].set_title("best of n")
     grid[0, 1].set_title("PPO, no KL penalty")
     for axes in grid[1]:
@@ -453,15 +502,19 @@ def draw(shown, path):
     grid[0, 0].set_ylabel("reward, width 32, by data")
     grid[1, 0].set_ylabel("reward, 1,000 pairs, by width")
     for axes in grid[:, 0]:
-        axes.legend(frameon=False, fontsize=9, title="dots: gold; line: fit; dashed: proxy", title_fontsize=8)
+        axes.legend(frameon=False, fontsize=9, title="dots: gold; line: its fit; dashed: proxy", title_fontsize=8)
     figure.savefig(path, metadata={"Date": None}, facecolor="white")
+
+
+TABLES = {"gold": gold_table, "coefficients": coefficient_table, "penalty": penalty_table, "best-of-n": best_of_n_table}
+"""Function of each table, which gets the runs."""
 
 
 def main():
     """Run what is missing, or print or draw what there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--table", choices=["reward-models", "penalty", "best-of-n"], help="print this table")
+    parser.add_argument("--table", choices=TABLES, help="print this table")
     parser.add_argument("--json", type=Path, help="with --table: write it to this file of docs/results/data instead")
     parser.add_argument("--figure", type=Path, help="draw the data of the page")
     options = parser.parse_args()
@@ -493,23 +546,18 @@ def main():
 
 
 def write_table(name, path):
-    """Print a table, or write it with its data to a file."""
+    """Print a table, or write it to a file, the first one with the curves of the figure."""
     runs = read_runs()
-    more = {}
-    if name == "reward-models":
-        columns, rows = reward_model_table(runs)
-        more["curves"] = curves(runs)
-    elif name == "penalty":
-        columns, rows = penalty_table(runs)
-    else:
-        columns, rows = best_of_n_table()
+    columns, rows = TABLES[name](runs)
     if path is None:
         for row in (columns, ["---"] * len(columns), *rows):
             print("| " + " | ".join(row) + " |")
         return
     about = machine(f"python examples/studies/overoptimisation.py --table {name}")
     del about["began"], about["others"]  # the runs were made before
-    data = about | {"depends": depends("text") | depends("reward models"), "columns": columns, "rows": rows} | more
+    data = about | {"depends": depends("text") | depends("reward models"), "columns": columns, "rows": rows}
+    if name == "gold":
+        data["curves"] = curves(runs)
     path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
 
