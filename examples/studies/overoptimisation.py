@@ -41,10 +41,10 @@ DATA = Path(__file__).parents[2] / "docs" / "results" / "data" / "overoptimisati
 NEW_TOKENS = 48
 LENGTH_LIMIT = 20
 """Words of an answer that cost nothing; each further one costs half a point of gold."""
-BY_SIZE = [(4, 1000), (8, 1000), (16, 1000), (32, 1000), (64, 1000)]
+BY_SIZE = [(4, 1000), (16, 1000), (32, 1000), (64, 1000)]
 BY_DATA = [(32, 100), (32, 300), (32, 1000), (32, 3000)]
 """Width of the reward model, and number of pairs that it is trained on."""
-PENALISED = [(32, 300), (32, 1000)]
+PENALISED = [(32, 300)]
 KL_COEFS = (0.02, 0.1)
 """Reward per nat, where the reward is the proxy, whose standard deviation is 1 before the training."""
 POOL_PROMPTS = 16
@@ -52,7 +52,7 @@ POOL_ANSWERS = 4096
 """Number of answers to each of these prompts from which the best of n are drawn."""
 N = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 HELD_OUT_PAIRS = 500
-ITERATIONS = 40
+ITERATIONS = 30
 PPO_CONFIG = dataclasses.replace(
     presets.TEXT_EMBEDDED, num_episodes=64, learning_rate=3e-4, final_learning_rate=None
 )  # steps large enough to go far; the recipe's are 3e-4 and a KL penalty
