@@ -41,10 +41,10 @@ DATA = Path(__file__).parents[2] / "docs" / "results" / "data" / "overoptimisati
 NEW_TOKENS = 48
 LENGTH_LIMIT = 20
 """Words of an answer that cost nothing; each further one costs half a point of gold."""
-BY_SIZE = [(4, 1000), (16, 1000), (32, 1000), (64, 1000)]
+BY_SIZE = [(4, 1000), (8, 1000), (16, 1000), (32, 1000), (64, 1000)]
 BY_DATA = [(32, 100), (32, 300), (32, 1000), (32, 3000)]
 """Width of the reward model, and number of pairs that it is trained on."""
-PENALISED = [(32, 300)]
+PENALISED = [(32, 300), (32, 1000)]
 KL_COEFS = (0.02, 0.1)
 """Reward per nat, where the reward is the proxy, whose standard deviation is 1 before the training."""
 POOL_PROMPTS = 16
@@ -513,7 +513,7 @@ TABLES = {"gold": gold_table, "coefficients": coefficient_table, "penalty": pena
 def main():
     """Run what is missing, or print or draw what there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--seeds", default="1,2,3,4,5")
     parser.add_argument("--table", choices=TABLES, help="print this table")
     parser.add_argument("--json", type=Path, help="with --table: write it to this file of docs/results/data instead")
     parser.add_argument("--figure", type=Path, help="draw the data of the page")
