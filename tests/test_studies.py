@@ -137,11 +137,18 @@ def test_the_fit_has_the_coefficients_that_made_the_points(method):
     assert study.peak(1.3, -0.1, method=method) == math.inf
 
 
-def test_points_are_compared_at_equal_kl():
+def test_penalised_runs_are_compared_at_their_last_kl():
     study = load_example("studies/overoptimisation")
-    free = [[kl, 2.0, 1.0] for kl in (0.0, 1.0, 4.0, 9.0)]
-    penalised = [[0.0, 9.0, 9.0], [1.0, 2.5, 1.2], [4.0, 2.5, 1.0], [16.0, 9.0, 9.0]]  # the first and last count not
-    assert study.difference_at_equal_kl(penalised, free) == pytest.approx([0.5, 0.1])
+    free = [[kl, 2.0, gold] for kl, gold in ((0.0, 9.0), (3.0, 1.0), (4.0, 2.0), (5.0, 3.0), (16.0, 9.0))]
+    assert study.at_kl(free, 4.0) == pytest.approx([4.0, 2.0, 2.0])
+    settings = {"width": 32, "pairs": 300, "seed": 1}
+    runs = {
+        (32, 300, 0.0, 1, 1): settings | {"ppo": free},
+        (32, 300, 0.02, 1, 1): settings | {"ppo": [[4.0, 2.5, 2.25]] * 5},
+    }
+    _, (row,) = study.penalty_table(runs)
+    # The mean of the five iterations without a penalty is the best of their means of five
+    assert row[3:] == ["2.00 [2.00, 2.00]", "2.25 [2.25, 2.25]", "+0.25 (+0.25)", "–", "-2.55 (-2.55)", "+0.50 (+0.50)"]
 
 
 def test_gold_pays_for_words_once():
@@ -164,14 +171,16 @@ def test_policies_are_optimised_for_a_reward_model(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(study, "BY_SIZE", [(4, 40), (8, 40)])
     monkeypatch.setattr(study, "PENALISED", [(4, 40)])
     monkeypatch.setattr(study, "KL_COEFS", (0.1,))
+    monkeypatch.setattr(study, "SLOWER", [(4, 40)])
     monkeypatch.setattr(study, "DATA", tmp_path / "data.json")
     for options in (["--seeds", "1"], ["--seeds", "1"], ["--table", "gold", "--json", "data.json"]):
         monkeypatch.setattr("sys.argv", ["overoptimisation.py", *options])
         study.main()
     runs = [json.loads(line) for line in (tmp_path / "runs" / "overoptimisation.jsonl").read_text().splitlines()]
-    settings = [(run["width"], run["pairs"], run["kl_coef"]) for run in runs]
-    assert settings == [(4, 20, 0.0), (4, 40, 0.0), (8, 40, 0.0), (4, 40, 0.1)]
-    assert all(len(run["ppo"]) == 6 and run["ppo"][0][0] == pytest.approx(0, abs=1e-4) for run in runs)
+    settings = [(run["width"], run["pairs"], run["kl_coef"], run["slowdown"]) for run in runs]
+    assert settings == [(4, 20, 0.0, 1), (4, 40, 0.0, 1), (8, 40, 0.0, 1), (4, 40, 0.1, 1), (4, 40, 0.0, 3)]
+    assert [len(run["ppo"]) for run in runs] == [6, 6, 6, 6, 18]
+    assert all(run["ppo"][0][0] == pytest.approx(0, abs=1e-4) for run in runs)
     # The best of 8 has more proxy than that of 2
     assert all(run["best_of_n"][1][1] > run["best_of_n"][0][1] > 0 for run in runs[:3])
 

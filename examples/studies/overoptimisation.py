@@ -47,6 +47,8 @@ BY_DATA = [(32, 100), (32, 300), (32, 1000), (32, 3000)]
 PENALISED = [(32, 300), (32, 1000)]
 KL_COEFS = (0.02, 0.1)
 """Reward per nat, where the reward is the proxy, whose standard deviation is 1 before the training."""
+SLOWER = [(32, 1000)]
+"""Reward models for which PPO without a penalty is also run with a third of the learning rate, three times as long."""
 POOL_PROMPTS = 16
 POOL_ANSWERS = 4096
 """Number of answers to each of these prompts from which the best of n are drawn."""
@@ -228,7 +230,7 @@ def mean_of_best(score, value, n):
     return float((ordered_value @ weight).mean())
 
 
-def train_policy(proxy, *, pool, seed, kl_coef):
+def train_policy(proxy, *, pool, seed, kl_coef, slowdown=1):
     """PPO for the proxy; return KL, proxy and gold of the answers of each iteration, ``[iterations, 3]``."""
 
     def gold(completions):
@@ -243,19 +245,20 @@ def train_policy(proxy, *, pool, seed, kl_coef):
         max_prompt_tokens=24,
         max_new_tokens=NEW_TOKENS,
     )
-    agent = PPO(env, policy, dataclasses.replace(PPO_CONFIG, seed=seed), kl_coef=kl_coef)
+    config = dataclasses.replace(PPO_CONFIG, seed=seed, learning_rate=PPO_CONFIG.learning_rate / slowdown)
+    agent = PPO(env, policy, config, kl_coef=kl_coef)
     points = []
 
     def record(metrics):
         points.append([metrics["reference/kl"], metrics["reward_raw/proxy"], metrics["reward_raw/gold"]])
-        return len(points) == ITERATIONS
+        return len(points) == slowdown * ITERATIONS
 
     agent.learn(10**9, on_iteration=record)
     return points
 
 
-def run(*, width, pairs, seed, kl_coef):
-    """Train a reward model, and optimise for it."""
+def run(*, width, pairs, seed, kl_coef, slowdown):
+    """Train a reward model, and optimise for it; best-of-n only beside PPO without a penalty."""
     pool = make_pool()
     proxy, accuracy = train_proxy(width=width, pairs=pairs, seed=seed, pool=pool)
     gold = (pool.raw_gold - pool.raw_gold.mean()) / pool.raw_gold.std()
@@ -264,12 +267,12 @@ def run(*, width, pairs, seed, kl_coef):
         "accuracy": accuracy,
         "correlation": float(np.corrcoef(proxy.pool_scores.ravel(), gold.ravel())[0, 1]),
     }
-    if kl_coef == 0:
+    if kl_coef == 0 and slowdown == 1:
         scores = proxy.pool_scores
         result["best_of_n"] = [
             [best_of_n_kl(n), mean_of_best(scores, scores, n), mean_of_best(scores, gold, n)] for n in N
         ]
-    result["ppo"] = train_policy(proxy, pool=pool, seed=seed, kl_coef=kl_coef)
+    result["ppo"] = train_policy(proxy, pool=pool, seed=seed, kl_coef=kl_coef, slowdown=slowdown)
     return result
 
 
@@ -308,23 +311,31 @@ def peak(alpha, beta, *, method):
 
 
 def read_runs():
-    """Runs so far, by width, pairs, KL coefficient and seed."""
+    """Runs so far, by width, pairs, KL coefficient, slowdown and seed."""
     runs = {}
     if RUNS.exists():
         for line in RUNS.read_text().splitlines():
             entry = json.loads(line)
-            runs[entry["width"], entry["pairs"], entry["kl_coef"], entry["seed"]] = entry
+            runs[entry["width"], entry["pairs"], entry["kl_coef"], entry["slowdown"], entry["seed"]] = entry
     return runs
 
 
-def by_seed(runs, width, pairs, kl_coef):
-    """Runs of a reward model, in the order of their seeds."""
-    return [entry for key, entry in sorted(runs.items()) if key[:3] == (width, pairs, kl_coef)]
+def by_seed(runs, width, pairs, kl_coef=0.0, slowdown=1):
+    """Runs of a reward model by seed, in the order of the seeds."""
+    settings = (width, pairs, kl_coef, slowdown)
+    return {entry["seed"]: entry for key, entry in sorted(runs.items()) if key[:4] == settings}
 
 
 def in_words(values, digits=2):
     """Mean and range of a figure over seeds."""
     return f"{statistics.mean(values):.{digits}f} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
+
+
+def each_seed(differences):
+    """Mean of a difference, and each seed's; a dash if there is none."""
+    if not differences:
+        return "–"
+    return f"{statistics.mean(differences):+.2f} ({', '.join(f'{value:+.2f}' for value in differences)})"
 
 
 def smoothed(points, width=5):
@@ -337,7 +348,7 @@ def models(runs):
     """Width, pairs and runs of each reward model that has runs without a penalty."""
     with_runs = []
     for width, pairs in sorted({*BY_SIZE, *BY_DATA}):
-        entries = by_seed(runs, width, pairs, 0.0)
+        entries = list(by_seed(runs, width, pairs).values())
         if entries:
             with_runs.append((width, pairs, entries))
     return with_runs
@@ -368,7 +379,8 @@ def coefficient_table(runs):
     """Columns and rows: the coefficients of both fits for each reward model, R² and the fitted peak."""
     columns = ["width", "pairs"]
     for name in ("best of n", "PPO"):
-        columns += [f"α, {name}", f"β, {name}", f"R², {name}", f"peak √KL, {name}"]
+        columns += [f"α, {name}", f"β, {name}", f"R², {name}", f"fitted peak √KL, {name}"]
+    columns.append("R² of d(α − β d), PPO")
     rows = []
     for width, pairs, entries in models(runs):
         figures = []
@@ -378,48 +390,48 @@ def coefficient_table(runs):
                 kl, _, gold = zip(*entry[method], strict=True)
                 alpha, beta, explained = fit(kl, gold, method=method)
                 row += [alpha, beta, explained, peak(alpha, beta, method=method)]
-            figures.append(row)
+            *_, explained_by_line = fit(kl, gold, method="best_of_n")  # these are PPO's points
+            figures.append([*row, explained_by_line])
         cells = [in_words(values) for values in zip(*figures, strict=True)]
         rows.append([str(width), f"{pairs:,}", *cells])
     return columns, rows
 
 
 def penalty_table(runs):
-    """Columns and rows: gold with a KL penalty and without, and their difference at the same KL."""
-    columns = ["width", "pairs", "β", "last √KL", "last gold", "best gold", "last gold, no penalty",
-               "best gold, no penalty", "gold, difference at equal KL", "proxy, difference at equal KL"]  # fmt: skip
+    """Columns and rows: gold at the end with a KL penalty, beside PPO without one at the same KL, and at its best."""
+    columns = ["width", "pairs", "KL coefficient", "last √KL", "last gold", "less: no penalty, same KL",
+               "less: no penalty, slower, same KL", "less: no penalty, best gold",
+               "proxy, less: no penalty, same KL"]  # fmt: skip
     rows = []
     for width, pairs in PENALISED:
-        free_runs = {entry["seed"]: entry for entry in by_seed(runs, width, pairs, 0.0)}
+        free_runs = by_seed(runs, width, pairs)
+        slow_runs = by_seed(runs, width, pairs, slowdown=3)
         for kl_coef in KL_COEFS:
-            figures = []
-            for entry in by_seed(runs, width, pairs, kl_coef):
-                if entry["seed"] not in free_runs:
+            ends = []
+            differences = {name: [] for name in columns[5:]}
+            for seed, entry in by_seed(runs, width, pairs, kl_coef).items():
+                if seed not in free_runs:
                     continue
-                free_points = free_runs[entry["seed"]]["ppo"]
-                free = smoothed(free_points)
-                means = smoothed(entry["ppo"])
-                last_kl, _, last_gold = means[-1]
-                proxy_difference, gold_difference = difference_at_equal_kl(entry["ppo"], free_points)
-                figures.append(
-                    [math.sqrt(last_kl), last_gold, means[:, 2].max(), free[-1, 2], free[:, 2].max()]
-                    + [gold_difference, proxy_difference]
-                )
-            if figures:
-                cells = [in_words(values) for values in zip(*figures, strict=True)]
+                kl, proxy, gold = smoothed(entry["ppo"])[-1]
+                ends.append([math.sqrt(kl), gold])
+                _, free_proxy, free_gold = at_kl(free_runs[seed]["ppo"], kl)
+                differences[columns[5]].append(gold - free_gold)
+                if seed in slow_runs:
+                    differences[columns[6]].append(gold - at_kl(slow_runs[seed]["ppo"], kl)[2])
+                differences[columns[7]].append(gold - smoothed(free_runs[seed]["ppo"])[:, 2].max())
+                differences[columns[8]].append(proxy - free_proxy)
+            if ends:
+                cells = [in_words(values) for values in zip(*ends, strict=True)]
+                cells += [each_seed(values) for values in differences.values()]
                 rows.append([str(width), f"{pairs:,}", str(kl_coef), *cells])
     return columns, rows
 
 
-def difference_at_equal_kl(points, free_points):
-    """Proxy and gold, less those of other points: the mean over the bins of √KL above 1 in which both have some."""
-    bins = []
-    for rows in (points, free_points):
-        rows = np.asarray(rows)
-        index = np.round(np.sqrt(rows[:, 0].clip(0)) / BIN).astype(int)
-        bins.append({i: rows[index == i, 1:].mean(0) for i in np.unique(index) if i * BIN >= 1})
-    first, second = bins
-    return np.mean([first[i] - second[i] for i in first.keys() & second.keys()], axis=0)
+def at_kl(points, kl):
+    """Mean of the three points whose √KL is nearest to that of a KL."""
+    points = np.asarray(points)
+    distance = np.abs(np.sqrt(points[:, 0].clip(0)) - math.sqrt(kl))
+    return points[distance.argsort(kind="stable")[:3]].mean(0)
 
 
 def best_of_n_table(runs):
@@ -494,6 +506,10 @@ def draw(shown, path):
                 axes.plot(line, curve(alpha, beta, line, method=method), color=colour, linewidth=1.5)
             axes.axhline(0, color="#999999", linewidth=0.5)
 
+    # Points beyond the KL of the fits are not shown
+    grid[0, 0].set_ylim(-2.5, 3)
+    grid[0, 1].set_xlim(-0.3, math.sqrt(LARGEST_KL) + 0.2)
+
     # Words
     grid[0, 0].set_title("best of n")
     grid[0, 1].set_title("PPO, no KL penalty")
@@ -529,20 +545,21 @@ def main():
         parser.error("--json needs --table")
 
     RUNS.parent.mkdir(exist_ok=True)
-    settings = [(width, pairs, 0.0) for width, pairs in dict.fromkeys([*BY_DATA, *BY_SIZE])]
-    settings += [(width, pairs, kl_coef) for width, pairs in PENALISED for kl_coef in KL_COEFS]
+    settings = [(width, pairs, 0.0, 1) for width, pairs in dict.fromkeys([*BY_DATA, *BY_SIZE])]
+    settings += [(width, pairs, kl_coef, 1) for width, pairs in PENALISED for kl_coef in KL_COEFS]
+    settings += [(width, pairs, 0.0, 3) for width, pairs in SLOWER]
     for seed in map(int, options.seeds.split(",")):
-        for width, pairs, kl_coef in settings:
-            if (width, pairs, kl_coef, seed) in read_runs():
+        for width, pairs, kl_coef, slowdown in settings:
+            if (width, pairs, kl_coef, slowdown, seed) in read_runs():
                 continue
             start = time.perf_counter()
-            entry = {"width": width, "pairs": pairs, "kl_coef": kl_coef, "seed": seed}
+            entry = {"width": width, "pairs": pairs, "kl_coef": kl_coef, "slowdown": slowdown, "seed": seed}
             entry |= run(**entry)
             entry["seconds"] = round(time.perf_counter() - start, 1)
             with RUNS.open("a") as file:
                 file.write(json.dumps(entry) + "\n")
             last = [round(figure, 2) for figure in entry["ppo"][-1]]
-            print(width, pairs, kl_coef, seed, "KL, proxy and gold at the end:", last, entry["seconds"], flush=True)
+            print(width, pairs, kl_coef, slowdown, seed, "last KL, proxy, gold:", last, entry["seconds"], flush=True)
 
 
 def write_table(name, path):
