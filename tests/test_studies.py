@@ -1,5 +1,6 @@
 """The programs of examples/studies run, and what they compute exactly is right."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -164,8 +165,12 @@ def test_gold_pays_for_words_once():
 def test_policies_are_optimised_for_a_reward_model(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     study = load_example("studies/overoptimisation")
-    for name, number in (("POOL_PROMPTS", 2), ("POOL_ANSWERS", 16), ("HELD_OUT_PAIRS", 10), ("ITERATIONS", 6)):
+    for name, number in (("POOL_PROMPTS", 2), ("POOL_ANSWERS", 16), ("HELD_OUT_PAIRS", 10), ("ITERATIONS", 5)):
         monkeypatch.setattr(study, name, number)
+    small_config = dataclasses.replace(study.PPO_CONFIG, num_episodes=8, minibatch_size=8)
+    monkeypatch.setattr(study, "PPO_CONFIG", small_config)
+    monkeypatch.setattr(study, "NEW_TOKENS", 6)
+    monkeypatch.setattr(study, "BIN", 100)  # few iterations: all in one bin
     monkeypatch.setattr(study, "N", (2, 8))
     monkeypatch.setattr(study, "BY_DATA", [(4, 20), (4, 40)])
     monkeypatch.setattr(study, "BY_SIZE", [(4, 40), (8, 40)])
@@ -179,7 +184,7 @@ def test_policies_are_optimised_for_a_reward_model(tmp_path, monkeypatch, capsys
     runs = [json.loads(line) for line in (tmp_path / "runs" / "overoptimisation.jsonl").read_text().splitlines()]
     settings = [(run["width"], run["pairs"], run["kl_coef"], run["slowdown"]) for run in runs]
     assert settings == [(4, 20, 0.0, 1), (4, 40, 0.0, 1), (8, 40, 0.0, 1), (4, 40, 0.1, 1), (4, 40, 0.0, 3)]
-    assert [len(run["ppo"]) for run in runs] == [6, 6, 6, 6, 18]
+    assert [len(run["ppo"]) for run in runs] == [5, 5, 5, 5, 15]
     assert all(run["ppo"][0][0] == pytest.approx(0, abs=1e-4) for run in runs)
     # The best of 8 has more proxy than that of 2
     assert all(run["best_of_n"][1][1] > run["best_of_n"][0][1] > 0 for run in runs[:3])

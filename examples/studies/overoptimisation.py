@@ -338,6 +338,11 @@ def each_seed(differences):
     return f"{statistics.mean(differences):+.2f} ({', '.join(f'{value:+.2f}' for value in differences)})"
 
 
+def root(kl):
+    """√KL of an estimate, which may be a little below 0."""
+    return math.sqrt(max(0.0, kl))
+
+
 def smoothed(points, width=5):
     """Means over this many iterations."""
     columns = np.asarray(points).T
@@ -367,8 +372,8 @@ def gold_table(runs):
             last_kl, last_proxy, last_gold = means[-1]
             gold_of_n = entry["best_of_n"][-1][2]
             figures.append(
-                [entry["accuracy"], entry["correlation"], gold_of_n, best[2], math.sqrt(best[0])]
-                + [last_gold, last_proxy, math.sqrt(last_kl)]
+                [entry["accuracy"], entry["correlation"], gold_of_n, best[2], root(best[0])]
+                + [last_gold, last_proxy, root(last_kl)]
             )
         cells = [in_words(values) for values in zip(*figures, strict=True)]
         rows.append([str(width), f"{pairs:,}", f"{entries[0]['parameters']:,}", *cells])
@@ -413,7 +418,7 @@ def penalty_table(runs):
                 if seed not in free_runs:
                     continue
                 kl, proxy, gold = smoothed(entry["ppo"])[-1]
-                ends.append([math.sqrt(kl), gold])
+                ends.append([root(kl), gold])
                 _, free_proxy, free_gold = at_kl(free_runs[seed]["ppo"], kl)
                 differences[columns[5]].append(gold - free_gold)
                 if seed in slow_runs:
@@ -430,7 +435,7 @@ def penalty_table(runs):
 def at_kl(points, kl):
     """Mean of the three points whose √KL is nearest to that of a KL."""
     points = np.asarray(points)
-    distance = np.abs(np.sqrt(points[:, 0].clip(0)) - math.sqrt(kl))
+    distance = np.abs(np.sqrt(points[:, 0].clip(0)) - root(kl))
     return points[distance.argsort(kind="stable")[:3]].mean(0)
 
 
@@ -502,7 +507,7 @@ def draw(shown, path):
                 axes.plot(d, proxy, "--", color=colour, linewidth=1)
                 axes.plot(d, gold, "o", color=colour, markersize=4, label=label)
                 alpha, beta, _ = entry[f"fit of {method}"]
-                line = np.linspace(0.02, min(d.max(), math.sqrt(LARGEST_KL)), 100)
+                line = np.linspace(0.02, d.max().clip(0.02, math.sqrt(LARGEST_KL)), 100)
                 axes.plot(line, curve(alpha, beta, line, method=method), color=colour, linewidth=1.5)
             axes.axhline(0, color="#999999", linewidth=0.5)
 
