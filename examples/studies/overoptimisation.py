@@ -512,7 +512,7 @@ def draw(shown, path):
             axes.axhline(0, color="#999999", linewidth=0.5)
 
     # Points beyond the KL of the fits are not shown
-    grid[0, 0].set_ylim(-2.5, 3)
+    grid[0, 0].set_ylim(-2.5, 4)
     grid[0, 1].set_xlim(-0.3, math.sqrt(LARGEST_KL) + 0.2)
 
     # Words
