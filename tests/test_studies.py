@@ -1,7 +1,9 @@
 """The programs of examples/studies run, and what they compute exactly is right."""
 
 import dataclasses
+import itertools
 import json
+import math
 import re
 
 import numpy as np
@@ -17,7 +19,7 @@ ROOT = EXAMPLES.parent
 
 def test_every_study_is_run_here():
     assert {path.stem for path in (EXAMPLES / "studies").glob("*.py")} == {
-        "details", "kl_gradients", "pass_at_k", "staleness",
+        "details", "kl_gradients", "overoptimisation", "pass_at_k", "staleness",
     }  # fmt: skip
 
 
@@ -312,3 +314,127 @@ def test_kl_penalties_are_trained_with_and_the_page_is_made(tmp_path, monkeypatc
         study.main()
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert len(json.loads((tmp_path / "kl-gradients.json").read_text())["runs"]) == 2 * len(study.PENALTIES)
+
+
+def best_by_enumeration(probability, score, value, n):
+    """KL and mean value of the best of n draws, by every sequence of draws; of equal scores, each is as likely."""
+    chance = np.zeros(len(probability))
+    for draws in itertools.product(range(len(probability)), repeat=n):
+        best = [answer for answer in draws if score[answer] == max(score[list(draws)])]
+        for answer in best:
+            chance[answer] += probability[list(draws)].prod() / len(best)
+    positive = chance > 0
+    return (chance[positive] * np.log(chance[positive] / probability[positive])).sum(), chance @ value
+
+
+@pytest.mark.parametrize("score", [[2.0, 0.5, 1.0, 3.0], [1.0, 0.5, 1.0, 0.5], [0.0, 0.0, 0.0, 0.0]])
+def test_the_best_of_n_is_that_of_every_sequence_of_draws(score):
+    study = load_example("studies/overoptimisation")
+    probability = np.array([0.4, 0.3, 0.2, 0.1])
+    value = np.array([1.0, -2.0, 0.5, 3.0])
+    for n in (1, 2, 5):
+        exact = best_by_enumeration(probability, np.array(score), value, n)
+        assert study.best_of_n(probability, np.array(score), value, n) == pytest.approx(exact, abs=1e-12)
+
+
+def test_the_kl_of_the_best_of_n_tends_to_its_formula_from_below():
+    """Beirami et al. 2024: log n − (n−1)/n is an upper bound; it is the limit for many answers of distinct scores."""
+    study = load_example("studies/overoptimisation")
+    for n in (2, 16, 128):
+        gaps = []
+        for count in (100, 1_000, 100_000):
+            kl, rank = study.best_of_n(np.full(count, 1 / count), np.arange(count), (np.arange(count) + 1) / count, n)
+            gaps.append(study.best_of_n_kl(n) - kl)
+        assert gaps[0] > gaps[1] > gaps[2] > 0 and gaps[2] < 1e-4
+        assert rank == pytest.approx(n / (n + 1), abs=1e-4)  # the mean of the largest of n uniform numbers
+        tied, _ = study.best_of_n(np.full(1_000, 1e-3), np.arange(1_000) // 100, np.zeros(1_000), n)
+        assert tied < math.log(10) + 1e-9
+
+
+def test_the_mean_of_the_best_is_that_of_all_subsets():
+    study = load_example("studies/overoptimisation")
+    generator = np.random.default_rng(0)
+    score = generator.normal(size=(3, 8))
+    value = generator.normal(size=(3, 8))
+    for n in (1, 3, 8):
+        means = []
+        for row_score, row_value in zip(score, value, strict=True):
+            subsets = itertools.combinations(range(8), n)
+            means.append(np.mean([row_value[max(subset, key=row_score.__getitem__)] for subset in subsets]))
+        assert study.mean_of_best(score, value, n) == pytest.approx(np.mean(means), abs=1e-12)
+
+
+@pytest.mark.parametrize("method", ["best_of_n", "ppo"])
+def test_the_fit_has_the_coefficients_that_made_the_points(method):
+    study = load_example("studies/overoptimisation")
+    kl = np.linspace(0, 40, 30)
+    gold = study.curve(1.3, 0.6, np.sqrt(kl.clip(1e-9)), method=method)
+    assert study.fit(kl, gold, method=method) == pytest.approx((1.3, 0.6, 1.0))
+    noise = np.random.default_rng(0).normal(size=30)
+    alpha, beta, explained = study.fit(kl, gold + 0.1 * noise, method=method)
+    assert (alpha, beta) == pytest.approx((1.3, 0.6), abs=0.1) and 0.8 < explained < 1
+    d = np.linspace(0.01, 20, 20_000)
+    largest = d[study.curve(1.3, 0.6, d, method=method).argmax()]
+    assert study.peak(1.3, 0.6, method=method) == pytest.approx(largest, abs=2e-3)
+    assert study.peak(1.3, -0.1, method=method) == math.inf
+
+
+def test_penalised_runs_are_compared_at_their_last_kl():
+    study = load_example("studies/overoptimisation")
+    free = [[kl, 2.0, gold] for kl, gold in ((0.0, 9.0), (3.0, 1.0), (4.0, 2.0), (5.0, 3.0), (16.0, 9.0))]
+    assert study.at_kl(free, 4.0) == pytest.approx([4.0, 2.0, 2.0])
+    settings = {"width": 32, "pairs": 300, "seed": 1}
+    runs = {
+        (32, 300, 0.0, 1, 1): settings | {"ppo": free},
+        (32, 300, 0.02, 1, 1): settings | {"ppo": [[4.0, 2.5, 2.25]] * 5},
+    }
+    _, (row,) = study.penalty_table(runs)
+    # The mean of the five iterations without a penalty is the best of their means of five
+    assert row[3:] == ["2.00 [2.00, 2.00]", "2.25 [2.25, 2.25]", "+0.25 (+0.25)", "–", "-2.55 (-2.55)", "+0.50 (+0.50)"]
+
+
+def test_gold_pays_for_words_once():
+    study = load_example("studies/overoptimisation")
+    worth = study.taste()
+    assert len(worth) > 100 and {"superb", "every", "paris"} <= worth.keys()
+    assert study.raw_gold(" Superb, truly.") == pytest.approx(worth["superb"] + worth["truly"])
+    assert study.raw_gold("superb superb") == pytest.approx(worth["superb"] - 0.5)
+    assert study.raw_gold("x " * 25) == -0.5 * (24 + 5)
+
+
+@pytest.mark.long
+def test_policies_are_optimised_for_a_reward_model(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    study = load_example("studies/overoptimisation")
+    for name, number in (("POOL_PROMPTS", 2), ("POOL_ANSWERS", 16), ("HELD_OUT_PAIRS", 10), ("ITERATIONS", 5)):
+        monkeypatch.setattr(study, name, number)
+    small_config = dataclasses.replace(study.PPO_CONFIG, num_episodes=8, minibatch_size=8)
+    monkeypatch.setattr(study, "PPO_CONFIG", small_config)
+    monkeypatch.setattr(study, "NEW_TOKENS", 6)
+    monkeypatch.setattr(study, "BIN", 100)  # few iterations: all in one bin
+    monkeypatch.setattr(study, "N", (2, 8))
+    monkeypatch.setattr(study, "BY_DATA", [(4, 20), (4, 40)])
+    monkeypatch.setattr(study, "BY_SIZE", [(4, 40), (8, 40)])
+    monkeypatch.setattr(study, "PENALISED", [(4, 40)])
+    monkeypatch.setattr(study, "KL_COEFS", (0.1,))
+    monkeypatch.setattr(study, "SLOWER", [(4, 40)])
+    monkeypatch.setattr(study, "DATA", tmp_path / "data.json")
+    for options in (["--seeds", "1"], ["--seeds", "1"], ["--table", "gold", "--json", "data.json"]):
+        monkeypatch.setattr("sys.argv", ["overoptimisation.py", *options])
+        study.main()
+    runs = [json.loads(line) for line in (tmp_path / "runs" / "overoptimisation.jsonl").read_text().splitlines()]
+    settings = [(run["width"], run["pairs"], run["kl_coef"], run["slowdown"]) for run in runs]
+    assert settings == [(4, 20, 0.0, 1), (4, 40, 0.0, 1), (8, 40, 0.0, 1), (4, 40, 0.1, 1), (4, 40, 0.0, 3)]
+    assert [len(run["ppo"]) for run in runs] == [5, 5, 5, 5, 15]
+    assert all(run["ppo"][0][0] == pytest.approx(0, abs=1e-4) for run in runs)
+    # The best of 8 has more proxy than that of 2
+    assert all(run["best_of_n"][1][1] > run["best_of_n"][0][1] > 0 for run in runs[:3])
+
+    for options in (["--table", "coefficients"], ["--table", "penalty"], ["--figure", "one.svg"]):
+        monkeypatch.setattr("sys.argv", ["overoptimisation.py", *options])
+        study.main()
+    assert "| 8 | 40 |" in capsys.readouterr().out
+    figure = (tmp_path / "one.svg").read_text()
+    monkeypatch.setattr("sys.argv", ["overoptimisation.py", "--figure", "two.svg"])
+    study.main()
+    assert figure == (tmp_path / "two.svg").read_text()
