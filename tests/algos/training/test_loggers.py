@@ -187,7 +187,7 @@ def test_an_unknown_or_missing_logger_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="'tensorbord', expected one of tensorboard, wandb, trackio"):
         ppo_cartpole().learn(64, run_dir=tmp_path / "run", loggers=["tensorbord"])
     monkeypatch.setitem(sys.modules, "trackio", None)
-    with pytest.raises(ImportError, match=r"pip install 'textenv\[trackio\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'trackio>="):
         ppo_cartpole().learn(64, run_dir=tmp_path / "run", loggers=["trackio"])
     for wrong in (print, Kept, 3):
         with pytest.raises(TypeError, match="expected a name or an object with start, log and close"):

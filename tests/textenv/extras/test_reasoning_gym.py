@@ -222,5 +222,5 @@ def test_wrong_settings_are_refused_in_words():
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym.factory", None)
-    with pytest.raises(ImportError, match=r"pip install 'textenv\[reasoning-gym\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'reasoning-gym>="):
         ReasoningGym("chain_sum")

@@ -137,7 +137,7 @@ def test_what_cannot_be_played_is_refused_at_once(arguments, words):
 
 def test_a_missing_package_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "verifiers.v1", None)
-    with pytest.raises(ImportError, match=r"textenv\[verifiers\]"):
+    with pytest.raises(ImportError, match=r"extra verifiers"):
         Verifiers("adding_up")
 
 
