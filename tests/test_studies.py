@@ -119,7 +119,7 @@ def test_the_effect_of_a_detail_by_hand():
 def test_details_are_trained_without_each_and_a_run_is_not_repeated(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     study = load_example("studies/details")
-    short = {"CartPole": 2_000, "Empty room": 1_100, "Reviews": 1_000, "Interview": 1_500}
+    short = {"CartPole": 6_000, "Empty room": 1_100, "Reviews": 4_000, "Interview": 1_500}
     tasks = {name: dataclasses.replace(study.TASKS[name], total_steps=steps) for name, steps in short.items()}
     monkeypatch.setattr(study, "TASKS", tasks)
     details = {name: detail for name, detail in study.details_of(tasks["CartPole"]).items() if name == "a critic"}

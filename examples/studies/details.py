@@ -227,6 +227,8 @@ def effects(runs, measure="mean"):
             continue
         base = {seed: runs[task_name, BASE, seed] for seed in seeds}
         unit = statistics.mean(entry[measure] - entry["first"] for entry in base.values())
+        if unit <= 0:  # the base has learnt nothing, so there is nothing to compare with
+            continue
         for detail_name, detail in details_of(task).items():
             _, has_it = detail.change(task.base)
             sign = 2 * has_it - 1

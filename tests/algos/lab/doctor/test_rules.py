@@ -149,10 +149,18 @@ def train_with_samples(folder, env=None, **options):
     train_text(folder, env, callbacks=[RecordSamples(every=1)], **options)
 
 
+class Collapsing(FakeEngine):
+    """An engine that writes one text, whatever the prompt, once its weights were updated three times."""
+
+    def generate(self, turns, *, seeds, sampling):
+        if self.updates < 3:
+            return super().generate(turns, seeds=seeds, sampling=sampling)
+        return [([GOOD, BAD, EOS], [-1.0] * 3) for _ in turns]
+
+
 def one_text_for_all(folder):
-    """The rate is so high that all that is left is one answer."""
-    prompts = ["a b", "c", "d a b", "d", "b"]
-    train_with_samples(folder, make_env(num_envs=8, prompts=prompts), learning_rate=1.0)
+    env = make_env(same_for_all, num_envs=8, prompts=["a b", "c", "d a b", "d", "b"])
+    train_with_samples(folder, env, generator=Collapsing(), ratio_tolerance=1e9, learning_rate=1e-6)
 
 
 def in_circles(folder):
