@@ -27,6 +27,8 @@ ENVIRONMENT_PATTERN = r"[^\W\d][\w./:-]*"
 
 REPEATED = ("reward", "wrapper", "stop")
 """Options of ``train`` that may be given several times."""
+SEVERAL_VALUES = ("config.adam-betas", "k")
+"""Options of ``train`` whose values are words after one flag."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +225,7 @@ def _words(name: str, value: object, switches: Collection[str]) -> list[str]:
         return [f"--{name}={value}"]
 
     # Lists
-    if name in ("config.adam-betas", "k"):
+    if name in SEVERAL_VALUES:
         return [f"--{name}", *map(json.dumps, value)]
     if name == "logger":
         return [f"--{name}={','.join(map(str, value))}"]

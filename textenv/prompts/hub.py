@@ -142,12 +142,13 @@ def _advice(hub_name: HubName, datasets: ModuleType, error: Exception) -> str:
     try:
         # A wrong configuration
         configs = datasets.get_dataset_config_names(hub_name.name, revision=hub_name.revision)
-        if hub_name.config not in (None, *configs) and len(configs) == 1:
+        is_unknown = hub_name.config not in (None, *configs)
+        if is_unknown and len(configs) == 1:
             splits = datasets.get_dataset_split_names(hub_name.name, configs[0], revision=hub_name.revision)
             if hub_name.config in splits:
                 example = _spelt(hub_name._replace(config=configs[0]), split=hub_name.config)
                 return f"{hub_name.config!r:.100} is a split of it, which follows the configuration: {example}"
-        if hub_name.config not in (None, *configs) or (hub_name.config is None and len(configs) > 1):
+        if is_unknown or (hub_name.config is None and len(configs) > 1):
             example = _spelt(hub_name._replace(config=configs[0]), split=hub_name.split)
             return f"it has the configurations {', '.join(configs):.300}: name one, such as {example}"
         # A wrong split

@@ -23,8 +23,8 @@ WORDS_OF_A_PHRASE = 4
 """Words of the phrases whose repetition is counted."""
 GROWTH = 1.5
 """Factor by which answers have become longer if the reward may pay for length."""
-SEVERAL_WORDS = 3
-"""Fewest different lengths among the answers of which a correlation says anything."""
+MIN_VALUES = 3
+"""Fewest different lengths, and scores, of which a correlation says anything."""
 
 OTHER_SPEAKER = re.compile(
     r"<\|(?:im_start|im_end|user|assistant|system|end|eot_id|start_header_id|end_of_turn)\|>"
@@ -115,10 +115,13 @@ def length_pays(evidence: Evidence, threshold: float) -> Figures | None:
     last = evidence.late("episode/length")
     if trend is None or not trend.has_risen or not first or last is None or last < GROWTH * first:
         return None
-    scored = [answer for answer in _single_turns(evidence.late_answers) if answer.score is not None]
-    lengths = [len(answer.completion.split()) for answer in scored]
-    scores = [answer.score for answer in scored if answer.score is not None]
-    if len(scored) < MIN_ANSWERS or len(set(lengths)) < SEVERAL_WORDS or len(set(scores)) < SEVERAL_WORDS:
+    lengths = []
+    scores = []
+    for answer in _single_turns(evidence.late_answers):
+        if answer.score is not None:
+            lengths.append(len(answer.completion.split()))
+            scores.append(answer.score)
+    if len(scores) < MIN_ANSWERS or min(len(set(lengths)), len(set(scores))) < MIN_VALUES:
         return None
     correlation = float(np.corrcoef(_ranks(lengths), _ranks(scores))[0, 1])
     if correlation < threshold:

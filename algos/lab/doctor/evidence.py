@@ -1,5 +1,6 @@
 """`Evidence`: what the rules of the doctor look at, read from the folder of a run."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -191,7 +192,7 @@ class Evidence:
         """The answers of the last half of the tables of samples, without the first table."""
         later_tables = self._tables[1:]
         late_tables = later_tables[len(later_tables) // 2 :]
-        return [answer for table in late_tables for answer in table]
+        return list(itertools.chain.from_iterable(late_tables))
 
     def late_example(self) -> str:
         """Return a sentence that quotes one of the last answers, after a blank; empty if none was recorded."""
