@@ -19,7 +19,7 @@ from algos.config import CONFIGS, AlgorithmName, Config, field_values
 from algos.make import PROMPTS, READY_MODELS, is_text
 from algos.policies.registry import PolicyName
 from algos.recipe import Recipe
-from algos.statistics.pass_rates import read_sampling
+from algos.statistics.pass_rates import Sampling, read_sampling
 from algos.storage.run_files import BEST, RUN
 from algos.storage.run_folder import check_new, mark_as_own, run_folder_of
 from textenv.importing import absolute_name, read_module
@@ -238,7 +238,8 @@ class Train(
             from algos.agent import check_environment
             from algos.evaluation import fit_sampling
 
-            sampling = read_sampling(**self.sampling_arguments())
+            sampling_arguments = self.sampling_arguments()
+            sampling = read_sampling(**sampling_arguments)
             if sampling is not None:
                 fit_sampling(sampling, test_env)  # raises now, not after the training
             agent = recipe.build(self.config.seed, env=env)
@@ -246,7 +247,7 @@ class Train(
 
             # Train, and save the agent
             options_yaml = self._to_yaml(agent.config)
-            evaluations = self._evaluations(test_env)
+            evaluations = self._evaluations(test_env, sampling_arguments)
             callbacks = self._callbacks(options_yaml)
             if evaluations is not None:
                 callbacks.append(evaluations)
@@ -265,7 +266,7 @@ class Train(
             if rank:
                 return None
             steps = history[-1]["steps"]
-            result: dict[str, object] = {**self._evaluate(agent, test_env, steps=int(steps))}
+            result: dict[str, object] = {**self._evaluate(agent, test_env, steps=int(steps), sampling=sampling)}
 
         if evaluations is not None:
             result["best_mean_return"] = evaluations.best
@@ -303,7 +304,7 @@ class Train(
             return None
         return num_episodes
 
-    def _evaluations(self, test_env: "VectorEnv") -> "EvaluateEvery | None":
+    def _evaluations(self, test_env: "VectorEnv", sampling_arguments: dict[str, Any]) -> "EvaluateEvery | None":
         """Return the callback that evaluates during the training; None without --eval-every."""
         from algos.evaluation import EvaluateEvery
 
@@ -315,7 +316,7 @@ class Train(
             num_episodes=self._unless_sampled(self.eval_num_episodes),
             stop_at=self.stop_at,
             patience=self.patience,
-            **self.sampling_arguments(),
+            **sampling_arguments,
         )
 
     def _callbacks(self, options_yaml: str) -> "list[Callback]":
@@ -356,7 +357,9 @@ class Train(
         worker_recipe = dataclasses.replace(recipe, kl_coef=None, device=None)
         return rollout_workers(agent, worker_recipe.environment, str(self.workers), staleness=self.staleness)
 
-    def _evaluate(self, agent: "Agent[Any]", test_env: "VectorEnv", *, steps: int) -> dict[str, float]:
+    def _evaluate(
+        self, agent: "Agent[Any]", test_env: "VectorEnv", *, steps: int, sampling: Sampling | None
+    ) -> dict[str, float]:
         """Evaluate the agent after its training of ``steps`` steps, with the rewards as that has left them."""
         from algos.evaluation import summarise
         from algos.storage.env_state import share_objects
@@ -373,7 +376,7 @@ class Train(
                 penalty=agent.penalty,
                 num_episodes=self._unless_sampled(self.num_episodes),
                 seed=self.config.seed,
-                sampling=read_sampling(**self.sampling_arguments()),
+                sampling=sampling,
             )
 
     def _with_absolute_paths(self) -> Self:
