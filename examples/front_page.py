@@ -64,8 +64,9 @@ def draw_map(axes):
             )
             label = {"S": "start", "H": "hole", "G": "goal"}.get(letter, "")
             axes.text(column + 0.5, -row - 0.5, label, ha="center", va="center", fontsize=10)
+            axes.text(column + 0.06, -row - 0.06, 4 * row + column, va="top", fontsize=8, color="#555555")
     axes.plot(SQUARE % 4 + 0.5, -(SQUARE // 4) - 0.5, "o", color="black", ms=14)
-    axes.set(xlim=(0, 4), ylim=(-4, 0), aspect="equal", title="one environment")
+    axes.set(xlim=(0, 4), ylim=(-4, 0), aspect="equal", title="one environment: FrozenLake")
     axes.axis("off")
 
 
@@ -100,9 +101,9 @@ def draw_frontier(axes, trained):
     axes.plot(*np.array([start, *means]).T, "o-", color=ORANGE, lw=2)
     axes.annotate("before training", start, (6, -3), textcoords="offset points")
     for coef, each in ends.items():
-        axes.annotate(f"β = {coef:g}", np.mean(each, axis=0), (5, -13), textcoords="offset points")
-    axes.set(title="PPO on texts: reward against KL", ylabel="reward (how positive a review is)")
-    axes.set(xlabel="KL to the model before training, nats an answer")
+        axes.annotate(f"kl_coef = {coef:g}", np.mean(each, axis=0), (5, -13), textcoords="offset points")
+    axes.set(title="another task, film reviews: reward and distance", ylabel="reward: how positive a review is")
+    axes.set(xlabel="KL divergence from the model before training (nats per answer)")
     axes.margins(x=0.12)
 
 
@@ -135,16 +136,16 @@ def main(
     draw_map(axes[0])
     draw_mind(
         axes[1],
-        title="a network",
-        sees=f"gets the number of the square:\n{SQUARE}",
+        title="a network sees a number",
+        sees=str(SQUARE),
         choices=probabilities(networks[0]),
         colour=BLUE,
     )
     text = "\n".join(textwrap.wrap(readers[0].texts(np.array([SQUARE]))[0], 50))
     draw_mind(
         axes[2],
-        title="a language model",
-        sees=f"reads:\n“{text}”",
+        title="a language model reads a text",
+        sees=f"“{text}”",
         choices=probabilities(readers[0]),
         colour=ORANGE,
     )
@@ -153,7 +154,11 @@ def main(
     left, right = below.subplots(1, 2)
     draw_curves(left, network_curves, "a network (MLPPolicy)", BLUE)
     draw_curves(left, reader_curves, "a language model (WordsPolicy)", ORANGE)
-    left.set(title=f"the same PPO: mean and {len(networks)} seeds", xlabel="environment steps", ylabel="return")
+    left.set(
+        title=f"both learn it by the same PPO class (mean and {len(networks)} seeds)",
+        xlabel="environment steps",
+        ylabel="return",
+    )
     left.legend(frameon=False, loc="lower right")
     draw_frontier(right, trained)
     figure.savefig(path, metadata={"Date": None})
