@@ -15,7 +15,7 @@ from pictures import COLOURS, new_figure, save
 
 TABLE = DATA / "speed.json"
 FIGURE = ROOT / "docs" / "figures" / "speed.svg"
-COLUMNS = ["work", "beside", "time", "memory", "goal", "section"]
+COLUMNS = ["work", "beside", "time", "memory"]
 NAMES = {"sb3": "Stable-Baselines3", "cleanrl_style": "CleanRL-style"}
 """Of peers whose name in the data files is an abbreviation."""
 
@@ -106,15 +106,14 @@ def cells(line):
     """A row of the table."""
     low, middle, high = ratios(line, line.case)
     time = f"{middle:.2f} ({low:.2f} to {high:.2f})"
+    if line.goal is not None:
+        verdict = "reached" if middle >= line.goal else "**not reached**"
+        time += f"; goal {line.goal:.3g}: {verdict}"
     memory = ""
     if line.memory is not None:
         memory = f"{ratios(line, line.memory)[1]:.2f}"
-    goal = ""
-    if line.goal is not None:
-        verdict = "reached" if middle >= line.goal else "**not reached**"
-        goal = f"{line.goal:.3g}: {verdict}"
     anchor = line.section.lower().replace(" ", "-")
-    return [line.work, NAMES.get(line.peer, line.peer), time, memory, goal, f"[{line.section}](#{anchor})"]
+    return [f"[{line.work}](#{anchor})", NAMES.get(line.peer, line.peer), time, memory]
 
 
 def summary():
