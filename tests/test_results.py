@@ -43,6 +43,27 @@ def test_a_line_of_the_summary_names_the_goal_and_a_missing_row(tmp_path, monkey
         ratios.cells(replace(line, case="b"))
 
 
+def test_the_matrix_of_games_and_minds_is_that_of_all_rows():
+    games = {
+        "lake": "FrozenLake 4 × 4", "lake 8x8": "FrozenLake 8 × 8", "cliff": "CliffWalking", "taxi": "Taxi",
+        "cartpole": "CartPole", "empty": "Empty", "doorkey": "DoorKey",
+    }  # fmt: skip
+    cells = {name: [] for name in games.values()}
+    data = json.loads((page.DATA / "same-world.json").read_text())
+    for game, mind, _, _, _, learnt, steps, *_ in data["rows"]:
+        if mind.endswith("all layers"):
+            continue
+        number, _, seeds = learnt.partition(" of ")
+        if number == "0":
+            steps = "never"
+        elif number != seeds:
+            steps = f"{steps} ({learnt})"
+        cells[games[game]].append(steps)
+    text = (page.DATA.parent / "same-world.md").read_text()
+    for name, steps in cells.items():
+        assert f"\n| {name} | {' | '.join(steps)} |\n" in text
+
+
 def row(ours, peer, unit, **more):
     values = {"ours": ours, "peer": peer}
     return {"case": "x", "unit": unit, "ours": ours[1], "peer": peer[1], "peer_name": "other", "floor_share": None,
