@@ -39,6 +39,7 @@ lint: .venv/ready
 
 # The tables of docs from their data, and which figures are older than the code that they measure.
 results: .venv/ready
+	$(BIN)/python examples/benchmarks/ratios.py
 	$(BIN)/python examples/benchmarks/page.py docs/*.md docs/results/*.md
 	$(BIN)/python examples/benchmarks/page.py --check
 
