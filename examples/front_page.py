@@ -101,7 +101,8 @@ def draw_frontier(axes, trained):
     axes.plot(*np.array([start, *means]).T, "o-", color=ORANGE, lw=2)
     axes.annotate("before training", start, (6, -3), textcoords="offset points")
     for coef, each in ends.items():
-        axes.annotate(f"kl_coef = {coef:g}", np.mean(each, axis=0), (5, -13), textcoords="offset points")
+        label = f"kl_coef = {coef:g}" if coef == max(ends) else f"{coef:g}"
+        axes.annotate(label, np.mean(each, axis=0), (5, -13), textcoords="offset points")
     axes.set(title="another task, film reviews: reward and distance", ylabel="reward: how positive a review is")
     axes.set(xlabel="KL divergence from the model before training (nats per answer)")
     axes.margins(x=0.12)
