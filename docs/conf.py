@@ -23,6 +23,7 @@ myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 4
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+autodoc_inherit_docstrings = False  # what a class changes without a word is described in the class that it extends
 llms_txt_summary = (
     "Text as a Gymnasium environment, and a modular RL kit whose one PPO trains CartPole and language models."
 )
@@ -89,12 +90,14 @@ DOCSTRINGS = {}
 
 
 def keep_docstring(app, what, name, thing, options, lines):
+    """Remember a docstring that has no sections."""
     has_section = any(line.strip() in ("Raises:", "Returns:") for line in lines)
     if what in ("attribute", "data", "property") and not has_section:
         DOCSTRINGS[name] = list(lines)
 
 
 def restore_docstring(app, what, name, thing, options, lines):
+    """Undo what napoleon did to it."""
     if name in DOCSTRINGS:
         lines[:] = DOCSTRINGS.pop(name)
 
@@ -108,7 +111,14 @@ def shorten_signature(app, what, name, thing, options, signature, returns):
     return None
 
 
+def skip_member(app, what, name, thing, skip, options):
+    """Leave out the fields of a named tuple that have no docstring of their own."""
+    return True if str(getattr(thing, "__doc__", "")).startswith("Alias for field number") else None
+
+
 def setup(app):
+    """Connect these functions to autodoc."""
+    app.connect("autodoc-skip-member", skip_member)
     app.connect("autodoc-process-docstring", keep_docstring, priority=400)  # napoleon has 500
     app.connect("autodoc-process-docstring", restore_docstring, priority=600)
     app.connect("autodoc-process-docstring", add_lines, priority=700)
