@@ -23,6 +23,7 @@ myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 4
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+napoleon_use_rtype = False  # what stands before a colon in "Returns:" is mostly not a type
 autodoc_inherit_docstrings = False  # what a class changes without a word is described in the class that it extends
 llms_txt_summary = (
     "Text as a Gymnasium environment, and a modular RL kit whose one PPO trains CartPole and language models."
