@@ -200,12 +200,10 @@ LINES = [
     Line("update", "an unnamed wait slows each minibatch", check("update", SIMULATED), read_waits),
     Line("control", "an unnamed wait slows each step", check("control", SIMULATED), read_waits),
     Line("control-update", "an unnamed wait slows each minibatch", check("control-update", SIMULATED), read_waits),
-    Line(
-        "graphs", "generation works without graphs, about a fifth as fast", check("graphs"), read_check, only_cuda=True
-    ),
+    Line("graphs", "generation works without graphs, but slower", check("graphs"), read_check, only_cuda=True),
     Line("bfloat16", "train in float32 until it is mended", check("bfloat16"), read_check),
     Line("memory", "leave more room than `algos plan` says", memory, read_memory, minutes=15),
-    Line("benchmarks", "another process may use the GPU (nvidia-smi)", benchmarks, read_benchmarks, minutes=10),
+    Line("benchmarks", "another process may use the GPU (nvidia-smi)", benchmarks, read_benchmarks, minutes=15),
     Line("trainings", "leave out what is named", trainings, read_trainings, minutes=15),
     Line("compiled", "nothing in the library needs torch.compile", check("compiled"), read_check, minutes=8),
     Line("suite", "the summary at the end of the log names the tests", suite, read_suite, minutes=60),

@@ -42,6 +42,10 @@ ON_THE_CPU = {
 """Parts of an agent whose tensors belong on the CPU (docs/runs.md, "Devices")."""
 
 
+PACKAGES = ("algos", "textenv", "torch", "torchrl", "tensordict", "transformers", "peft")
+"""Packages whose objects `named_tensors` looks into."""
+
+
 def named_tensors(holder, name="", seen=None):
     """Yield the name and tensor of everything that an object holds, its environment left out."""
     seen = set() if seen is None else seen
@@ -57,15 +61,7 @@ def named_tensors(holder, name="", seen=None):
         parts = [(_key(key), value) for key, value in holder.items()]
     elif isinstance(holder, (list, tuple)):
         parts = list(enumerate(holder))
-    elif type(holder).__module__.split(".")[0] in (
-        "algos",
-        "textenv",
-        "torch",
-        "torchrl",
-        "transformers",
-        "peft",
-        "tensordict",
-    ):
+    elif type(holder).__module__.split(".")[0] in PACKAGES:
         parts = list(getattr(holder, "__dict__", {}).items())
     else:
         return

@@ -21,7 +21,7 @@ CUDA_WAITS = "called a synchronizing CUDA operation"
 
 
 class Waits:
-    """Counts of operations that wait for the device, and of bytes copied, by the library's function that asks for them."""
+    """Counts of operations that wait for the device, and of bytes copied, by function of the library."""
 
     def __init__(self):
         self.counts = Counter()
