@@ -307,6 +307,7 @@ class LanguageModel(nn.Module):
                 f"this model has {self.num_tokens} tokens, the other {other.num_tokens}: the exact KL needs "
                 "the same tokenizer in both"
             )
+        # Both models read the whole rows; the KL needs what they give at True entries
         mask = rollout["mask"]
         scored = mask.nonzero(as_tuple=True)
         inputs = scoring_inputs(rollout)
@@ -314,6 +315,7 @@ class LanguageModel(nn.Module):
         with torch.no_grad():
             other_hidden = other.hidden(*inputs)[scored]
 
+        # KL, a chunk of logits at a time
         def kl_of_chunk(hidden: Tensor, other_hidden: Tensor, allowed: Tensor | None) -> tuple[Tensor, ...]:
             log_probs, probability = self._normalized(hidden, allowed)
             with torch.no_grad():
