@@ -15,6 +15,7 @@ import textenv
 from tests.helpers.pages import run
 
 ROOT = Path(__file__).parent.parent
+GUIDES = ["runs.md", "watching.md", "evaluating.md", "parallel.md", "rewards.md", "environments.md"]
 PAGES = [ROOT / "README.md"] + sorted(
     page
     for pattern in (
@@ -26,13 +27,14 @@ PAGES = [ROOT / "README.md"] + sorted(
         "distillation.md",
         "index.md",
         "kl.md",
+        *GUIDES,
     )
     for page in (ROOT / "docs").glob(pattern)
     if "```python" in page.read_text() or "```sh\n" in page.read_text()
 )
 TRAINING = {
     "README", "algorithms", "from-stable-baselines3", "conversation", "distillation", "same-world", "what-changed",
-    "your-model-and-lora",
+    "your-model-and-lora", *(name.removesuffix(".md") for name in GUIDES),
 }  # fmt: skip
 """Pages that train for more than ten seconds; `make learning` runs them in full length."""
 assert {page.stem for page in PAGES} >= TRAINING
@@ -118,6 +120,20 @@ def test_the_code_of_a_page_runs(page, divide_steps_by):
         r"```text\n.*?```", "", page.read_text(), flags=re.DOTALL
     )
     assert "```text\n```" not in text  # each says something
+
+
+@pytest.mark.parametrize("page", GUIDES)
+def test_code_that_no_test_runs_says_why(page):
+    """Pages run ``python`` and ``sh``; code in another language names CI, or the text next to it does."""
+    parts = re.split(r"(```\w+\n.*?\n```\n)", (ROOT / "docs" / page).read_text(), flags=re.DOTALL)
+    unexplained = []
+    for number in range(1, len(parts), 2):
+        language = parts[number].partition("\n")[0].removeprefix("```")
+        paragraph = parts[number - 1].strip().rpartition("\n\n")[2]
+        following = parts[number + 1].strip().partition("\n\n")[0]
+        if language in ("shell", "py", "bash") and not re.search(r"\bCI\b", paragraph + parts[number] + following):
+            unexplained.append(parts[number])
+    assert len(parts) > 5 and not unexplained
 
 
 class Page(HTMLParser):

@@ -110,7 +110,7 @@ class TextOptions:
     """Text only: text or special token that ends a turn, in addition to those of the model itself (EOS, the ids of its
     generation_config, its chat template's end of a message); repeat the flag for several."""
     generator: Literal["vllm"] | None = None
-    """Text only: vllm lets vLLM generate the rollouts (docs/runs.md); None: the policy itself."""
+    """Text only: vllm lets vLLM generate the rollouts (docs/parallel.md); None: the policy itself."""
 
 
 @dataclass(frozen=True, kw_only=True)

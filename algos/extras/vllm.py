@@ -118,7 +118,7 @@ class VLLM:
 
 
 class VLLMServer:
-    """Generator of text by vLLM's own server, started with ``VLLM_SERVER_DEV_MODE=1`` and the options of docs/runs.md.
+    """Generator of text by vLLM's own server, with ``VLLM_SERVER_DEV_MODE=1`` and the options of docs/parallel.md.
 
     Whoever reaches such a server can make it run code: keep it on a private network.
 

@@ -94,7 +94,7 @@ def start(policy):
 
 @contextmanager
 def serve(policy):
-    """vLLM in another process, on this machine, as docs/runs.md starts it."""
+    """vLLM in another process, on this machine, as docs/parallel.md starts it."""
     from algos.extras.vllm import VLLMServer
 
     with TemporaryDirectory() as folder, socket.socket() as free:

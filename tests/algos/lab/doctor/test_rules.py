@@ -373,8 +373,8 @@ def test_a_healthy_run_has_no_finding(words, tmp_path, capsys):
     assert "algos doctor" not in capsys.readouterr().err
 
 
-def test_the_page_of_runs_has_every_rule():
-    page = (Path(__file__).parents[4] / "docs" / "runs.md").read_text()
+def test_the_page_of_diagnoses_has_every_rule():
+    page = (Path(__file__).parents[4] / "docs" / "watching.md").read_text()
     section = page.partition("\n## What is wrong with a run\n")[2].partition("\n## ")[0]
     assert [rule.name for rule in RULES] == re.findall(r"^\| `([a-z_]+)` \|", section, re.MULTILINE)
 
