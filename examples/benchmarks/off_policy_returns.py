@@ -9,7 +9,6 @@ noise after the training.
 """
 
 import argparse
-import json
 import time
 from pathlib import Path
 
@@ -17,14 +16,15 @@ import gymnasium
 import numpy as np
 import stable_baselines3
 import torch
-from page import depends, machine
+from page import save_table_of_runs
+from recorded_runs import RunFile, print_table
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.utils import get_linear_fn
 
 import algos
 from algos import evaluate, presets
 
-RUNS = Path("runs/off-policy.jsonl")
+RUNS = RunFile(Path("runs/off-policy.jsonl"), ("env", "algorithm", "steps", "seed", "library"))
 EPISODES = 50
 EVALUATION_SEED = 1_000
 OURS = "ours"
@@ -74,28 +74,11 @@ def their_run(recipe, env_id, steps, seed):
     return list(map(float, returns)), seconds
 
 
-def read_runs():
-    """The runs so far, in the order in which they ended."""
-    if not RUNS.exists():
-        return []
-    return [json.loads(line) for line in RUNS.read_text().splitlines()]
-
-
-def run_missing(options):
-    """Run ours and theirs in turn, for each seed, unless they are there."""
-    recipe = presets.recipe(options.env, options.algo)
-    keys = ("env", "algorithm", "steps", "seed", "library")
-    RUNS.parent.mkdir(exist_ok=True)
-    for seed in map(int, options.seeds.split(",")):
-        for library, train in ((OURS, our_run), (THEIRS, their_run)):
-            key = (options.env, options.algo, options.steps, seed, library)
-            if any(tuple(run[name] for name in keys) == key for run in read_runs()):
-                continue
-            returns, seconds = train(recipe, options.env, options.steps, seed)
-            row = dict(zip(keys, key, strict=True)) | {"returns": returns, "seconds": round(seconds)}
-            with RUNS.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(*key, f"{np.mean(returns):.1f}", f"{seconds:.0f} s", flush=True)
+def run(*, env, algorithm, steps, seed, library):
+    """Train one of the two; return the returns after the training, and its processor seconds."""
+    train = {OURS: our_run, THEIRS: their_run}[library]
+    returns, seconds = train(presets.recipe(env, algorithm), env, steps, seed)
+    return {"returns": returns, "seconds": round(seconds)}
 
 
 def table(runs):
@@ -117,6 +100,19 @@ def table(runs):
     return ["game, algorithm", "steps", OURS, "processor seconds", THEIRS, "processor seconds"], rows
 
 
+def run_missing(options):
+    """Run ours and theirs in turn, for each seed, unless they are there."""
+    chosen = {"env": options.env, "algorithm": options.algo, "steps": options.steps}
+    settings = [
+        chosen | {"seed": seed, "library": library}
+        for seed in map(int, options.seeds.split(","))
+        for library in (OURS, THEIRS)
+    ]
+    for entry in RUNS.run_missing(settings, run):
+        names = [entry[name] for name in RUNS.settings]
+        print(*names, f"{np.mean(entry['returns']):.1f}", f"{entry['seconds']} s", flush=True)
+
+
 def main():
     """Run what is missing, or print what there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -128,18 +124,13 @@ def main():
     parser.add_argument("--json", type=Path, help="write the runs so far to this file of docs/results/data")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if not options.table and not options.json:
-        run_missing(options)
-        return
-    columns, rows = table(read_runs())
     if options.table:
-        for row in (columns, ["---"] * len(columns), *rows):
-            print("| " + " | ".join(row) + " |")
-        return
-    about = machine("python examples/benchmarks/off_policy_returns.py --env HalfCheetah-v5 (and so on)")
-    del about["began"], about["others"]  # the runs were made before
-    data = about | {"depends": depends("algorithms"), "columns": columns, "rows": rows}
-    options.json.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+        print_table(*table(list(RUNS.read().values())))
+    elif options.json is not None:
+        command = "python examples/benchmarks/off_policy_returns.py --env HalfCheetah-v5 (and so on)"
+        save_table_of_runs(options.json, *table(list(RUNS.read().values())), command, kinds=["algorithms"])
+    else:
+        run_missing(options)
 
 
 if __name__ == "__main__":
