@@ -19,7 +19,8 @@ import torch
 from page import save_table_of_runs
 from recorded_runs import RunFile, print_table
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.utils import get_linear_fn
+from stable_baselines3.common.noise import NormalActionNoise
+from stable_baselines3.common.utils import LinearSchedule
 
 import algos
 from algos import evaluate, presets
@@ -47,24 +48,7 @@ def our_run(recipe, env_id, steps, seed):
 
 def their_run(recipe, env_id, steps, seed):
     """The same by Stable-Baselines3."""
-    config = recipe.config
-    agent_type = getattr(stable_baselines3, recipe.algorithm.upper())
-    learning_rate = config.learning_rate
-    if config.final_learning_rate == 0:
-        learning_rate = get_linear_fn(config.learning_rate, 0.0, end_fraction=1.0)
-    hidden = list(recipe.policy_kwargs.get("hidden", (256, 256)))
-    agent = agent_type(
-        "MlpPolicy",
-        gymnasium.make(env_id, **recipe.env_kwargs),
-        learning_rate=learning_rate,
-        learning_starts=config.learning_starts,
-        gamma=config.gamma,
-        tau=config.target_rate,
-        batch_size=config.batch_size,
-        policy_kwargs={"net_arch": hidden},
-        seed=seed,
-        device="cpu",
-    )
+    agent = their_agent(recipe, env_id, seed)
     start = time.process_time()
     agent.learn(steps)
     seconds = time.process_time() - start
@@ -72,6 +56,30 @@ def their_run(recipe, env_id, steps, seed):
     env.reset(seed=EVALUATION_SEED)
     returns, _ = evaluate_policy(agent, env, EPISODES, return_episode_rewards=True, warn=False)
     return list(map(float, returns)), seconds
+
+
+def their_agent(recipe, env_id, seed):
+    """Stable-Baselines3's agent with the hyper-parameters of a recipe."""
+    config = recipe.config
+    env = gymnasium.make(env_id, **recipe.env_kwargs)
+    options = {
+        "learning_rate": config.learning_rate,
+        "buffer_size": config.buffer_size,
+        "learning_starts": config.learning_starts,
+        "gamma": config.gamma,
+        "tau": config.target_rate,
+        "batch_size": config.batch_size,
+        "policy_kwargs": {"net_arch": list(recipe.policy_kwargs.get("hidden", (256, 256)))},
+    }
+    if config.final_learning_rate == 0:
+        options["learning_rate"] = LinearSchedule(config.learning_rate, 0.0, end_fraction=1.0)
+
+    # TD3 explores by noise, which Stable-Baselines3 has not by default
+    if recipe.algorithm == "td3":
+        size = env.action_space.shape
+        options["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, config.exploration_noise))
+    agent_type = getattr(stable_baselines3, recipe.algorithm.upper())
+    return agent_type("MlpPolicy", env, seed=seed, device="cpu", **options)
 
 
 def run(*, env, algorithm, steps, seed, library):

@@ -1,0 +1,42 @@
+"""What holds of all studies: each has tests, and its figure is that of its page's table."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from tests.helpers.models import EXAMPLES, load_example
+
+STUDIES = sorted(path.stem for path in (EXAMPLES / "studies").glob("*.py"))
+FIGURES = EXAMPLES.parent / "docs" / "figures"
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_has_tests(name):
+    path = EXAMPLES.parent / "tests" / "studies" / f"test_{name}.py"
+    assert f'load_example("studies/{name}")' in path.read_text()
+
+
+@pytest.mark.parametrize("name", ["details", "kl_gradients", "overoptimisation", "pass_at_k", "staleness"])
+def test_a_figure_is_drawn_again_from_the_table_of_its_page(name, call, tmp_path):
+    """The file in docs/figures is that of the present table."""
+    call(load_example(f"studies/{name}"), "--figure", "figure.svg")
+    drawn = (tmp_path / "figure.svg").read_text()
+    published = (FIGURES / f"{name.replace('_', '-')}.svg").read_text()
+    number = re.compile(r"-?\d+\.\d+")
+    assert number.sub("", drawn) == number.sub("", published)
+    coordinates = [np.array(number.findall(text), dtype=float) for text in (drawn, published)]
+    assert np.allclose(*coordinates, atol=0.01)
+
+
+def test_the_figures_show_the_numbers_of_the_tables(tmp_path):
+    pictures = load_example("benchmarks/pictures")
+    table = {
+        "columns": ["", "K = 0", "K = 4"],
+        "rows": [["none", "0.92 [0.90, 0.93]", "−9.63 (-24.67)"], ["x", "–", "1"]],
+    }
+    (tmp_path / "table.json").write_text(json.dumps(table))
+    columns, rows = pictures.read_table(tmp_path / "table.json")
+    assert columns == ["K = 0", "K = 4"]
+    assert rows == {"none": [[0.92, 0.90, 0.93], [-9.63, -24.67]], "x": [[], [1]]}
