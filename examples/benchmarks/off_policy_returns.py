@@ -95,17 +95,22 @@ def table(runs):
     for env, algorithm, steps in sorted({(run["env"], run["algorithm"], run["steps"]) for run in runs}):
         cells = [f"{env}, {algorithm.upper()}", f"{steps:,}"]
         for library in (OURS, THEIRS):
-            chosen = [
-                run
-                for run in runs
-                if (run["env"], run["algorithm"], run["steps"], run["library"]) == (env, algorithm, steps, library)
-            ]
-            means = [float(np.mean(run["returns"])) for run in sorted(chosen, key=lambda run: run["seed"])]
-            each = ", ".join(f"{mean:,.1f}" for mean in means)
-            cells.append(f"{np.mean(means):,.1f} ({each})" if means else "–")
-            cells.append(f"{np.mean([run['seconds'] for run in chosen]):,.0f}" if chosen else "–")
+            settings = (env, algorithm, steps, library)
+            names = ("env", "algorithm", "steps", "library")
+            chosen = [run for run in runs if tuple(run[name] for name in names) == settings]
+            cells += _returns_and_seconds(sorted(chosen, key=lambda run: run["seed"]))
         rows.append(cells)
     return ["game, algorithm", "steps", OURS, "processor seconds", THEIRS, "processor seconds"], rows
+
+
+def _returns_and_seconds(runs):
+    """Two cells: the mean return and each seed's, and the mean seconds; dashes without runs."""
+    if not runs:
+        return ["–", "–"]
+    means = [float(np.mean(run["returns"])) for run in runs]
+    of_seeds = ", ".join(f"{mean:,.1f}" for mean in means)
+    seconds = np.mean([run["seconds"] for run in runs])
+    return [f"{np.mean(means):,.1f} ({of_seeds})", f"{seconds:,.0f}"]
 
 
 def run_missing(options):

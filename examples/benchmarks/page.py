@@ -51,10 +51,13 @@ def machine(command):
     """Command, date, commit, processor, cores and versions; for `record`, when it began."""
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
-    known = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()) if sys.platform == "linux" else None
+    cpu = platform.processor()
+    if sys.platform == "linux":
+        model_name = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+        cpu = model_name[1] if model_name else cpu
     return {
         "command": command, "date": date.today().isoformat(), "commit": commit,
-        "cpu": known[1] if known else platform.processor(), "cores": len(os.sched_getaffinity(0)),
+        "cpu": cpu, "cores": len(os.sched_getaffinity(0)),
         "libraries": {name: version(name) for name in LIBRARIES}, "others": others_seconds(), "began": time.time(),
     }  # fmt: skip
 
@@ -149,8 +152,9 @@ def record(rows, about):
         if row["note"].startswith("not installed"):
             row["note"] = "not installed"  # not where
         kept.append({name: float(f"{x:.4g}") if isinstance(x, float) else x for name, x in row.items()})
-    began, before = about.pop("began"), about.pop("others")
-    load = round((others_seconds() - before) / (time.time() - began), 2)
+    began = about.pop("began")
+    others_at_start = about.pop("others")
+    load = round((others_seconds() - others_at_start) / (time.time() - began), 2)
     return about | {"others": load, "final": load <= MOST, "rows": kept}
 
 

@@ -143,11 +143,14 @@ class Detail:
 
 def details_of(task):
     """Return the details by name, as they are on a task."""
+    # What a base lacks is had by: a rate that falls to 0, a discount of .99
     base = task.base
     final_rate = base.final_learning_rate
     if final_rate == base.learning_rate:
         final_rate = 0.0
     discount = min(base.gamma, 0.99)
+
+    # An empty dict stands for the base
     return {
         "advantages normalized": Detail({}, {"normalize_advantage": False}),
         "rewards scaled": Detail({"normalize_rewards": True}, {"normalize_rewards": False}),

@@ -182,16 +182,16 @@ def expected_gradients(
     chance = answer_log_probs(sampler).exp()
 
     # The two true gradients
-    whole_kl = divergence(answer_log_probs(logits), answer_log_probs(reference))
-    visited_kl = chance @ state_divergence(logits, reference).sum(1)
-    whole = gradient(whole_kl, logits)
-    visited = gradient(visited_kl, logits)
+    kl_of_answers = divergence(answer_log_probs(logits), answer_log_probs(reference))
+    kl_of_states = chance @ state_divergence(logits, reference).sum(1)
+    answer_gradient = gradient(kl_of_answers, logits)
+    state_gradient = gradient(kl_of_states, logits)
 
     # A gradient for each answer and pair
     moments = {}
     for name, values in surrogates(logits, sampler, reference).items():
         moments[name] = moments_of(answer_gradients(values, logits), chance)
-    return moments, whole, visited
+    return moments, answer_gradient, state_gradient
 
 
 def normal_logits(seed: int) -> list[Tensor]:
@@ -214,20 +214,26 @@ def enumerate_tree(*, seed: int, distance: float, age: float = 0.0) -> Figures:
     reference, noise, drift = normal_logits(seed)
     logits = reference + distance * noise
     sampler = logits + age * drift
-    moments, whole, visited = expected_gradients(logits, sampler, reference)
+    moments, answer_gradient, state_gradient = expected_gradients(logits, sampler, reference)
     figures = {}
     for name, (mean, variance) in moments.items():
-        cosine = torch.cosine_similarity(mean, whole, dim=0).item()
-        if mean.norm() < 1e-12 * whole.norm():  # that of k1 in the loss: it is rounding error, without a direction
+        cosine = torch.cosine_similarity(mean, answer_gradient, dim=0).item()
+        if (
+            mean.norm() < 1e-12 * answer_gradient.norm()
+        ):  # that of k1 in the loss: it is rounding error, without a direction
             cosine = 0.0
         figures[name] = {
             "cosine": cosine,
-            "whole": ((mean - whole).norm() / whole.norm()).item(),
-            "visited": ((mean - visited).norm() / visited.norm()).item(),
-            "variance": variance / whole.square().sum().item(),
+            "whole": _relative_error(mean, answer_gradient),
+            "visited": _relative_error(mean, state_gradient),
+            "variance": variance / answer_gradient.square().sum().item(),
         }
     figures["KL"] = {"nats": divergence(answer_log_probs(logits), answer_log_probs(reference)).item()}
     return figures
+
+
+def _relative_error(mean: Tensor, expected: Tensor) -> float:
+    return ((mean - expected).norm() / expected.norm()).item()
 
 
 def median_figures(*, distance: float, age: float = 0.0) -> Figures:

@@ -88,7 +88,7 @@ def raw_gold(answer):
     """Gold reward: the worth of the answer's words, less half a point for each repetition and each word too many."""
     words = words_of(answer)
     different = set(words)
-    worth = sum(taste().get(word, 0.0) for word in different)
+    worth = math.fsum(taste().get(word, 0.0) for word in different)  # exact, so that it has no order
     num_repeated = len(words) - len(different)
     num_too_many = max(0, len(words) - LENGTH_LIMIT)
     return worth - 0.5 * (num_repeated + num_too_many)
@@ -236,6 +236,7 @@ def train_policy(proxy, *, pool, seed, kl_coef, slowdown=1):
     def gold(completions):
         return [pool.gold(completion) for completion in completions]
 
+    # Gold is only measured: it has no weight in the reward
     policy = LMPolicy.load("embedded", seed=seed)
     env = TextVectorEnv(
         prompts=split_prompts(openings(), "train"),
@@ -247,6 +248,8 @@ def train_policy(proxy, *, pool, seed, kl_coef, slowdown=1):
     )
     config = dataclasses.replace(PPO_CONFIG, seed=seed, learning_rate=PPO_CONFIG.learning_rate / slowdown)
     agent = PPO(env, policy, config, kl_coef=kl_coef)
+
+    # A point of each iteration; the number of iterations ends the training
     points = []
 
     def record(metrics):

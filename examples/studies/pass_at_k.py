@@ -105,12 +105,13 @@ def table(values_of_seed):
     untrained = values_of_seed[UNTRAINED]
     trained = [values for seed, values in values_of_seed.items() if seed != UNTRAINED]
     rows = []
-    for name, before in untrained.items():
-        cells = [name, _in_words(estimate(before))]
+    for name, untrained_values in untrained.items():
+        cells = [name, _in_words(estimate(untrained_values))]
         if trained:
             after = np.mean([values[name] for values in trained], axis=0)
             by_seed = ", ".join(f"{statistics.mean(values[name]):.2f}" for values in trained)
-            cells += [f"{after.mean():.3f} ({by_seed})", _in_words(estimate(after - np.array(before)), sign="+")]
+            change = estimate(after - np.array(untrained_values))
+            cells += [f"{after.mean():.3f} ({by_seed})", _in_words(change, sign="+")]
         rows.append(cells)
     header = ["", "untrained"]
     if trained:
@@ -126,6 +127,8 @@ def draw(path):
     """Draw the page's table: pass@k and maj@k by k, before the training and after it."""
     _, rows = read_table(DATA / "pass-at-k.json")
     figure, axes = new_figure("pass-at-k", size=(7, 4.5))
+
+    # Two lines for each rate, a tick for each seed; limits only of the untrained model's pass@k
     for name, style in (("pass", "-"), ("maj", "--")):
         ks = [k for k in K if f"{name}@{k}" in rows]
         lines = [rows[f"{name}@{k}"] for k in ks]
@@ -143,6 +146,8 @@ def draw(path):
             low = [numbers[1] for numbers in untrained]
             high = [numbers[2] for numbers in untrained]
             axes.fill_between(ks, low, high, color=COLOURS[0], alpha=0.15, lw=0)
+
+    # Axes
     axes.set(xscale="log", ylim=(0, 1), xlabel="samples of each sum (k)", ylabel="fraction of the sums that pass")
     axes.set_xticks(K, K)
     axes.minorticks_off()
@@ -164,6 +169,8 @@ def main():
     if options.figure is not None:
         draw(options.figure)
         return
+
+    # What there is of this model and length
     chosen = {"model": options.model, "total_steps": options.total_steps}
     if options.table or options.json is not None:
         values_of_seed = values_by_seed(**chosen)
@@ -176,6 +183,8 @@ def main():
         else:
             save_table_of_runs(options.json, columns, rows, "python examples/studies/pass_at_k.py", kinds=["text"])
         return
+
+    # What is missing
     seeds = [UNTRAINED, *map(int, options.seeds.split(","))]
     for entry in RUNS.run_missing([{"seed": seed, **chosen} for seed in seeds], run):
         means = {name: round(statistics.mean(values), 3) for name, values in entry["values"].items()}

@@ -194,6 +194,8 @@ def main():
     parser.add_argument("--enumerate", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
+
+    # What there is
     if options.table:
         print_table(*table(RUNS.read()))
     elif options.json is not None:
@@ -202,6 +204,8 @@ def main():
         draw(options.figure)
     elif options.enumerate:
         print_enumerated()
+
+    # What is missing
     else:
         corrections = options.corrections.split(",")
         unknown = [name for name in corrections if name not in CORRECTIONS]

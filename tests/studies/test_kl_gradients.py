@@ -53,10 +53,10 @@ class HandTree:
         chance = np.exp(self.sampler[1].sum(1))
         ratio = np.exp(log_prob - self.sampler[1])
         log_ratio = log_prob - self.reference[1]
-        name, place = pair.split(", ")
+        name, where = pair.split(", ")
 
         # Charges of the sampler, each paid by all tokens up to its own
-        if place == "reward":
+        if where == "reward":
             if name == "exact":
                 charge = self.state_kl(self.sampler[0])
             else:
@@ -89,7 +89,7 @@ def test_expected_gradients_are_slopes_of_the_expected_charge(study, age):
     reference, noise, drift = study.normal_logits(3)
     logits = reference + noise
     sampler = logits + age * drift
-    moments, whole, visited = study.expected_gradients(logits, sampler, reference)
+    moments, answer_gradient, state_gradient = study.expected_gradients(logits, sampler, reference)
     tree = HandTree(reference.numpy(), sampler.numpy())
     assert moments.keys() == set(study.PAIRS)
     generator = np.random.default_rng(0)
@@ -98,7 +98,7 @@ def test_expected_gradients_are_slopes_of_the_expected_charge(study, age):
         functions = {pair: lambda x, pair=pair: tree.objective(pair, x) for pair in study.PAIRS}
         gradients = {pair: mean for pair, (mean, _) in moments.items()}
         functions |= {"whole": tree.kl_of_answers, "visited": functions["exact, loss"]}
-        gradients |= {"whole": whole, "visited": visited}
+        gradients |= {"whole": answer_gradient, "visited": state_gradient}
         for name, function in functions.items():
             expected = slope(function, logits.numpy(), direction)
             assert (gradients[name].numpy() @ direction.ravel()) == pytest.approx(expected, rel=1e-6, abs=1e-7), name
@@ -207,17 +207,19 @@ class TreeGradients:
 
 def test_expected_gradients_of_kl_estimators_are_those_of_divergences(study):
     tree = TreeGradients(study)
-    whole, visited, reverse = tree.of_answers(), tree.of_states(), tree.of_states(reverse=True)
-    torch.testing.assert_close(tree.whole, whole, atol=1e-12, rtol=1e-12)
-    torch.testing.assert_close(tree.visited, visited, atol=1e-12, rtol=1e-12)
+    of_answers = tree.of_answers()
+    of_states = tree.of_states()
+    reverse = tree.of_states(reverse=True)
+    torch.testing.assert_close(tree.whole, of_answers, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(tree.visited, of_states, atol=1e-12, rtol=1e-12)
     for pair in ("k1, reward", "exact, both", "k2 of the answer, loss"):
-        tree.assert_mean(pair, whole)
+        tree.assert_mean(pair, of_answers)
     for pair in ("k2, loss", "exact, loss", "ratio · k1, loss", "ratio · k3, loss"):
-        tree.assert_mean(pair, visited)
-    tree.assert_mean("k1, loss", torch.zeros_like(whole))
+        tree.assert_mean(pair, of_states)
+    tree.assert_mean("k1, loss", torch.zeros_like(of_answers))
     tree.assert_mean("k3, loss", reverse)
-    tree.assert_mean("k3, reward", whole - reverse)
-    tree.assert_mean("exact, reward", whole - visited)
+    tree.assert_mean("k3, reward", of_answers - reverse)
+    tree.assert_mean("exact, reward", of_answers - of_states)
     tree.assert_mean("k3 of the answer, loss", tree.of_answers(reverse=True))
     # Equal in each sample, not only in the mean
     assert tree.moments["ratio · k3, loss"][1] == pytest.approx(tree.moments["k2, loss"][1], rel=1e-12)
@@ -252,29 +254,42 @@ def test_k3_times_the_ratio_has_the_slope_of_k2_times_the_ratio(study):
 @pytest.mark.parametrize("beta", [0.1, 1.0])
 def test_a_pairs_fixed_point_has_no_expected_gradient(study, beta):
     reference, rewards = study.problem(3)
-    arguments = {"reference": reference, "rewards": rewards, "beta": beta}
-    missed = {}
     for pair in study.WITH_FIXED_POINT:
-        logits = study.fixed_point(pair, **arguments)
-        missed[pair] = study.missed_share(logits, **arguments)
+        logits = study.fixed_point(pair, reference=reference, rewards=rewards, beta=beta)
         moments, _, _ = study.expected_gradients(logits, logits, reference)
         variable = logits.clone().requires_grad_()
         return_ = (study.token_log_probs(variable).sum(1).exp() * rewards).sum()
         (of_return,) = torch.autograd.grad(return_, variable)
         torch.testing.assert_close(of_return.flatten(), beta * moments[pair][0], atol=1e-10, rtol=1e-8)
+    assert study.fixed_point("k2, reward", reference=reference, rewards=rewards, beta=beta) is None
+
+
+@pytest.mark.parametrize("beta", [0.1, 1.0])
+def test_the_missed_share_is_that_of_the_possible_gain(study, beta):
+    """J = E[r] - β·KL(π‖π_ref), which is β·log E_ref[exp(r/β)] at its largest."""
+    reference, rewards = study.problem(3)
+    arguments = {"reference": reference, "rewards": rewards, "beta": beta}
+    start = study.answer_log_probs(reference)
+    largest = beta * (start.exp() @ (rewards / beta).exp()).log().item()
+    at_start = (start.exp() @ rewards).item()
+    missed = {}
+    for pair in study.WITH_FIXED_POINT:
+        logits = study.fixed_point(pair, **arguments)
+        answers = study.answer_log_probs(logits)
+        objective = (answers.exp() @ (rewards - beta * (answers - start))).item()
+        missed[pair] = study.missed_share(logits, **arguments)
+        assert missed[pair] == pytest.approx((largest - objective) / (largest - at_start), abs=1e-12)
     assert missed["k1, reward"] == pytest.approx(0.0, abs=1e-12) == missed["exact, both"]
     assert 0 < missed["k2, loss"] < missed["k3, loss"] < 1
-    assert study.missed_share(reference.log_softmax(-1), **arguments) == pytest.approx(1.0)
-    assert study.fixed_point("k2, reward", **arguments) is None
-    # J* - J = β·KL(π‖π*)
-    log_prob, best = (
-        study.token_log_probs(study.fixed_point(pair, **arguments)).sum(1) for pair in ("k3, loss", "k1, reward")
-    )
-    start = study.token_log_probs(reference).sum(1)
-    gains = [(x.exp() * (rewards - beta * (x - start))).sum().item() for x in (best, log_prob, start)]
-    assert missed["k3, loss"] == pytest.approx((gains[0] - gains[1]) / (gains[0] - gains[2]))
-    kl = study.kl_of_optimum(beta, seed=3)
-    assert kl == pytest.approx(kl_divergence(Categorical(logits=best), Categorical(logits=start)).item())
+    assert study.missed_share(reference, **arguments) == pytest.approx(1.0)
+
+
+def test_the_kl_of_the_optimum(study):
+    """Of π* ∝ π_ref·exp(r/β), by torch's distributions."""
+    reference, rewards = study.problem(3)
+    start = study.answer_log_probs(reference)
+    best = Categorical(logits=start + rewards / 0.3)
+    assert study.kl_of_optimum(0.3, seed=3) == pytest.approx(kl_divergence(best, Categorical(logits=start)).item())
 
 
 def test_at_the_optimum_k1_in_the_reward_has_no_noise(study):

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -146,6 +147,15 @@ def test_gold_pays_for_words_once(study):
     assert study.raw_gold(" Superb, truly.") == pytest.approx(worth["superb"] + worth["truly"])
     assert study.raw_gold("superb superb") == pytest.approx(worth["superb"] - 0.5)
     assert study.raw_gold("x " * 25) == -0.5 * (24 + 5)
+
+
+def test_the_worth_of_words_has_no_order(study):
+    """The exact sum, rounded once: two answers of the same words are worth the same in every process."""
+    words = sorted(study.taste())
+    for start in range(0, 100, 5):
+        chosen = words[start : start + 15]
+        exact = float(sum(Fraction(study.taste()[word]) for word in chosen))
+        assert study.raw_gold(" ".join(chosen)) == exact
 
 
 def test_gold_is_in_deviations_of_the_pool(study):
