@@ -381,7 +381,7 @@ PENALTIES = {
 }
 """Penalties to train with, by pair."""
 WITH_FIXED_POINT = ("k1, reward", "exact, both", "k2, loss", "ratio · k3, loss", "exact, loss", "k3, loss")
-"""Pairs whose `fixed_point` is a policy that draws every answer with some probability."""
+"""Pairs with a formula for the policy at which their trainings end (`fixed_point`)."""
 BETAS = (0.1, 0.3, 1.0)
 NUM_ENVS = 512
 CONFIG = PPOConfig(
@@ -594,9 +594,8 @@ def with_formula(run: dict) -> dict:
     return run | {"formula": formula}
 
 
-def write_data(folder: Path) -> None:
+def write_data(runs: list[dict], folder: Path) -> None:
     """Write the page's tables, and the figures and runs that they are made from."""
-    runs = [with_formula(run) for run in RUNS.read().values()]
     by_distance = figures_by_distance()
     by_age = figures_by_age()
     tables = {
@@ -677,12 +676,15 @@ def main() -> None:
     torch.set_num_threads(1)
 
     # What there is
+    runs = [with_formula(run) for run in RUNS.read().values()]
+    if (options.json or options.table) and not runs:
+        parser.exit(2, f"{RUNS.path} has no runs: run the study first\n")
     if options.json:
-        write_data(options.json)
+        write_data(runs, options.json)
     if options.figure:
         draw(options.figure, options.json or DATA)
     if options.table:
-        print_table(*trained_table([with_formula(run) for run in RUNS.read().values()]))
+        print_table(*trained_table(runs))
     if options.enumerate:
         print_enumerated()
     if options.json or options.figure or options.table or options.enumerate:

@@ -562,9 +562,8 @@ def settings_of(seeds):
     return [dict(zip(RUNS.settings, (*settings, seed), strict=True)) for seed in seeds for settings in chosen]
 
 
-def write_table(name, path, seeds):
-    """Print a table of these seeds, or write it to a file, the first one with the curves of the figure."""
-    runs = {key: entry for key, entry in RUNS.read().items() if entry["seed"] in seeds}
+def write_table(name, path, runs):
+    """Print a table of these runs, or write it to a file, the first one with the curves of the figure."""
     columns, rows = TABLES[name](runs)
     if path is None:
         print_table(columns, rows)
@@ -589,7 +588,10 @@ def main():
     if options.figure is not None:
         draw(options.figure, DATA / "overoptimisation.json")
     elif options.table is not None:
-        write_table(options.table, options.json, seeds)
+        runs = {key: entry for key, entry in RUNS.read().items() if entry["seed"] in seeds}
+        if not runs and options.table != "best-of-n":
+            parser.exit(2, f"{RUNS.path} has no runs of these seeds: run them first\n")
+        write_table(options.table, options.json, runs)
     elif options.json is not None:
         parser.error("--json needs --table")
     else:

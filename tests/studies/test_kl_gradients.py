@@ -339,6 +339,13 @@ def test_an_unknown_pair_is_refused(study, call, capsys):
     assert "--pairs has 'k4, loss', expected some of 'no penalty', " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("options", [["--table"], ["--json", "."]])
+def test_without_runs_nothing_is_written(study, call, capsys, tmp_path, options):
+    with pytest.raises(SystemExit):
+        call(study, *options)
+    assert "runs/kl_gradients.jsonl has no runs" in capsys.readouterr().err and not list(tmp_path.glob("*.json"))
+
+
 @pytest.mark.long
 def test_kl_penalties_are_trained_with_and_the_page_is_made(study, call, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "ITERATIONS", {1: 3, 16: 2})

@@ -194,6 +194,12 @@ def test_settings_of_a_seed(study):
     assert {seed for *_, seed in settings} == {7} and (32, 1000, 0.0, 3, 7) in settings
 
 
+def test_without_runs_nothing_is_written(study, call, capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        call(study, "--table", "gold", "--json", "gold.json")
+    assert "has no runs of these seeds" in capsys.readouterr().err and not list(tmp_path.glob("*.json"))
+
+
 @pytest.mark.long
 def test_the_chosen_answer_of_a_pair_has_more_gold(study):
     pairs = study.sample_pairs("test", 20, 1)
