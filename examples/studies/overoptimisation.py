@@ -222,7 +222,8 @@ def mean_of_best(score, value, n):
         n: size of the subsets.
     """
     count = score.shape[1]
-    # The largest is the best of n/N of the subsets; each further one of a fraction of those of the one above it
+    # The largest of N answers is in n/N of the subsets; the answer below the one of rank i is the best of
+    # (i - n)/(i - 1) as many subsets as that one
     rank = np.arange(count, 1, -1)
     weight = n / count * np.cumprod([1.0, *(rank - n).clip(0) / (rank - 1)])
     order = np.argsort(-score, axis=1)
