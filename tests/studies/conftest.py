@@ -1,6 +1,13 @@
 """Studies are run by their command lines, in an empty folder."""
 
+import sys
+
 import pytest
+
+from tests.helpers.models import EXAMPLES
+
+# Python puts the folder of a script that it runs on the path; scripts import their neighbours
+sys.path += [str(EXAMPLES / "studies"), str(EXAMPLES / "benchmarks")]
 
 
 @pytest.fixture

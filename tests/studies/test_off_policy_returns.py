@@ -1,16 +1,14 @@
 """Returns of SAC and TD3 beside Stable-Baselines3's: equal hyper-parameters, the table by hand, and a pair of runs."""
 
 import dataclasses
-import sys
 
 import numpy as np
 import pytest
 
 from algos import presets
-from tests.helpers.models import EXAMPLES, load_example
+from tests.helpers.models import load_example
 
 pytest.importorskip("stable_baselines3")
-sys.path.insert(0, str(EXAMPLES / "benchmarks"))
 
 
 @pytest.fixture
