@@ -4,6 +4,7 @@ BIN := .venv/bin
 
 DEVICE ?= cuda
 TESTS ?= tests
+ONLY ?=
 
 .PHONY: compare real test test-all rounding oldest lint results docs release-check dist release learning architectures fuzz gpu vllm clean
 
@@ -39,6 +40,7 @@ lint: .venv/ready
 
 # The tables of docs from their data, and which figures are older than the code that they measure.
 results: .venv/ready
+	$(BIN)/python examples/benchmarks/ratios.py
 	$(BIN)/python examples/benchmarks/page.py docs/*.md docs/results/*.md
 	$(BIN)/python examples/benchmarks/page.py --check
 
@@ -82,12 +84,11 @@ architectures: .venv/ready
 fuzz: .venv/ready
 	$(BIN)/python -m tests.fuzz.fuzzing --inputs 100000
 
-# On a machine with a GPU: its benchmarks, and the suite with the trainings of tests/helpers/device_runs.py on it.
-# DEVICE=cpu runs the same in miniature without a GPU; TESTS chooses files.
+# On a machine with a GPU: the checklist of docs/gpu.md, with the GPU's benchmarks, the trainings of
+# tests/helpers/device_runs.py and the suite. DEVICE=cpu runs in miniature what a CPU can; ONLY chooses lines by name,
+# TESTS files of the suite.
 gpu: .venv/ready
-	@mkdir -p runs
-	$(BIN)/python examples/benchmarks/run.py --suite gpu --device $(DEVICE) --json runs/gpu-$(DEVICE).json
-	TEXTENV_DEVICE=$(DEVICE) $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -q -rs -m "not slow" $(TESTS)
+	$(BIN)/python examples/benchmarks/first_hour.py --device $(DEVICE) --only $(ONLY) --tests $(TESTS)
 
 # vLLM on the CPU against transformers, in an environment of its own: 3.6 GB and 5 minutes to install. torchvision,
 # torchaudio and torchcodec, which vLLM names as requirements, are left out: they are for images and sound.

@@ -17,12 +17,21 @@ from tests.helpers.pages import run
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md"] + sorted(
     page
-    for pattern in ("tutorials/*.md", "concepts/*.md", "from-[csv]*.md", "export.md", "distillation.md")
+    for pattern in (
+        "tutorials/*.md",
+        "concepts/*.md",
+        "from-[csv]*.md",
+        "algorithms.md",
+        "export.md",
+        "distillation.md",
+        "index.md",
+        "kl.md",
+    )
     for page in (ROOT / "docs").glob(pattern)
     if "```python" in page.read_text() or "```sh\n" in page.read_text()
 )
 TRAINING = {
-    "README", "from-stable-baselines3", "conversation", "distillation", "same-world", "what-changed",
+    "README", "algorithms", "from-stable-baselines3", "conversation", "distillation", "same-world", "what-changed",
     "your-model-and-lora",
 }  # fmt: skip
 """Pages that train for more than ten seconds; `make learning` runs them in full length."""
@@ -147,6 +156,8 @@ def test_the_site_builds_without_a_warning(tmp_path):
             if not target.exists() or (anchor and unquote(anchor) not in anchors):
                 dead.append(f"{path.relative_to(tmp_path)}: {link}")
     assert len(pages) > 30 and not dead
+    for path in tmp_path.glob("reference/*.html"):
+        assert " at 0x" not in path.read_text() and "Alias for field" not in path.read_text(), path
     assert all(name in (tmp_path / "llms.txt").read_text() for name in ("metrics", "write-a-reward", "algorithms"))
 
 
@@ -183,6 +194,15 @@ def test_the_grpo_script_of_the_trl_page_runs(tmp_path, monkeypatch):
 
 def reference_pages():
     return "\n".join(page.read_text() for page in sorted((ROOT / "docs" / "reference").glob("*.md")))
+
+
+def test_the_reference_shows_only_what_it_names():
+    """A module's page lists its members, so a new helper is not public by accident."""
+    modules = re.findall(r"automodule:: ([\w.]+)\n(?:   :members:(.*)\n)?", reference_pages())
+    assert [module for module, members in modules if not members.strip()] == ["textenv.rewards"]  # its parts follow
+    for module, members in modules:
+        for name in filter(None, members.strip().split(", ")):
+            assert not name.startswith("_") and hasattr(pkgutil.resolve_name(module), name), f"{module}.{name}"
 
 
 def test_the_page_of_public_names_has_each_once():

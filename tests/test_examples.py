@@ -34,7 +34,9 @@ def test_every_example_is_run_here():
 
 def test_the_figure_of_the_readme_is_made(tmp_path):
     path = tmp_path / "figure.svg"
-    load_example("front_page").main(path, seeds=[1], coefficients=[0.1], total_steps=2_000)
+    load_example("front_page").main(
+        path, seeds=[1], frontier_seeds=[1], coefficients=[0.1], steps=2_000, text_steps=2_000
+    )
     assert "<svg" in path.read_text()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from tests.helpers.models import EXAMPLES
 
 sys.path.insert(0, str(EXAMPLES / "benchmarks"))
 import page
+import ratios
 
 PAGES = [path for path in (EXAMPLES.parent / "docs").rglob("*.md") if page.MARK.search(path.read_text())]
 
@@ -17,6 +19,49 @@ def test_pages_show_what_their_data_says():
     assert "speed.md" in [path.name for path in PAGES]
     for path in PAGES:
         assert page.rewritten(path) == path.read_text(), f"run: python examples/benchmarks/page.py {path}"
+
+
+def test_the_summary_of_speeds_is_that_of_the_measured_files():
+    assert json.loads(ratios.TABLE.read_text()) == ratios.summary(), "run: python examples/benchmarks/ratios.py"
+    text = (ratios.DATA.parent / "speed.md").read_text()
+    for line in ratios.LINES:
+        assert f"\n## {line.section}\n" in text
+        # The ratio stands in the section that the line links to, too
+        section = text.partition(f"\n## {line.section}\n")[2].partition("\n## ")[0]
+        assert f" {ratios.cells(line)[2].partition(';')[0]} |" in section, line
+
+
+def test_a_line_of_the_summary_names_the_goal_and_a_missing_row(tmp_path, monkeypatch):
+    rows = [{"case": "a", "peer_name": "other", "ratio": 1.2, "ratios": [1.1, 1.2, 1.6], "note": ""}]
+    (tmp_path / "one.json").write_text(json.dumps({"rows": rows}))
+    monkeypatch.setattr(ratios, "DATA", tmp_path)
+    line = ratios.Line("work", "On a GPU", "one", "a", "other", goal=1.5)
+    time = "1.20 (1.10 to 1.60); goal 1.5: **not reached**"
+    assert ratios.cells(line) == ["[work](#on-a-gpu)", "other", time, ""]
+    assert ratios.cells(replace(line, goal=1.2))[2] == "1.20 (1.10 to 1.60); goal 1.2: reached"
+    with pytest.raises(ValueError, match=r"one\.json has no row 'b' beside 'other'"):
+        ratios.cells(replace(line, case="b"))
+
+
+def test_the_matrix_of_games_and_minds_is_that_of_all_rows():
+    games = {
+        "lake": "FrozenLake 4 × 4", "lake 8x8": "FrozenLake 8 × 8", "cliff": "CliffWalking", "taxi": "Taxi",
+        "cartpole": "CartPole", "empty": "Empty", "doorkey": "DoorKey",
+    }  # fmt: skip
+    cells = {name: [] for name in games.values()}
+    data = json.loads((page.DATA / "same-world.json").read_text())
+    for game, mind, _, _, _, learnt, steps, *_ in data["rows"]:
+        if mind.endswith("all layers"):
+            continue
+        number, _, seeds = learnt.partition(" of ")
+        if number == "0":
+            steps = "never"
+        elif number != seeds:
+            steps = f"{steps} ({learnt})"
+        cells[games[game]].append(steps)
+    text = (page.DATA.parent / "same-world.md").read_text()
+    for name, steps in cells.items():
+        assert f"\n| {name} | {' | '.join(steps)} |\n" in text
 
 
 def row(ours, peer, unit, **more):

@@ -194,7 +194,7 @@ def test_every_row_of_the_pitfalls_names_its_tests():
     page = (ROOT / "docs" / "pitfalls.md").read_text()
     table, _, lists = page.partition("## The tests")
     rows = re.findall(r"^\| (\d+) \|", table, re.MULTILINE)
-    sections = dict(re.findall(r"^### (\d+)\n((?:\n?- .*\n?)*)", lists, re.MULTILINE))
+    sections = dict(re.findall(r"^\*\*(\d+)\*\*\n((?:\n?- .*\n?)*)", lists, re.MULTILINE))
     assert rows == list(sections) == [str(i + 1) for i in range(len(rows))]
     for row, section in sections.items():
         named = re.findall(r"^- `(tests/\S+\.py)::(test_\w+)`$", section, re.MULTILINE)

@@ -72,7 +72,7 @@ from typing import Any, NamedTuple, NotRequired, ParamSpec, Protocol, TypedDict,
 
 import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 from torch import Tensor
 
 WAITING = "waiting"
@@ -309,6 +309,15 @@ def prompt_lengths(rollout: TensorDict) -> Tensor:
     return rollout["mask"].int().argmax(1) + 1
 
 
+def to_device(rollout: TensorDict, device: torch.device) -> TensorDict:
+    """Return the rollout on a device, with its ``allowed_sets``, which `TensorDict.to` leaves where they are."""
+    moved = rollout.to(device)
+    if "allowed_sets" in moved.keys():
+        sets = moved.get_non_tensor("allowed_sets").to(device)
+        moved["allowed_sets"] = NonTensorData(sets, batch_size=moved.batch_size)
+    return moved
+
+
 def scoring_inputs(rollout: TensorDict, *, with_end_states: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Return what a model reads to score a text rollout.
 
@@ -530,9 +539,16 @@ class Allowed(NamedTuple):
         return self.sets[self.chosen[start:stop]]
 
 
-def allowed_tokens(rollout: TensorDict) -> Allowed | None:
-    """Return the allowed tokens at each True entry of a text rollout; None if every token is allowed everywhere."""
+def allowed_tokens(rollout: TensorDict, *, entries: tuple[Tensor, ...] | None = None) -> Allowed | None:
+    """Return the allowed tokens at each True entry of a text rollout; None if every token is allowed everywhere.
+
+    Args:
+        rollout: the rollout.
+        entries: rows and columns of the True entries, if the caller knows them.
+    """
     if "allowed" not in rollout.keys():
         return None
-    chosen = rollout["allowed"][rollout["mask"]]
+    if entries is None:
+        entries = rollout["mask"].nonzero(as_tuple=True)
+    chosen = rollout["allowed"][entries]
     return Allowed(chosen, rollout.get_non_tensor("allowed_sets").to(chosen.device))

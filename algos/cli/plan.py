@@ -14,7 +14,7 @@ MARGIN = 1.1
 """Memory to have on a CPU for each byte of tensors: allocators keep freed pieces."""
 
 MARGIN_ON_GPU = 1.15
-"""The same on a GPU, whose attention keeps more for its backward pass than a CPU's (docs/memory.md)."""
+"""The same on a GPU, whose attention keeps more for its backward pass than a CPU's (docs/results/memory.md)."""
 
 WORKSPACES = 128 * 2**20
 """Bytes that cuBLAS takes on a GPU."""

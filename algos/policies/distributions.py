@@ -93,8 +93,9 @@ class MultiCategorical(nn.Module):
         else:
             start = np.zeros((), dtype=np.int64)
             num_options = np.full(space.shape, 2)
-        # Not a buffer: the offset comes from the action space and is not saved with the weights.
-        self.start = torch.from_numpy(start)
+        # A buffer, to be on the policy's device; the offset comes from the action space and is not saved
+        self.start: Tensor
+        self.register_buffer("start", torch.from_numpy(start), persistent=False)
         self.choices: list[int] = num_options.flatten().tolist()
         """Number of options of each choice."""
         self.size = sum(self.choices)

@@ -57,7 +57,7 @@ from textenv.names import check_names
 from textenv.processes import end_if_forked
 from textenv.rewards.scores import StopTraining
 from textenv.rewards.training import training
-from textenv.rollout import is_episode_env
+from textenv.rollout import is_episode_env, to_device
 
 logger = logging.getLogger(__name__)
 Diagnosis = Callable[[Any, TensorDict], Metrics]
@@ -447,7 +447,7 @@ def iterate(
             f"no trainable steps: mask is False everywhere in this rollout ({len(rollout)} rows). Did "
             "the reward return None or fail for every answer?"
         )
-    rollout = rollout.to(agent.policy.device)
+    rollout = to_device(rollout, agent.policy.device)
     check_finite(rollout, "observation", "reward", "log_prob")
     collected = time.perf_counter()
 

@@ -128,7 +128,13 @@ class MetricMeans:
 
     def result(self) -> dict[str, float]:
         """Return the mean of each quantity, and ``update/skipped``, the number of skipped steps."""
-        means = {name: torch.stack(values).cpu().double().mean().item() for name, values in self._values.items()}
+        means: dict[str, float] = {}
+        if self._values:
+            # All quantities in one copy from the device
+            counts = [len(values) for values in self._values.values()]
+            numbers = torch.stack([value for values in self._values.values() for value in values]).cpu().double()
+            for name, of_minibatches in zip(self._values, numbers.split(counts), strict=True):
+                means[name] = of_minibatches.mean().item()
         return means | {"update/skipped": self.skipped}
 
 

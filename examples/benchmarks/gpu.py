@@ -75,8 +75,8 @@ def gpu(*, seeds, chosen, device):
     return rows
 
 
-def _make_policy(scale, device):
-    """A decoder with random weights in bf16."""
+def make_policy(scale, device, *, dtype=torch.bfloat16, **options):
+    """A decoder with random weights; ``options`` are those of `LMPolicy`."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
@@ -93,11 +93,11 @@ def _make_policy(scale, device):
         eos_token_id=scale.vocabulary - 2,
         pad_token_id=scale.vocabulary - 1,
     )
-    model = Qwen2ForCausalLM(config).to(device=device, dtype=torch.bfloat16).eval()
-    return LMPolicy(model, make_tokenizer(scale.vocabulary))
+    model = Qwen2ForCausalLM(config).to(device=device, dtype=dtype).eval()
+    return LMPolicy(model, make_tokenizer(scale.vocabulary), **options)
 
 
-def _make_env(policy, scale):
+def make_env(policy, scale):
     """Prompts of one length; responses of full length, for EOS is forbidden."""
     tokenizer = policy.tokenizer
     return TextVectorEnv(
@@ -113,8 +113,8 @@ def _make_env(policy, scale):
 
 def _generation(scale, device, pairs):
     """Seconds of `collect` and of ``generate``, in turn."""
-    policy = _make_policy(scale, device)
-    env = _make_env(policy, scale)
+    policy = make_policy(scale, device)
+    env = make_env(policy, scale)
     prompts = torch.tensor(make_prompts(scale.vocabulary, shortest=scale.prompt, longest=scale.prompt)[: scale.batch])
 
     def ours():
@@ -139,12 +139,12 @@ def _generation(scale, device, pairs):
 
 def _update(scale, device, runs):
     """Seconds of PPO's update, and the floating-point operations that its formulas need."""
-    policy = _make_policy(scale, device)
+    policy = make_policy(scale, device)
     config = PPOConfig(
         num_steps=None, num_episodes=scale.batch, num_epochs=EPOCHS, minibatch_size=scale.batch // MINIBATCHES,
         learning_rate=1e-6, gamma=1.0, bootstrap_truncated=False,
     )  # fmt: skip
-    agent = PPO(_make_env(policy, scale), policy, config)
+    agent = PPO(make_env(policy, scale), policy, config)
     rollout = agent.collect().to(device)
     seconds = [_seconds(lambda: agent.update(rollout.clone()), device) for _ in range(runs + 1)]
     return seconds[1:], update_flops(policy.lm.model, scale)

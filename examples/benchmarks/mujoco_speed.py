@@ -1,7 +1,7 @@
 """PPO on MuJoCo beside a program in the manner of CleanRL's ppo_continuous_action.py, in turn in one process.
 
     python examples/benchmarks/mujoco_speed.py
-    python examples/benchmarks/mujoco_speed.py --env Hopper-v5 --rounds 10
+    python examples/benchmarks/mujoco_speed.py --env HalfCheetah-v5 Hopper-v5 --json docs/results/data/mujoco-speed.json
 
 Both have the same settings: one environment, 2,048 steps, 10 epochs of 32 minibatches, two networks of 64 and 64 units,
 normalized observations and rewards. A round is one iteration of each, on one thread. The figures are environment steps
@@ -9,13 +9,18 @@ per second of processor time, and the ratio is ours divided by theirs.
 """
 
 import argparse
-import statistics
+import json
+import shlex
+import sys
 import time
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 import torch
+from alternation import row
 from gymnasium import wrappers
+from page import depends, machine, record, table
 from torch import nn
 
 from algos import presets
@@ -154,28 +159,35 @@ def steps_per_second(train):
     return STEPS / (time.process_time() - start)
 
 
-def main():
-    """Print the ratio."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--env", default="HalfCheetah-v5")
-    parser.add_argument("--rounds", type=int, default=10, help="pairs of iterations")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    agent = presets.recipe(options.env).build(seed=1)
-    peer = CleanRLStyle(options.env)
+def measure(env_id, *, rounds):
+    """A row of the table: pairs of iterations on an environment."""
+    agent = presets.recipe(env_id).build(seed=1)
+    peer = CleanRLStyle(env_id)
 
     def train_ours():
         agent.learn(STEPS)
 
     train_ours()
     peer.train()
-    pairs = [(steps_per_second(train_ours), steps_per_second(peer.train)) for _ in range(options.rounds)]
-    ratios = [ours / theirs for ours, theirs in pairs]
-    print(
-        f"{options.env}: ours {statistics.median(ours for ours, _ in pairs):,.0f} steps/s, CleanRL-style "
-        f"{statistics.median(theirs for _, theirs in pairs):,.0f} steps/s, ratio {statistics.median(ratios):.2f} "
-        f"({min(ratios):.2f} to {max(ratios):.2f})"
-    )
+    pairs = [(steps_per_second(train_ours), steps_per_second(peer.train)) for _ in range(rounds)]
+    ours, theirs = zip(*pairs, strict=True)
+    return row("mujoco", env_id, unit="steps/s", peer_name="CleanRL-style", ours=ours, peer=theirs, rate=True)
+
+
+def main():
+    """Print the table, and write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", nargs="+", default=["HalfCheetah-v5"])
+    parser.add_argument("--rounds", type=int, default=10, help="pairs of iterations")
+    parser.add_argument("--json", type=Path, help="write the table to this file of docs/results/data")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    about = machine("python " + " ".join(map(shlex.quote, sys.argv)))
+    rows = [measure(env_id, rounds=options.rounds) for env_id in options.env]
+    data = record(rows, about) | {"depends": depends("control")}
+    print(table(data))
+    if options.json:
+        options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """SAC and TD3 beside Stable-Baselines3's, in turn in one process on one thread: milliseconds of processor time a step.
 
     python examples/benchmarks/off_policy.py
-    python examples/benchmarks/off_policy.py --env HalfCheetah-v5 --rounds 20
+    python examples/benchmarks/off_policy.py --env HalfCheetah-v5 Pendulum-v1 --json docs/results/data/off-policy.json
 
 A step is one of the environment and one update: batches of 256, two hidden layers of 256, one environment. Other work
 on the machine slows both alike, because they alternate. The ratio is theirs divided by ours. Below the table is the
@@ -9,12 +9,17 @@ processor time of the bare matrix products of an update of SAC, which no impleme
 """
 
 import argparse
-import statistics
+import json
+import shlex
+import sys
 import time
+from pathlib import Path
 
 import gymnasium
 import stable_baselines3
 import torch
+from alternation import row
+from page import depends, machine, record, table
 
 import algos
 
@@ -89,33 +94,42 @@ def products_of_an_update(observations, actions, batch=256):
     return targets + critics + actor
 
 
+def measure(name, env_id, *, rounds, steps):
+    """A row of the table: pairs of trainings of an algorithm on an environment."""
+    ours = our_agent(name, env_id)
+    theirs = their_agent(name, env_id)
+    pairs = [(milliseconds(ours, steps), milliseconds(theirs, steps)) for _ in range(rounds)]
+    our_times, their_times = zip(*pairs, strict=True)
+    case = f"{env_id}, {name}"
+    return row("off-policy", case, unit="ms", peer_name="Stable-Baselines3", ours=our_times, peer=their_times)
+
+
 def main():
-    """Print the table."""
+    """Print the table, and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--env", default="Pendulum-v1")
+    parser.add_argument("--env", nargs="+", default=["Pendulum-v1"])
     parser.add_argument("--rounds", type=int, default=12, help="pairs of measurements")
     parser.add_argument("--steps", type=int, default=64, help="steps of each measurement")
+    parser.add_argument("--json", type=Path, help="write the table to this file of docs/results/data")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    about = machine("python " + " ".join(map(shlex.quote, sys.argv)))
 
-    print("| | ours, ms | Stable-Baselines3, ms | ratio | lowest, highest of the pairs |")
-    print("| --- | --- | --- | --- | --- |")
-    for name in ("SAC", "TD3"):
-        ours = our_agent(name, options.env)
-        theirs = their_agent(name, options.env)
-        pairs = [
-            (milliseconds(ours, options.steps), milliseconds(theirs, options.steps)) for _ in range(options.rounds)
-        ]
-        ratios = [peer / own for own, peer in pairs]
-        our_median = statistics.median(own for own, _ in pairs)
-        their_median = statistics.median(peer for _, peer in pairs)
-        print(
-            f"| {name} | {our_median:.1f} | {their_median:.1f} | {statistics.median(ratios):.2f} | "
-            f"{min(ratios):.2f}, {max(ratios):.2f} |"
-        )
-    env = gymnasium.make(options.env)
-    bare = products_of_an_update(env.observation_space.shape[0], env.action_space.shape[0])
-    print(f"\nThe matrix products of an update of SAC alone take {bare:.1f} ms.")
+    # The table
+    rows = []
+    for env_id in options.env:
+        for name in ("SAC", "TD3"):
+            rows.append(measure(name, env_id, rounds=options.rounds, steps=options.steps))
+    data = record(rows, about) | {"depends": depends("algorithms")}
+    print(table(data))
+    if options.json:
+        options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+    # What no implementation can leave out
+    for env_id in options.env:
+        env = gymnasium.make(env_id)
+        bare = products_of_an_update(env.observation_space.shape[0], env.action_space.shape[0])
+        print(f"{env_id}: the matrix products of an update of SAC alone take {bare:.1f} ms.")
 
 
 if __name__ == "__main__":

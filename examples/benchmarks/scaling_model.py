@@ -1,10 +1,10 @@
 """How training on many processes or GPUs will go: a discrete-event simulation, and formulas to redo by hand.
 
     python examples/benchmarks/scaling_model.py scaling.json     # simulated beside what scaling.py measured
-    python examples/benchmarks/scaling_model.py                  # the tables of docs/scaling.md: H100s, up to 70 B
+    python examples/benchmarks/scaling_model.py                  # tables of docs/results/scaling.md: H100s, up to 70 B
 
 A simulated process is a generator that yields what it does next: ``Compute``, ``Meet`` or ``Take``. Plain Python; no
-package for it. See docs/scaling.md for the assumptions.
+package for it. See docs/results/scaling.md for the assumptions.
 """
 
 import argparse
@@ -408,7 +408,7 @@ def apart(model: Model, cluster: Cluster, rollout: Rollout, gpus: int, staleness
 
 
 def tables() -> Iterator[str]:
-    """The tables of docs/scaling.md."""
+    """The tables of docs/results/scaling.md."""
     cluster = Cluster()
     for answers in (1_024, 8_192):
         rollout = Rollout(answers)

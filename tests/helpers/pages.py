@@ -14,6 +14,9 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+from unittest import mock
+
+import gymnasium
 
 BLOCK = re.compile(r"```(python|sh|text)\n(.*?)```\n", re.DOTALL)
 LENGTH = re.compile(r"(\.learn\(|--total-steps )([\d_]+)")
@@ -22,6 +25,8 @@ LENGTH = re.compile(r"(\.learn\(|--total-steps )([\d_]+)")
 
 def run(page, *, divide_steps_by=1):
     """Run a page in a folder of its own; returns it with what was printed in its ``text`` blocks.
+
+    Environments that it registers are forgotten afterwards.
 
     Args:
         page: path of the page.
@@ -33,7 +38,11 @@ def run(page, *, divide_steps_by=1):
 
     names, printed, parts, end = {"__name__": "__page__"}, "", [], 0
     text = page.read_text()
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+        mock.patch.dict(gymnasium.registry),
+    ):
         for block in BLOCK.finditer(text):
             kind = block[1]
             code = LENGTH.sub(shortened, block[2])

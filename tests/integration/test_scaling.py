@@ -69,7 +69,7 @@ def test_no_answer_is_older_than_allowed():
         assert found[-1].worst <= allowed
     longest = sum(1 / n for n in range(1, 33))
     assert found[0].seconds == pytest.approx(longest + 0.5, rel=0.05)
-    # (longest + update) / (K + 1), and never less than the work of all slots: the rule of docs/scaling.md.
+    # (longest + update) / (K + 1), and never less than the work of all slots: the rule of docs/results/scaling.md.
     for allowed, each in zip((0, 1, 2, 8), found, strict=True):
         bound = max(1.0, (longest + 0.5) / (allowed + 1))
         assert 0.97 * bound < each.seconds < 1.3 * bound

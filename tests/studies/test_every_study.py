@@ -34,13 +34,19 @@ def test_a_figure_is_drawn_again_from_the_table_of_its_page(name, call, tmp_path
     assert_published(tmp_path / "figure.svg", name)
 
 
+@pytest.mark.parametrize("name", ["critic", "insight", "real-text", "worlds"])
+def test_a_figure_of_another_page_is_that_of_its_table_too(name, tmp_path):
+    load_example("benchmarks/result_figures").DRAWINGS[name](tmp_path / "figure.svg")
+    assert_published(tmp_path / "figure.svg", name)
+
+
 def test_the_figures_show_the_numbers_of_the_tables(tmp_path):
     pictures = load_example("benchmarks/pictures")
     table = {
         "columns": ["", "K = 0", "K = 4"],
-        "rows": [["none", "0.92 [0.90, 0.93]", "−9.63 (-24.67)"], ["x", "–", "1"]],
+        "rows": [["none", "0.92 [0.90, 0.93]", "−9.63 (-24.67)"], ["x", "–", "16,500 [20,810, 9]"]],
     }
     (tmp_path / "table.json").write_text(json.dumps(table))
     columns, rows = pictures.read_table(tmp_path / "table.json")
     assert columns == ["K = 0", "K = 4"]
-    assert rows == {"none": [[0.92, 0.90, 0.93], [-9.63, -24.67]], "x": [[], [1]]}
+    assert rows == {"none": [[0.92, 0.90, 0.93], [-9.63, -24.67]], "x": [[], [16_500, 20_810, 9]]}

@@ -14,7 +14,7 @@ from tests.helpers.rollouts import padded
 from tests.helpers.small_agents import agent_of, lm_policy, random_table, scored, table_model
 from tests.helpers.text_envs import EOS, PAD, Script, play, text_env
 from textenv import KLPenalty, LanguageModel, RewardModel, TextEnv, TextVectorEnv
-from textenv.rollout import join_column, join_episodes
+from textenv.rollout import allowed_tokens, join_column, join_episodes, to_device
 
 ANSWERS = [(5, 1, EOS), (EOS,), (3, 3, 3, 3, 3), (6, 5, 0, 2, EOS)]
 
@@ -267,6 +267,16 @@ class Sorts(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         self.count += func is torch.Tensor.argsort
         return func(*args, **(kwargs or {}))
+
+
+def test_allowed_sets_move_with_the_rollout():
+    """`TensorDict.to` leaves them on the CPU: each pass over a minibatch then copied all of them."""
+    rollout = collect(text_env(forbidden=[1]), lm_policy(), num_episodes=4)
+    moved = to_device(rollout, torch.device("meta"))
+    assert moved.get_non_tensor("allowed_sets").device.type == "meta"
+    assert rollout.get_non_tensor("allowed_sets").device.type == "cpu"
+    unmoved = to_device(rollout, torch.device("cpu"))
+    assert torch.equal(allowed_tokens(unmoved).rows(0, 9), allowed_tokens(rollout).rows(0, 9))
 
 
 def test_the_rows_of_all_columns_are_sorted_once():

@@ -259,8 +259,10 @@ class LanguageModel(nn.Module):
     def score(self, hidden: Tensor, rollout: TensorDict) -> Evaluation:
         """Like `evaluate`, from the trunk's output ``[B, T, hidden_size]``, for callers that also use that output."""
         mask = rollout["mask"]
-        action = rollout["action"][mask]
-        log_prob, entropy = self.score_actions(hidden[mask], action=action, allowed=allowed_tokens(rollout))
+        scored = mask.nonzero(as_tuple=True)  # once: each index by a mask would wait for the device to count it
+        action = rollout["action"][scored]
+        allowed = allowed_tokens(rollout, entries=scored)
+        log_prob, entropy = self.score_actions(hidden[scored], action=action, allowed=allowed)
         return Evaluation(_scattered(mask, log_prob), _scattered(mask, entropy), None)
 
     def score_actions(self, hidden: Tensor, *, action: Tensor, allowed: Allowed | None) -> tuple[Tensor, ...]:
@@ -305,12 +307,15 @@ class LanguageModel(nn.Module):
                 f"this model has {self.num_tokens} tokens, the other {other.num_tokens}: the exact KL needs "
                 "the same tokenizer in both"
             )
+        # Both models read the whole rows; the KL needs what they give at True entries
         mask = rollout["mask"]
+        scored = mask.nonzero(as_tuple=True)
         inputs = scoring_inputs(rollout)
-        hidden = self.hidden(*inputs)[mask]
+        hidden = self.hidden(*inputs)[scored]
         with torch.no_grad():
-            other_hidden = other.hidden(*inputs)[mask]
+            other_hidden = other.hidden(*inputs)[scored]
 
+        # KL, a chunk of logits at a time
         def kl_of_chunk(hidden: Tensor, other_hidden: Tensor, allowed: Tensor | None) -> tuple[Tensor, ...]:
             log_probs, probability = self._normalized(hidden, allowed)
             with torch.no_grad():
@@ -318,7 +323,7 @@ class LanguageModel(nn.Module):
             log_ratio = log_probs - other_log_probs
             return ((probability * log_ratio).sum(-1),)
 
-        (kl,) = self._in_chunks(kl_of_chunk, hidden, other_hidden, allowed=allowed_tokens(rollout))
+        (kl,) = self._in_chunks(kl_of_chunk, hidden, other_hidden, allowed=allowed_tokens(rollout, entries=scored))
         return _scattered(mask, kl)
 
     @property

@@ -63,8 +63,10 @@ def without_padding(
     """
     # Ranks that share weights (FSDP) take part in each other's passes, and need equal numbers of them.
     is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if tokens.is_cuda or is_distributed:  # without a look at the lengths, which would wait for the device
+        return _plain(run, tokens)
     has_padding = bool(length.min() < tokens.shape[1])
-    if tokens.is_cuda or is_distributed or not (has_padding or share_beginnings):
+    if not (has_padding or share_beginnings):
         return _plain(run, tokens)
     if model is not None and _can_pack(model, run):
         if share_beginnings:
