@@ -9,7 +9,6 @@ noise after the training.
 """
 
 import argparse
-import json
 import time
 from pathlib import Path
 
@@ -17,14 +16,16 @@ import gymnasium
 import numpy as np
 import stable_baselines3
 import torch
-from page import depends, machine
+from page import save_table_of_runs
+from recorded_runs import RunFile, print_table
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.utils import get_linear_fn
+from stable_baselines3.common.noise import NormalActionNoise
+from stable_baselines3.common.utils import LinearSchedule
 
 import algos
 from algos import evaluate, presets
 
-RUNS = Path("runs/off-policy.jsonl")
+RUNS = RunFile(Path("runs/off-policy.jsonl"), ("env", "algorithm", "steps", "seed", "library"))
 EPISODES = 50
 EVALUATION_SEED = 1_000
 OURS = "ours"
@@ -47,24 +48,7 @@ def our_run(recipe, env_id, steps, seed):
 
 def their_run(recipe, env_id, steps, seed):
     """The same by Stable-Baselines3."""
-    config = recipe.config
-    agent_type = getattr(stable_baselines3, recipe.algorithm.upper())
-    learning_rate = config.learning_rate
-    if config.final_learning_rate == 0:
-        learning_rate = get_linear_fn(config.learning_rate, 0.0, end_fraction=1.0)
-    hidden = list(recipe.policy_kwargs.get("hidden", (256, 256)))
-    agent = agent_type(
-        "MlpPolicy",
-        gymnasium.make(env_id, **recipe.env_kwargs),
-        learning_rate=learning_rate,
-        learning_starts=config.learning_starts,
-        gamma=config.gamma,
-        tau=config.target_rate,
-        batch_size=config.batch_size,
-        policy_kwargs={"net_arch": hidden},
-        seed=seed,
-        device="cpu",
-    )
+    agent = their_agent(recipe, env_id, seed)
     start = time.process_time()
     agent.learn(steps)
     seconds = time.process_time() - start
@@ -74,28 +58,35 @@ def their_run(recipe, env_id, steps, seed):
     return list(map(float, returns)), seconds
 
 
-def read_runs():
-    """The runs so far, in the order in which they ended."""
-    if not RUNS.exists():
-        return []
-    return [json.loads(line) for line in RUNS.read_text().splitlines()]
+def their_agent(recipe, env_id, seed):
+    """Stable-Baselines3's agent with the hyper-parameters of a recipe."""
+    config = recipe.config
+    env = gymnasium.make(env_id, **recipe.env_kwargs)
+    options = {
+        "learning_rate": config.learning_rate,
+        "buffer_size": config.buffer_size,
+        "learning_starts": config.learning_starts,
+        "gamma": config.gamma,
+        "tau": config.target_rate,
+        "batch_size": config.batch_size,
+        "policy_kwargs": {"net_arch": list(recipe.policy_kwargs.get("hidden", (256, 256)))},
+    }
+    if config.final_learning_rate == 0:
+        options["learning_rate"] = LinearSchedule(config.learning_rate, 0.0, end_fraction=1.0)
+
+    # TD3 explores by noise, which Stable-Baselines3 has not by default
+    if recipe.algorithm == "td3":
+        size = env.action_space.shape
+        options["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, config.exploration_noise))
+    agent_type = getattr(stable_baselines3, recipe.algorithm.upper())
+    return agent_type("MlpPolicy", env, seed=seed, device="cpu", **options)
 
 
-def run_missing(options):
-    """Run ours and theirs in turn, for each seed, unless they are there."""
-    recipe = presets.recipe(options.env, options.algo)
-    keys = ("env", "algorithm", "steps", "seed", "library")
-    RUNS.parent.mkdir(exist_ok=True)
-    for seed in map(int, options.seeds.split(",")):
-        for library, train in ((OURS, our_run), (THEIRS, their_run)):
-            key = (options.env, options.algo, options.steps, seed, library)
-            if any(tuple(run[name] for name in keys) == key for run in read_runs()):
-                continue
-            returns, seconds = train(recipe, options.env, options.steps, seed)
-            row = dict(zip(keys, key, strict=True)) | {"returns": returns, "seconds": round(seconds)}
-            with RUNS.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(*key, f"{np.mean(returns):.1f}", f"{seconds:.0f} s", flush=True)
+def run(*, env, algorithm, steps, seed, library):
+    """Train one of the two; return the returns after the training, and its processor seconds."""
+    train = {OURS: our_run, THEIRS: their_run}[library]
+    returns, seconds = train(presets.recipe(env, algorithm), env, steps, seed)
+    return {"returns": returns, "seconds": round(seconds)}
 
 
 def table(runs):
@@ -104,17 +95,35 @@ def table(runs):
     for env, algorithm, steps in sorted({(run["env"], run["algorithm"], run["steps"]) for run in runs}):
         cells = [f"{env}, {algorithm.upper()}", f"{steps:,}"]
         for library in (OURS, THEIRS):
-            chosen = [
-                run
-                for run in runs
-                if (run["env"], run["algorithm"], run["steps"], run["library"]) == (env, algorithm, steps, library)
-            ]
-            means = [float(np.mean(run["returns"])) for run in sorted(chosen, key=lambda run: run["seed"])]
-            each = ", ".join(f"{mean:,.1f}" for mean in means)
-            cells.append(f"{np.mean(means):,.1f} ({each})" if means else "–")
-            cells.append(f"{np.mean([run['seconds'] for run in chosen]):,.0f}" if chosen else "–")
+            settings = (env, algorithm, steps, library)
+            names = ("env", "algorithm", "steps", "library")
+            chosen = [run for run in runs if tuple(run[name] for name in names) == settings]
+            cells += _returns_and_seconds(sorted(chosen, key=lambda run: run["seed"]))
         rows.append(cells)
     return ["game, algorithm", "steps", OURS, "processor seconds", THEIRS, "processor seconds"], rows
+
+
+def _returns_and_seconds(runs):
+    """Two cells: the mean return and each seed's, and the mean seconds; dashes without runs."""
+    if not runs:
+        return ["–", "–"]
+    means = [float(np.mean(run["returns"])) for run in runs]
+    of_seeds = ", ".join(f"{mean:,.1f}" for mean in means)
+    seconds = np.mean([run["seconds"] for run in runs])
+    return [f"{np.mean(means):,.1f} ({of_seeds})", f"{seconds:,.0f}"]
+
+
+def run_missing(options):
+    """Run ours and theirs in turn, for each seed, unless they are there."""
+    chosen = {"env": options.env, "algorithm": options.algo, "steps": options.steps}
+    settings = [
+        chosen | {"seed": seed, "library": library}
+        for seed in map(int, options.seeds.split(","))
+        for library in (OURS, THEIRS)
+    ]
+    for entry in RUNS.run_missing(settings, run):
+        names = [entry[name] for name in RUNS.settings]
+        print(*names, f"{np.mean(entry['returns']):.1f}", f"{entry['seconds']} s", flush=True)
 
 
 def main():
@@ -128,18 +137,13 @@ def main():
     parser.add_argument("--json", type=Path, help="write the runs so far to this file of docs/results/data")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if not options.table and not options.json:
-        run_missing(options)
-        return
-    columns, rows = table(read_runs())
     if options.table:
-        for row in (columns, ["---"] * len(columns), *rows):
-            print("| " + " | ".join(row) + " |")
-        return
-    about = machine("python examples/benchmarks/off_policy_returns.py --env HalfCheetah-v5 (and so on)")
-    del about["began"], about["others"]  # the runs were made before
-    data = about | {"depends": depends("algorithms"), "columns": columns, "rows": rows}
-    options.json.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+        print_table(*table(list(RUNS.read().values())))
+    elif options.json is not None:
+        command = "python examples/benchmarks/off_policy_returns.py --env HalfCheetah-v5 (and so on)"
+        save_table_of_runs(options.json, *table(list(RUNS.read().values())), command, kinds=["algorithms"])
+    else:
+        run_missing(options)
 
 
 if __name__ == "__main__":

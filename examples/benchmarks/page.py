@@ -39,6 +39,7 @@ KINDS = {
     "insight": ("algos/lab/insight/*.py", "textenv/lm/*.py"),
     "memory": ("algos/lab/memory_plan.py", "textenv/lm/*.py", *LEARNING),
     "processes": ("algos/envs/*.py", "textenv/envs/*.py"),
+    "penalties": (*LEARNING, "textenv/kl/*.py"),
     "scaling": ("algos/ranks/collectives.py", "examples/benchmarks/scaling_model.py", *LEARNING),
 }  # fmt: skip
 MOST = 0.2
@@ -50,10 +51,13 @@ def machine(command):
     """Command, date, commit, processor, cores and versions; for `record`, when it began."""
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
-    known = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()) if sys.platform == "linux" else None
+    cpu = platform.processor()
+    if sys.platform == "linux":
+        model_name = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+        cpu = model_name[1] if model_name else cpu
     return {
         "command": command, "date": date.today().isoformat(), "commit": commit,
-        "cpu": known[1] if known else platform.processor(), "cores": len(os.sched_getaffinity(0)),
+        "cpu": cpu, "cores": len(os.sched_getaffinity(0)),
         "libraries": {name: version(name) for name in LIBRARIES}, "others": others_seconds(), "began": time.time(),
     }  # fmt: skip
 
@@ -83,9 +87,9 @@ def _says_nothing(node):
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
-def depends(kind):
-    """Digests of the files that decide figures of a kind, by path."""
-    paths = {path for pattern in KINDS[kind] for path in ROOT.glob(pattern)}
+def depends(*kinds):
+    """Digests of the files that decide figures of these kinds, by path."""
+    paths = {path for kind in kinds for pattern in KINDS[kind] for path in ROOT.glob(pattern)}
     return {str(path.relative_to(ROOT)): digest(path.read_text()) for path in sorted(paths)}
 
 
@@ -107,6 +111,26 @@ def digests():
 def save_table(path, columns, rows, about, *, kind):
     """Write a table that a script has measured; ``about``: of `machine`, at the beginning."""
     data = record([], about) | {"depends": depends(kind), "columns": columns, "rows": rows}
+    _write(path, data)
+
+
+def save_table_of_runs(path, columns, rows, command, *, kinds, raw=None):
+    """Write a table of runs that were made before: the load of the machine, as it is today, says nothing of them.
+
+    Args:
+        path: of the JSON file.
+        columns: of the table.
+        rows: of the table, texts.
+        command: that makes the runs.
+        kinds: of `KINDS`, whose files decide the figures.
+        raw: further fields, such as what a figure is drawn from.
+    """
+    about = machine(command)
+    del about["others"], about["began"]
+    _write(path, about | {"depends": depends(*kinds), "columns": columns, "rows": rows} | (raw or {}))
+
+
+def _write(path, data):
     Path(path).write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -128,8 +152,9 @@ def record(rows, about):
         if row["note"].startswith("not installed"):
             row["note"] = "not installed"  # not where
         kept.append({name: float(f"{x:.4g}") if isinstance(x, float) else x for name, x in row.items()})
-    began, before = about.pop("began"), about.pop("others")
-    load = round((others_seconds() - before) / (time.time() - began), 2)
+    began = about.pop("began")
+    others_at_start = about.pop("others")
+    load = round((others_seconds() - others_at_start) / (time.time() - began), 2)
     return about | {"others": load, "final": load <= MOST, "rows": kept}
 
 

@@ -12,7 +12,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 """Okabe and Ito's, which colour-blind people tell apart, and three more."""
 
 
-def new_figure(name, columns=1, size=(7, 4), **options):
+def new_figure(name, columns=1, rows=1, size=(7, 4), **options):
     """Return a figure and its axes. Equal data give equal files, and the background is white on dark pages too."""
     matplotlib.use("svg")
     matplotlib.rcParams |= {
@@ -25,7 +25,7 @@ def new_figure(name, columns=1, size=(7, 4), **options):
     }
     from matplotlib import pyplot
 
-    return pyplot.subplots(1, columns, figsize=size, layout="constrained", **options)
+    return pyplot.subplots(rows, columns, figsize=size, layout="constrained", **options)
 
 
 def save(figure, path):

@@ -11,7 +11,6 @@ and is not repeated.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -29,10 +28,11 @@ from textenv import TokenVectorEnv
 
 sys.path += [str(Path(__file__).parents[1] / "benchmarks"), str(Path(__file__).parents[1])]
 from conversation import Interview
-from page import depends, machine
-from pictures import COLOURS, new_figure, save
+from page import DATA, save_table_of_runs
+from pictures import COLOURS, new_figure, read_table, save
+from recorded_runs import RunFile, mean_and_range, print_table
 
-RUNS = Path("runs/details.jsonl")
+RUNS = RunFile(Path("runs/details.jsonl"), ("task", "detail", "seed"), clock=time.process_time)
 BASE = "base"
 UNLIMITED = 1e9
 """A limit that nothing reaches."""
@@ -143,11 +143,14 @@ class Detail:
 
 def details_of(task):
     """Return the details by name, as they are on a task."""
+    # What a base lacks is had by: a rate that falls to 0, a discount of .99
     base = task.base
     final_rate = base.final_learning_rate
     if final_rate == base.learning_rate:
         final_rate = 0.0
     discount = min(base.gamma, 0.99)
+
+    # An empty dict stands for the base
     return {
         "advantages normalized": Detail({}, {"normalize_advantage": False}),
         "rewards scaled": Detail({"normalize_rewards": True}, {"normalize_rewards": False}),
@@ -173,46 +176,30 @@ def mean_of_curve(points, total_steps):
     return float(np.interp(np.linspace(0, total_steps, 200), steps, returns).mean())
 
 
-def run(task_name, detail_name, seed):
+def run(*, task, detail, seed):
     """Train; return the first return, the last tenth's and the mean over the training."""
-    task = TASKS[task_name]
-    config = task.base
-    if detail_name != BASE:
-        config, _ = details_of(task)[detail_name].change(config)
-    points = task.train(replace(config, seed=seed), task.total_steps)
-    last = [value for steps, value in points if steps > 0.9 * task.total_steps]
+    chosen_task = TASKS[task]
+    total_steps = chosen_task.total_steps
+    config = chosen_task.base
+    if detail != BASE:
+        config, _ = details_of(chosen_task)[detail].change(config)
+    points = chosen_task.train(replace(config, seed=seed), total_steps)
+    last = [value for steps, value in points if steps > 0.9 * total_steps]
     return {
         "first": points[0][1],
         "last": statistics.mean(last or [points[-1][1]]),
-        "mean": mean_of_curve(points, task.total_steps),
+        "mean": mean_of_curve(points, total_steps),
     }
 
 
-def read_runs():
-    """Runs so far: by task, detail and seed."""
-    runs = {}
-    if RUNS.exists():
-        for line in RUNS.read_text().splitlines():
-            entry = json.loads(line)
-            runs[entry["task"], entry["detail"], entry["seed"]] = entry
-    return runs
-
-
-def run_missing(seeds, tasks):
-    """Run what is not there yet, one seed of everything after the other."""
-    RUNS.parent.mkdir(exist_ok=True)
-    for seed in seeds:
-        for task_name in tasks:
-            for detail_name in (BASE, *details_of(TASKS[task_name])):
-                if (task_name, detail_name, seed) in read_runs():
-                    continue
-                start = time.process_time()
-                entry = {"task": task_name, "detail": detail_name, "seed": seed}
-                entry |= run(task_name, detail_name, seed)
-                entry["seconds"] = round(time.process_time() - start, 1)
-                with RUNS.open("a") as file:
-                    file.write(json.dumps(entry) + "\n")
-                print(*entry.values(), flush=True)
+def settings_of(seeds, tasks):
+    """Settings of all runs, one seed of everything after the other."""
+    return [
+        {"task": task, "detail": detail, "seed": seed}
+        for seed in seeds
+        for task in tasks
+        for detail in (BASE, *details_of(TASKS[task]))
+    ]
 
 
 def effects(runs, measure="mean"):
@@ -263,8 +250,7 @@ def table(runs):
 def _cell(values):
     if values is None:
         return "–"
-    low_and_high = f"[{min(values):+.2f}, {max(values):+.2f}]"
-    return f"{statistics.mean(values):+.2f} {low_and_high}"
+    return mean_and_range(values, "+.2f")
 
 
 def bases(runs):
@@ -282,73 +268,89 @@ def bases(runs):
     return ["task", "steps", "seeds", "first return", "mean over the training", "last tenth", "CPU seconds"], rows
 
 
-def draw(runs, path):
-    """Draw the matrix of effects, and beside it the mean effect on control and on text of each detail."""
-    gains = effects(runs)
-    names = by_size(gains)
-    tasks = list(TASKS)
-    matrix = np.full((len(names), len(tasks)), np.nan)
-    for row, name in enumerate(names):
-        for column, task_name in enumerate(tasks):
-            if task_name in gains[name]:
-                matrix[row, column] = statistics.mean(gains[name][task_name])
+def read_effects(path):
+    """Return the tasks and details of the page's table, and the mean effects ``[details, tasks]``; NaN for a dash."""
+    tasks, rows = read_table(path)
+    means = [[numbers[0] if numbers else np.nan for numbers in cells] for cells in rows.values()]
+    return tasks, list(rows), np.array(means)
 
+
+def draw(path, data=DATA / "details.json"):
+    """Draw the page's table as a matrix, and beside it the mean effect on control and on text of each detail."""
+    tasks, details, effect = read_effects(data)
     figure, (left, right) = new_figure("details", columns=2, size=(14, 7), width_ratios=[1.15, 1])
-    # The matrix; effects beyond ± 1 have the colour of ± 1
-    left.imshow(matrix, cmap="PuOr_r", vmin=-1, vmax=1, aspect="auto")
-    left.set_xticks(range(len(tasks)), tasks)
-    left.set_yticks(range(len(names)), names)
-    for (row, column), value in np.ndenumerate(matrix):
-        if np.isfinite(value):
-            colour = "white" if abs(value) > 0.7 else "black"
-            left.text(column, row, f"{value:+.2f}", ha="center", va="center", color=colour)
-    left.axvline(2.5, color="black", lw=1.5)
-    left.set_title("What the detail gains (1: as much as the training)")
-
-    # Control against text
-    is_text = np.array([TASKS[name].is_text for name in tasks])
-    on_control = np.nanmean(matrix[:, ~is_text], axis=1)
-    on_text = np.nanmean(matrix[:, is_text], axis=1)
-    right.axhline(0, color="0.8", lw=1)
-    right.axvline(0, color="0.8", lw=1)
-    right.scatter(on_control, on_text, color=COLOURS[0])
-    for name, x, y in zip(names, on_control, on_text, strict=True):
-        right.annotate(name, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=9)
-    right.set(xlabel="mean over the control tasks", ylabel="mean over the text tasks")
-    right.set_title("Control against text")
+    draw_matrix(left, tasks, details, effect)
+    draw_comparison(right, tasks, details, effect)
     save(figure, path)
 
 
+def draw_matrix(axes, tasks, details, effect):
+    """Draw a coloured cell for each detail and task; effects beyond ± 1 have the colour of ± 1."""
+    axes.imshow(effect, cmap="PuOr_r", vmin=-1, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(tasks)), tasks)
+    axes.set_yticks(range(len(details)), details)
+    for (row, column), value in np.ndenumerate(effect):
+        if np.isfinite(value):
+            colour = "white" if abs(value) > 0.7 else "black"
+            axes.text(column, row, f"{value:+.2f}", ha="center", va="center", color=colour)
+    num_control = sum(not TASKS[name].is_text for name in tasks)
+    axes.axvline(num_control - 0.5, color="black", lw=1.5)
+    axes.set_title("What the detail gains (1: as much as the training)")
+
+
+def draw_comparison(axes, tasks, details, effect):
+    """Draw a point for each detail: its mean effect on text over that on control."""
+    is_text = np.array([TASKS[name].is_text for name in tasks])
+    on_control = np.nanmean(effect[:, ~is_text], axis=1)
+    on_text = np.nanmean(effect[:, is_text], axis=1)
+    axes.axhline(0, color="0.8", lw=1)
+    axes.axvline(0, color="0.8", lw=1)
+    axes.scatter(on_control, on_text, color=COLOURS[0])
+    for name, x, y in zip(details, on_control, on_text, strict=True):
+        axes.annotate(name, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=9)
+    axes.set(xlabel="mean over the control tasks", ylabel="mean over the text tasks")
+    axes.set_title("Control against text")
+
+
+def write_tables(runs, path):
+    """Write the table of effects to a file, and that of the bases beside it."""
+    command = "python examples/studies/details.py"
+    save_table_of_runs(path, *table(runs), command, kinds=["text"])
+    save_table_of_runs(path.with_stem(f"{path.stem}-base"), *bases(runs), command, kinds=["text"])
+
+
 def main():
-    """Run what is missing, or print, draw and write what there is."""
+    """Run what is missing, or print, write and draw what there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="1,2,3,4,5")
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--table", action="store_true", help="print the runs so far")
-    parser.add_argument("--figure", type=Path, help="draw the runs so far into this SVG")
     parser.add_argument("--json", type=Path, help="write the runs so far to NAME.json and NAME-base.json")
+    parser.add_argument("--figure", type=Path, help="draw the table of docs/results, or of --json, into this SVG")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if not (options.table or options.figure or options.json):
-        run_missing([int(seed) for seed in options.seeds.split(",")], options.tasks.split(","))
+        seeds = [int(seed) for seed in options.seeds.split(",")]
+        for entry in RUNS.run_missing(settings_of(seeds, options.tasks.split(",")), run):
+            print(*entry.values(), flush=True)
         return
-    runs = read_runs()
-    if not runs:
-        parser.exit(2, f"{RUNS} has no runs: run the study first\n")
-    if options.table:
-        for columns, rows in (bases(runs), table(runs)):
-            for row in (columns, ["---"] * len(columns), *rows):
-                print("| " + " | ".join(row) + " |")
+
+    # Tables of the runs so far
+    if options.table or options.json:
+        runs = RUNS.read()
+        if not runs:
+            parser.exit(2, f"{RUNS.path} has no runs: run the study first\n")
+        if options.table:
+            print_table(*bases(runs))
             print()
+            print_table(*table(runs))
+            print()
+        if options.json:
+            write_tables(runs, options.json)
+
+    # The figure needs no runs
     if options.figure:
-        draw(runs, options.figure)
-    if options.json:
-        about = machine("python examples/studies/details.py") | {"depends": depends("text")}
-        del about["began"], about["others"]  # the runs were made before
-        path = options.json
-        for file, (columns, rows) in ((path, table(runs)), (path.with_stem(f"{path.stem}-base"), bases(runs))):
-            data = about | {"columns": columns, "rows": rows}
-            file.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+        draw(options.figure, options.json or DATA / "details.json")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ python examples/studies/kl_gradients.py                   # every training: abou
 python examples/studies/kl_gradients.py --updates 1       # the same with one step on each rollout
 python examples/studies/kl_gradients.py --pairs "k3, loss" --betas 0.1 --seeds 1
 python examples/studies/kl_gradients.py --table           # the trainings so far
-python examples/studies/kl_gradients.py --json docs/results/data --figure docs/figures/kl-gradients.svg
+python examples/studies/kl_gradients.py --json docs/results/data    # the page's data, from the trainings so far
+python examples/studies/kl_gradients.py --figure docs/figures/kl-gradients.svg    # from the page's data
 
 An answer has four tokens of four; all 256 are listed, so gradients are sums over all answers in float64, and the best
 policy is π*(y) ∝ π_ref(y)·exp(r(y)/β). Trainings are `algos.PPO` with `textenv.KLPenalty`; a run is a line of
@@ -17,7 +18,6 @@ import itertools
 import json
 import statistics
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
+from matplotlib.axes import Axes
 from torch import Tensor
 
 from algos import PPO, MLPPolicy, PPOConfig
@@ -32,9 +33,11 @@ from textenv import KLPenalty
 from textenv.kl.estimators import k1, k2, k3
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from page import depends, machine
+from page import DATA, save_table_of_runs
+from pictures import COLOURS, new_figure, save
+from recorded_runs import RunFile, print_table
 
-RUNS = Path("runs/kl_gradients.jsonl")
+RUNS = RunFile(Path("runs/kl_gradients.jsonl"), ("pair", "beta", "updates", "seed"))
 COMMAND = "python examples/studies/kl_gradients.py"
 TOKENS = 4
 STEPS = 4
@@ -44,6 +47,7 @@ FIRST_STATE = [(TOKENS**step - 1) // (TOKENS - 1) for step in range(STEPS + 1)]
 """Number of the first state of each step. A state is the tokens so far: 1 + 4 + 16 + 64 of them."""
 STATES = FIRST_STATE[STEPS]
 CODES = torch.arange(len(ANSWERS))
+"""Each answer as a number to the base 4, its first token in front; the codes of its beginnings number the states."""
 STATE_OF_STEP = torch.stack([FIRST_STATE[t] + CODES // TOKENS ** (STEPS - t) for t in range(STEPS)], dim=1)
 """State in which each token of each answer is chosen, int64 ``[256, 4]``."""
 TREES = range(1, 10)
@@ -60,6 +64,8 @@ PAIRS = (
     "k2 of the answer, loss", "k3 of the answer, loss", "exact, both",
 )  # fmt: skip
 """Estimator and place, as enumerated."""
+LOOKS = ((COLOURS[0], "o", 0.25), (COLOURS[4], "s", 0.0), (COLOURS[2], "^", -0.25))
+"""Colour, marker and height above the line of its pair, of three points of a figure."""
 Figures = dict[str, dict[str, float]]
 """Figures of each pair by name."""
 
@@ -74,15 +80,28 @@ def token_log_probs(logits: Tensor) -> Tensor:
     return logits.log_softmax(-1)[STATE_OF_STEP, ANSWERS]
 
 
+def answer_log_probs(logits: Tensor) -> Tensor:
+    """Log-probability of each answer, ``[256]``."""
+    return token_log_probs(logits).sum(1)
+
+
+def divergence(log_probs: Tensor, other_log_probs: Tensor) -> Tensor:
+    """KL of two distributions, over the last dimension of their log-probabilities."""
+    return (log_probs.exp() * (log_probs - other_log_probs)).sum(-1)
+
+
 def state_divergence(logits: Tensor, reference: Tensor) -> Tensor:
     """KL(π‖π_ref) of the next token in the state of each token, ``[256, 4]``."""
-    log_probs = logits.log_softmax(-1)
-    log_ratio = log_probs - reference.log_softmax(-1)
-    return (log_probs.exp() * log_ratio).sum(-1)[STATE_OF_STEP]
+    return divergence(logits.log_softmax(-1), reference.log_softmax(-1))[STATE_OF_STEP]
 
 
 def advantages_of(charges: Tensor, chance: Tensor) -> Tensor:
-    """Charges of this and later tokens, less their mean in the state (the values of a perfect critic), ``[256, 4]``."""
+    """Charges of this and later tokens, less their mean in the state (the values of a perfect critic), ``[256, 4]``.
+
+    Args:
+        charges: of each token of each answer, ``[256, 4]``.
+        chance: probability of each answer, ``[256]``.
+    """
     to_go = charges.flip(1).cumsum(1).flip(1)
     weights = chance[:, None].expand_as(to_go)
     sums = torch.zeros(STATES, dtype=to_go.dtype).index_put((STATE_OF_STEP,), weights * to_go, accumulate=True)
@@ -93,37 +112,43 @@ def advantages_of(charges: Tensor, chance: Tensor) -> Tensor:
 def surrogates(logits: Tensor, sampler: Tensor, reference: Tensor) -> dict[str, Tensor]:
     """What is differentiated for each answer, by pair of estimator and place: ``[256]`` each.
 
-    In the reward, charges are constants that weigh the ratios π/π_old, as in PPO without its clip; π_old sampled.
+    All tables are of logits, ``[85, 4]``: of the policy π, of π_old that sampled the answers, and of π_ref.
     """
-    log_prob = token_log_probs(logits)
-    reference_log_prob = token_log_probs(reference)
+    pairs = charged_in_reward(logits, sampler, reference) | charged_in_loss(logits, sampler, reference)
+    return pairs | {"exact, both": pairs["exact, reward"] + pairs["exact, loss"]}
+
+
+def charged_in_reward(logits: Tensor, sampler: Tensor, reference: Tensor) -> dict[str, Tensor]:
+    """`surrogates` of charges in the reward: constants of the sampler that weigh π/π_old (PPO without its clip)."""
     sampler_log_prob = token_log_probs(sampler)
-    ratio = (log_prob - sampler_log_prob).exp()
+    log_ratio = sampler_log_prob - token_log_probs(reference)
+    charges = {
+        "k1": k1(log_ratio),
+        "k2": k2(log_ratio),
+        "k3": k3(log_ratio),
+        "exact": state_divergence(sampler, reference),
+    }
     chance = sampler_log_prob.sum(1).exp()
+    ratio = (token_log_probs(logits) - sampler_log_prob).exp()
+    return {f"{name}, reward": (ratio * advantages_of(charge, chance)).sum(1) for name, charge in charges.items()}
 
-    # Charged in the reward: by the sampler's log-ratios
-    sampled = sampler_log_prob - reference_log_prob
-    charges = {"k1": k1(sampled), "k2": k2(sampled), "k3": k3(sampled), "exact": state_divergence(sampler, reference)}
-    pairs = {}
-    for name, charge in charges.items():
-        pairs[f"{name}, reward"] = (ratio * advantages_of(charge, chance)).sum(1)
 
-    # Charged in the loss: token by token
-    log_ratio = log_prob - reference_log_prob
-    exact = state_divergence(logits, reference)
-    pairs["k1, loss"] = k1(log_ratio).sum(1)
-    pairs["k2, loss"] = k2(log_ratio).sum(1)
-    pairs["k3, loss"] = k3(log_ratio).sum(1)
-    pairs["k3 up to 10, loss"] = k3(log_ratio).clamp(max=CLAMP).sum(1)
-    pairs["exact, loss"] = exact.sum(1)
-    pairs["ratio · k1, loss"] = (ratio * k1(log_ratio)).sum(1)
-    pairs["ratio · k3, loss"] = (ratio * k3(log_ratio)).sum(1)
-
-    # Charged in the loss: by the log-ratio of the whole answer; and in both places
-    pairs["k2 of the answer, loss"] = k2(log_ratio.sum(1))
-    pairs["k3 of the answer, loss"] = k3(log_ratio.sum(1))
-    pairs["exact, both"] = pairs["exact, reward"] + pairs["exact, loss"]
-    return pairs
+def charged_in_loss(logits: Tensor, sampler: Tensor, reference: Tensor) -> dict[str, Tensor]:
+    """`surrogates` of charges in the loss: of each token, or by the log-ratio of the whole answer."""
+    log_prob = token_log_probs(logits)
+    log_ratio = log_prob - token_log_probs(reference)
+    ratio = (log_prob - token_log_probs(sampler)).exp()
+    return {
+        "k1, loss": k1(log_ratio).sum(1),
+        "k2, loss": k2(log_ratio).sum(1),
+        "k3, loss": k3(log_ratio).sum(1),
+        "k3 up to 10, loss": k3(log_ratio).clamp(max=CLAMP).sum(1),
+        "exact, loss": state_divergence(logits, reference).sum(1),
+        "ratio · k1, loss": (ratio * k1(log_ratio)).sum(1),
+        "ratio · k3, loss": (ratio * k3(log_ratio)).sum(1),
+        "k2 of the answer, loss": k2(log_ratio.sum(1)),
+        "k3 of the answer, loss": k3(log_ratio.sum(1)),
+    }
 
 
 def gradient(value: Tensor, logits: Tensor) -> Tensor:
@@ -154,20 +179,19 @@ def expected_gradients(
         and that of the sum of the KL in each state, at the states that the sampler visits.
     """
     logits = logits.clone().requires_grad_()
-    chance = token_log_probs(sampler).sum(1).exp()
+    chance = answer_log_probs(sampler).exp()
 
     # The two true gradients
-    log_prob = token_log_probs(logits).sum(1)
-    whole_kl = (log_prob.exp() * (log_prob - token_log_probs(reference).sum(1))).sum()
-    visited_kl = (chance * state_divergence(logits, reference).sum(1)).sum()
-    whole = gradient(whole_kl, logits)
-    visited = gradient(visited_kl, logits)
+    kl_of_answers = divergence(answer_log_probs(logits), answer_log_probs(reference))
+    kl_of_states = chance @ state_divergence(logits, reference).sum(1)
+    answer_gradient = gradient(kl_of_answers, logits)
+    state_gradient = gradient(kl_of_states, logits)
 
     # A gradient for each answer and pair
     moments = {}
     for name, values in surrogates(logits, sampler, reference).items():
         moments[name] = moments_of(answer_gradients(values, logits), chance)
-    return moments, whole, visited
+    return moments, answer_gradient, state_gradient
 
 
 def normal_logits(seed: int) -> list[Tensor]:
@@ -190,22 +214,26 @@ def enumerate_tree(*, seed: int, distance: float, age: float = 0.0) -> Figures:
     reference, noise, drift = normal_logits(seed)
     logits = reference + distance * noise
     sampler = logits + age * drift
-    moments, whole, visited = expected_gradients(logits, sampler, reference)
+    moments, answer_gradient, state_gradient = expected_gradients(logits, sampler, reference)
     figures = {}
     for name, (mean, variance) in moments.items():
-        # The mean of k1 in the loss is rounding error: it has no direction
-        is_zero = mean.norm() < 1e-12 * whole.norm()
-        cosine = 0.0 if is_zero else torch.cosine_similarity(mean, whole, dim=0).item()
+        cosine = torch.cosine_similarity(mean, answer_gradient, dim=0).item()
+        if (
+            mean.norm() < 1e-12 * answer_gradient.norm()
+        ):  # that of k1 in the loss: it is rounding error, without a direction
+            cosine = 0.0
         figures[name] = {
             "cosine": cosine,
-            "whole": ((mean - whole).norm() / whole.norm()).item(),
-            "visited": ((mean - visited).norm() / visited.norm()).item(),
-            "variance": variance / whole.square().sum().item(),
+            "whole": _relative_error(mean, answer_gradient),
+            "visited": _relative_error(mean, state_gradient),
+            "variance": variance / answer_gradient.square().sum().item(),
         }
-    log_prob = token_log_probs(logits).sum(1)
-    kl = (log_prob.exp() * (log_prob - token_log_probs(reference).sum(1))).sum().item()
-    figures["KL"] = {"nats": kl}
+    figures["KL"] = {"nats": divergence(answer_log_probs(logits), answer_log_probs(reference)).item()}
     return figures
+
+
+def _relative_error(mean: Tensor, expected: Tensor) -> float:
+    return ((mean - expected).norm() / expected.norm()).item()
 
 
 def median_figures(*, distance: float, age: float = 0.0) -> Figures:
@@ -215,6 +243,16 @@ def median_figures(*, distance: float, age: float = 0.0) -> Figures:
         pair: {key: statistics.median(tree[pair][key] for tree in trees) for key in figures}
         for pair, figures in trees[0].items()
     }
+
+
+def figures_by_distance() -> dict[float, Figures]:
+    """Figures when the policy samples, by its distance from the reference."""
+    return {distance: median_figures(distance=distance) for distance in DISTANCES}
+
+
+def figures_by_age() -> dict[float, Figures]:
+    """Figures at distance 1 from the reference, by the age of the sampler; 0: the policy samples."""
+    return {age: median_figures(distance=1.0, age=age) for age in (0.0, *AGES)}
 
 
 def enumerated_table(by_distance: dict[float, Figures]) -> tuple[list[str], list[list[str]]]:
@@ -343,7 +381,7 @@ PENALTIES = {
 }
 """Penalties to train with, by pair."""
 WITH_FIXED_POINT = ("k1, reward", "exact, both", "k2, loss", "ratio · k3, loss", "exact, loss", "k3, loss")
-"""Pairs whose `fixed_point` is a policy that draws every answer with some probability."""
+"""Pairs with a formula for the policy at which their trainings end (`fixed_point`)."""
 BETAS = (0.1, 0.3, 1.0)
 NUM_ENVS = 512
 CONFIG = PPOConfig(
@@ -372,30 +410,33 @@ def problem(seed: int) -> tuple[Tensor, Tensor]:
     return reference, rewards
 
 
-def missed_share(log_probs: Tensor, *, reference: Tensor, rewards: Tensor, beta: float) -> float:
-    """(J* - J) / (J* - J of the reference) of a policy's token log-probabilities ``[85, 4]``.
+def optimum(*, reference: Tensor, rewards: Tensor, beta: float) -> Tensor:
+    """Log-probability of each answer under π*(y) ∝ π_ref(y)·exp(r(y)/β), ``[256]``."""
+    return (answer_log_probs(reference) + rewards / beta).log_softmax(0)
+
+
+def missed_share(logits: Tensor, *, reference: Tensor, rewards: Tensor, beta: float) -> float:
+    """(J* - J) / (J* - J of the reference) of a policy's table of logits.
 
     J = E[r] - β·KL(π‖π_ref), so this is KL(π‖π*) / KL(π_ref‖π*): 0 is the optimum, 1 the untrained policy.
     """
-    reference_log_prob = token_log_probs(reference).sum(1)
-    best = (reference_log_prob + rewards / beta).log_softmax(0)
-    log_prob = log_probs[STATE_OF_STEP, ANSWERS].sum(1)
-    divergence = (log_prob.exp() * (log_prob - best)).sum()
-    return (divergence / (reference_log_prob.exp() * (reference_log_prob - best)).sum()).item()
+    best = optimum(reference=reference, rewards=rewards, beta=beta)
+    missed = divergence(answer_log_probs(logits), best)
+    return (missed / divergence(answer_log_probs(reference), best)).item()
 
 
 def kl_of_optimum(beta: float, *, seed: int) -> float:
     """KL(π*‖π_ref) of whole answers, nats."""
     reference, rewards = problem(seed)
-    reference_log_prob = token_log_probs(reference).sum(1)
-    best = (reference_log_prob + rewards / beta).log_softmax(0)
-    return (best.exp() * (best - reference_log_prob)).sum().item()
+    best = optimum(reference=reference, rewards=rewards, beta=beta)
+    return divergence(best, answer_log_probs(reference)).item()
 
 
 def fixed_point(pair: str, *, reference: Tensor, rewards: Tensor, beta: float) -> Tensor | None:
-    """Token log-probabilities ``[85, 4]`` at which the expected gradient of a pair is 0; None if we know no formula.
+    """Log-probabilities ``[85, 4]`` at which the expected gradients of score and pair cancel; None without a formula.
 
-    Token by token from the last: a state's policy follows from the values of its four successors.
+    Token by token from the last: a state's policy π maximises Σ_a π(a)·Q(a) - β·KL(π‖π_ref), or with k3 in the loss
+    - β·KL(π_ref‖π), where Q(a) is the value of the state that a token leads to.
     """
     if pair not in WITH_FIXED_POINT:
         return None
@@ -407,22 +448,25 @@ def fixed_point(pair: str, *, reference: Tensor, rewards: Tensor, beta: float) -
         q_values = values.view(-1, TOKENS)
         prior = log_reference[states]
 
-        # The best policy of the state, by what is charged there
+        # The best policy of each state, by what is charged there
         if pair == "k3, loss":
             log_prob = _reversed_kl_policy(q_values, prior, beta)
         else:
             log_prob = (prior + q_values / beta).log_softmax(-1)
         log_probs[states] = log_prob
 
-        # The state's value; only charges in the reward reach earlier tokens
+        # The value of each state; only charges in the reward reach earlier tokens
         values = (log_prob.exp() * q_values).sum(-1)
         if pair in ("k1, reward", "exact, both"):
-            values = values - beta * (log_prob.exp() * (log_prob - prior)).sum(-1)
+            values = values - beta * divergence(log_prob, prior)
     return log_probs
 
 
 def _reversed_kl_policy(q_values: Tensor, log_prior: Tensor, beta: float) -> Tensor:
-    """The best policy of E[Q] - β·KL(π_ref‖π): π = β·π_ref / (λ - Q), with the λ that makes it sum to 1 (bisection)."""
+    """The best policy of E[Q] - β·KL(π_ref‖π): π = β·π_ref / (λ - Q), with the λ that makes it sum to 1 (bisection).
+
+    With λ = max(Q + β·π_ref) one token alone has probability 1, and with λ = max Q + β the sum is at most 1.
+    """
     low = (q_values + beta * log_prior.exp()).max(-1, keepdim=True).values
     high = q_values.max(-1, keepdim=True).values + beta
     for _ in range(100):
@@ -438,7 +482,7 @@ def train(*, pair: str, beta: float, updates: int, seed: int) -> dict[str, float
     reference, rewards = problem(seed)
     env = TreeEnv(rewards, NUM_ENVS)
 
-    # A linear actor of one-hot states is a table of logits
+    # A linear actor of one-hot states is a table of logits (and a bias, which all states share)
     policy = MLPPolicy(env.single_observation_space, env.single_action_space, hidden=(), seed=seed)
     with torch.no_grad():
         policy.actor[0].weight.copy_(reference.T)
@@ -450,28 +494,22 @@ def train(*, pair: str, beta: float, updates: int, seed: int) -> dict[str, float
     agent = PPO(env, policy, CONFIG, penalty=penalty, seed=seed, **UPDATES[updates])
     agent.learn(ITERATIONS[updates] * NUM_ENVS * STEPS)
 
+    # The policy that it ends with
     with torch.no_grad():
         logits = policy.actor(torch.eye(STATES)).double()
-    log_prob = token_log_probs(logits).sum(1)
     return {
-        "missed": missed_share(logits.log_softmax(-1), reference=reference, rewards=rewards, beta=beta),
-        "kl": (log_prob.exp() * (log_prob - token_log_probs(reference).sum(1))).sum().item(),
+        "missed": missed_share(logits, reference=reference, rewards=rewards, beta=beta),
+        "kl": divergence(answer_log_probs(logits), answer_log_probs(reference)).item(),
     }
-
-
-def read_runs() -> dict[tuple[str, float, int, int], dict[str, float]]:
-    """Runs so far, by pair, β, steps on each rollout, and seed."""
-    runs = {}
-    if RUNS.exists():
-        for line in RUNS.read_text().splitlines():
-            run = json.loads(line)
-            runs[run["pair"], run["beta"], run["updates"], run["seed"]] = run
-    return runs
 
 
 def trained_table(runs: list[dict]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows: the missed share of each pair in percent, mean [least, largest seed], and what formulas say."""
-    settings = sorted({(run["updates"], run["beta"]) for run in runs}, key=lambda setting: (-setting[0], setting[1]))
+    by_setting = {}
+    for run in runs:
+        by_setting.setdefault((run["updates"], run["beta"], run["pair"]), []).append(run)
+    settings = {(run["updates"], run["beta"]) for run in runs}
+    settings = sorted(settings, key=lambda setting: (-setting[0], setting[1]))
     header = ["estimator, place"]
     for updates, beta in settings:
         steps = "1 step" if updates == 1 else f"{updates} steps"
@@ -486,9 +524,9 @@ def trained_table(runs: list[dict]) -> tuple[list[str], list[list[str]]]:
     for pair in PENALTIES:
         row = [pair]
         for setting in settings:
-            chosen = [run for run in runs if (run["pair"], run["updates"], run["beta"]) == (pair, *setting)]
+            chosen = by_setting.get((*setting, pair), [])
             row.append(_in_words([run["missed"] for run in chosen], [run["formula"] for run in chosen]))
-        nats = [run["kl"] for run in runs if (run["pair"], run["updates"], run["beta"]) == (pair, *settings[0])]
+        nats = [run["kl"] for run in by_setting.get((*settings[0], pair), [])]
         row.append(f"{statistics.mean(nats):.2f}" if nats else "–")
         rows.append(row)
     return header, rows
@@ -510,8 +548,8 @@ def noise_at_fixed_point(pair: str, *, seed: int, beta: float) -> float:
     Both at the pair's fixed point, where the mean of the two together is 0; with the values of a perfect critic.
     """
     reference, rewards = problem(seed)
-    fixed = fixed_point(pair, reference=reference, rewards=rewards, beta=beta)
-    logits = fixed.clone().requires_grad_()
+    sampler = fixed_point(pair, reference=reference, rewards=rewards, beta=beta)
+    logits = sampler.clone().requires_grad_()
     log_prob = token_log_probs(logits)
     chance = log_prob.detach().sum(1).exp()
 
@@ -519,8 +557,10 @@ def noise_at_fixed_point(pair: str, *, seed: int, beta: float) -> float:
     scores = torch.zeros(len(ANSWERS), STEPS, dtype=rewards.dtype)
     scores[:, -1] = rewards
     score_values = (log_prob * advantages_of(scores, chance)).sum(1)
-    penalty_values = surrogates(logits, fixed, reference)[pair]
     _, variance_of_score = moments_of(answer_gradients(score_values, logits), chance)
+
+    # And the penalty with it
+    penalty_values = surrogates(logits, sampler, reference)[pair]
     _, variance = moments_of(answer_gradients(score_values - beta * penalty_values, logits), chance)
     return variance / variance_of_score
 
@@ -554,11 +594,10 @@ def with_formula(run: dict) -> dict:
     return run | {"formula": formula}
 
 
-def write_data(folder: Path) -> None:
+def write_data(runs: list[dict], folder: Path) -> None:
     """Write the page's tables, and the figures and runs that they are made from."""
-    by_distance = {distance: median_figures(distance=distance) for distance in DISTANCES}
-    by_age = {age: median_figures(distance=1.0, age=age) for age in (0.0, *AGES)}
-    runs = [with_formula(run) for run in read_runs().values()]
+    by_distance = figures_by_distance()
+    by_age = figures_by_age()
     tables = {
         "kl-gradients": (COMMAND, trained_table(runs), {"runs": runs}),
         "kl-gradients-exact": (f"{COMMAND} --enumerate", enumerated_table(by_distance), {"figures": by_distance}),
@@ -566,69 +605,60 @@ def write_data(folder: Path) -> None:
         "kl-gradients-noise": (f"{COMMAND} --enumerate", noise_table(), {}),
     }
     for name, (command, (columns, rows), raw) in tables.items():
-        about = machine(command)
-        del about["began"], about["others"]  # trainings were made before, and the machine's load changes no gradient
-        data = about | {"depends": depends("control") | _penalty_files(), "columns": columns, "rows": rows} | raw
-        (folder / f"{name}.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+        save_table_of_runs(folder / f"{name}.json", columns, rows, command, kinds=["penalties"], raw=raw)
 
 
-def _penalty_files() -> dict[str, str]:
-    """Digests of the penalty's files, by path."""
-    return {path: digest for path, digest in depends("text").items() if path.startswith("textenv/kl/")}
-
-
-def draw(data_folder: Path, path: Path) -> None:
+def draw(path: Path, folder: Path = DATA) -> None:
     """Draw the relative error of each pair's gradient, and what its trainings miss, from the page's data."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams |= {"svg.hashsalt": "kl gradients", "font.size": 11}
-    from matplotlib import pyplot
-
-    figures = json.loads((data_folder / "kl-gradients-exact.json").read_text())["figures"]
-    runs = json.loads((data_folder / "kl-gradients.json").read_text())["runs"]
+    by_distance = json.loads((folder / "kl-gradients-exact.json").read_text())["figures"]
+    runs = json.loads((folder / "kl-gradients.json").read_text())["runs"]
     pairs = [pair for pair in (*PAIRS, "no penalty") if pair not in ("k3 up to 10, loss", "ratio · k1, loss")]
-    looks = [("#0072B2", "o"), ("#E69F00", "s"), ("#009E73", "^")]
-    canvas, (left, right) = pyplot.subplots(1, 2, figsize=(11, 6), sharey=True, layout="constrained")
-    canvas.set_facecolor("white")
+    figure, (left, right) = new_figure("kl-gradients", columns=2, size=(11, 6), sharey=True)
+    draw_errors(left, by_distance, pairs)
+    draw_trainings(right, runs, pairs)
 
-    # Left: gradients by distance
-    for shift, (colour, marker), by_pair in zip((0.25, 0.0, -0.25), looks, figures.values(), strict=True):
-        heights = [shift - row for row, pair in enumerate(pairs) if pair in by_pair]
-        errors = [by_pair[pair]["whole"] for pair in pairs if pair in by_pair]
-        left.plot(errors, heights, marker, color=colour, ms=6, label=f"π at {by_pair['KL']['nats']:.2g} nats")
-    left.set_xlabel("error of the expected gradient, relative to\nthat of KL(π‖π_ref) of whole answers")
-
-    # Right: trainings by β, each seed, and the closed form
-    least = 1e-4
-    for shift, (colour, marker), beta in zip((0.25, 0.0, -0.25), looks, BETAS, strict=True):
-        for row, pair in enumerate(pairs):
-            chosen = [run for run in runs if (run["pair"], run["beta"], run["updates"]) == (pair, beta, 16)]
-            shares = [max(run["missed"], least) for run in chosen]
-            label = f"β = {beta:g}" if row == 0 else None
-            right.plot(shares, [shift - row] * len(shares), marker, color=colour, ms=6, alpha=0.7, mew=0, label=label)
-            formulas = [run["formula"] for run in chosen if run["formula"] is not None]
-            if formulas and statistics.mean(formulas) > least:
-                right.plot(statistics.mean(formulas), shift - row, "|", color="black", ms=10, mew=2)
-    right.set_xscale("log")
-    right.set_xlabel("share of the possible gain that a training misses\n(bars: closed forms; 1: the untrained policy)")
-    right.axvline(1.0, color="0.6", lw=1, ls=":")
-
-    # Both
+    # A line for each pair, the first at the top
     for axes in (left, right):
-        axes.set_facecolor("white")
         axes.set_yticks([-row for row in range(len(pairs))], pairs)
         axes.grid(axis="y", color="0.9")
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False, handletextpad=0.1)
         axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-    canvas.savefig(path, metadata={"Date": None})
+    save(figure, path)
 
 
-def print_table(columns: list[str], rows: list[list[str]]) -> None:
-    """Print a table as Markdown."""
-    for row in (columns, ["---"] * len(columns), *rows):
-        print("| " + " | ".join(row) + " |")
+def draw_errors(axes: Axes, by_distance: dict[str, Figures], pairs: list[str]) -> None:
+    """Draw the error of each pair's expected gradient, by the distance of the policy."""
+    for (colour, marker, shift), figures in zip(LOOKS, by_distance.values(), strict=True):
+        heights = [shift - row for row, pair in enumerate(pairs) if pair in figures]
+        errors = [figures[pair]["whole"] for pair in pairs if pair in figures]
+        axes.plot(errors, heights, marker, color=colour, ms=6, label=f"π at {figures['KL']['nats']:.2g} nats")
+    axes.set_xlabel("error of the expected gradient, relative to\nthat of KL(π‖π_ref) of whole answers")
+
+
+def draw_trainings(axes: Axes, runs: list[dict], pairs: list[str]) -> None:
+    """Draw the share that each training of 16 steps a rollout misses, by β; a bar for the mean of the closed forms."""
+    least = 1e-4
+    for (colour, marker, shift), beta in zip(LOOKS, BETAS, strict=True):
+        for row, pair in enumerate(pairs):
+            chosen = [run for run in runs if (run["pair"], run["beta"], run["updates"]) == (pair, beta, 16)]
+            shares = [max(run["missed"], least) for run in chosen]
+            label = f"β = {beta:g}" if row == 0 else None
+            axes.plot(shares, [shift - row] * len(shares), marker, color=colour, ms=6, alpha=0.7, mew=0, label=label)
+            formulas = [run["formula"] for run in chosen if run["formula"] is not None]
+            if formulas and statistics.mean(formulas) > least:
+                axes.plot(statistics.mean(formulas), shift - row, "|", color="black", ms=10, mew=2)
+    axes.set_xscale("log")
+    axes.set_xlabel("share of the possible gain that a training misses\n(bars: closed forms; 1: the untrained policy)")
+    axes.axvline(1.0, color="0.6", lw=1, ls=":")
+
+
+def print_enumerated() -> None:
+    """Print the three tables of what is enumerated."""
+    print_table(*enumerated_table(figures_by_distance()))
+    print()
+    print_table(*old_samples_table(figures_by_age()))
+    print()
+    print_table(*noise_table())
 
 
 def main() -> None:
@@ -641,46 +671,37 @@ def main() -> None:
     parser.add_argument("--enumerate", action="store_true", help="print the expected gradients, train nothing")
     parser.add_argument("--table", action="store_true", help="print the runs so far")
     parser.add_argument("--json", type=Path, help="write the page's data to this folder")
-    parser.add_argument("--figure", type=Path, help="draw the data of --json to this file")
+    parser.add_argument("--figure", type=Path, help="draw the data of docs/results, or of --json, into this SVG")
     options = parser.parse_args()
     torch.set_num_threads(1)
 
     # What there is
-    if options.figure and not options.json:
-        parser.error("--figure draws the data of the folder --json")
+    runs = [with_formula(run) for run in RUNS.read().values()]
+    if (options.json or options.table) and not runs:
+        parser.exit(2, f"{RUNS.path} has no runs: run the study first\n")
     if options.json:
-        write_data(options.json)
-        if options.figure:
-            draw(options.json, options.figure)
-        return
+        write_data(runs, options.json)
+    if options.figure:
+        draw(options.figure, options.json or DATA)
     if options.table:
-        print_table(*trained_table([with_formula(run) for run in read_runs().values()]))
-        return
+        print_table(*trained_table(runs))
     if options.enumerate:
-        print_table(*enumerated_table({distance: median_figures(distance=distance) for distance in DISTANCES}))
-        print()
-        print_table(*old_samples_table({age: median_figures(distance=1.0, age=age) for age in (0.0, *AGES)}))
-        print()
-        print_table(*noise_table())
+        print_enumerated()
+    if options.json or options.figure or options.table or options.enumerate:
         return
 
     # What is missing
-    RUNS.parent.mkdir(exist_ok=True)
     pairs = options.pairs.split(";")
     unknown = [pair for pair in pairs if pair not in PENALTIES]
     if unknown:
         parser.error(f"--pairs has {', '.join(map(repr, unknown))}, expected some of {', '.join(map(repr, PENALTIES))}")
-    for seed, beta, pair in itertools.product(
-        map(int, options.seeds.split(",")), map(float, options.betas.split(",")), pairs
-    ):
-        if (pair, beta, options.updates, seed) in read_runs():
-            continue
-        start = time.perf_counter()
-        run = {"pair": pair, "beta": beta, "updates": options.updates, "seed": seed}
-        run |= train(pair=pair, beta=beta, updates=options.updates, seed=seed)
-        run["seconds"] = round(time.perf_counter() - start, 1)
-        with RUNS.open("a") as file:
-            file.write(json.dumps(run, ensure_ascii=False) + "\n")
+    seeds = map(int, options.seeds.split(","))
+    betas = map(float, options.betas.split(","))
+    settings = [
+        {"pair": pair, "beta": beta, "updates": options.updates, "seed": seed}
+        for seed, beta, pair in itertools.product(seeds, betas, pairs)
+    ]
+    for run in RUNS.run_missing(settings, train):
         print(run, flush=True)
 
 

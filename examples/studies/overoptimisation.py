@@ -20,11 +20,11 @@ import random
 import re
 import statistics
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib import colormaps
 from transformers import GPT2ForSequenceClassification
 
 from algos import PPO, LMPolicy, RewardModelConfig, presets, train_reward_model
@@ -34,10 +34,11 @@ from textenv.embedded.grammar import openings
 from textenv.embedded.training import gpt2_config
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from page import depends, machine
+from page import DATA, save_table_of_runs
+from pictures import new_figure, save
+from recorded_runs import RunFile, mean_and_range, print_table
 
-RUNS = Path("runs/overoptimisation.jsonl")
-DATA = Path(__file__).parents[2] / "docs" / "results" / "data" / "overoptimisation.json"
+RUNS = RunFile(Path("runs/overoptimisation.jsonl"), ("width", "pairs", "kl_coef", "slowdown", "seed"))
 NEW_TOKENS = 48
 LENGTH_LIMIT = 20
 """Words of an answer that cost nothing; each further one costs half a point of gold."""
@@ -55,11 +56,10 @@ POOL_ANSWERS = 4096
 N = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 HELD_OUT_PAIRS = 500
 ITERATIONS = 30
-PPO_CONFIG = dataclasses.replace(
-    presets.TEXT_EMBEDDED, num_episodes=64, learning_rate=3e-4, final_learning_rate=None
-)  # steps large enough to go far; the recipe's are 3e-4 and a KL penalty
+PPO_CONFIG = dataclasses.replace(presets.TEXT_EMBEDDED, num_episodes=64, learning_rate=3e-4, final_learning_rate=None)
+"""The recipe's rate, which does not fall here, and half its answers to an iteration: it goes far without a penalty."""
 LARGEST_KL = 50
-"""Iterations with a larger KL, nats, are in no fit and not in the figure: in a few runs gold falls to -8 there."""
+"""Nats. Iterations with a larger KL are in no fit and not in the figure: in a few runs gold falls to -8 there."""
 BIN = 0.25
 """Width in √nat of the bins in which the figure shows the means of PPO's iterations."""
 
@@ -88,7 +88,7 @@ def raw_gold(answer):
     """Gold reward: the worth of the answer's words, less half a point for each repetition and each word too many."""
     words = words_of(answer)
     different = set(words)
-    worth = sum(taste().get(word, 0.0) for word in different)
+    worth = math.fsum(taste().get(word, 0.0) for word in different)  # exact, so that it has no order
     num_repeated = len(words) - len(different)
     num_too_many = max(0, len(words) - LENGTH_LIMIT)
     return worth - 0.5 * (num_repeated + num_too_many)
@@ -199,14 +199,18 @@ def best_of_n(probability, score, value, n):
         value: whose mean is returned, ``[K]``.
         n: number of draws.
     """
+    # All answers of one score together: the best of n has at most this score if all n have
     _, group = np.unique(score, return_inverse=True)
     mass = np.bincount(group, weights=probability)
     at_most = np.minimum(np.cumsum(mass), 1.0)
     below = np.concatenate([[0.0], at_most[:-1]])
-    best = (at_most**n - below**n) / mass  # by which a probability grows
-    ratio = best[group]
-    kl = float(np.sum(probability * ratio * np.log(ratio, where=ratio > 0, out=np.zeros_like(ratio))))
-    return kl, float(np.sum(probability * ratio * value))
+    growth = (at_most**n - below**n) / mass
+
+    # By this factor the probability of each answer grows; 0 · log 0 = 0
+    ratio = growth[group]
+    log_ratio = np.log(ratio, where=ratio > 0, out=np.zeros_like(ratio))
+    kl = np.sum(probability * ratio * log_ratio)
+    return float(kl), float(np.sum(probability * ratio * value))
 
 
 def mean_of_best(score, value, n):
@@ -217,16 +221,13 @@ def mean_of_best(score, value, n):
         value: ``[rows, answers]``.
         n: size of the subsets.
     """
-    order = np.argsort(score, axis=1)
-    ordered_value = np.take_along_axis(value, order, axis=1)
-    # The i-th smallest is the best of C(i-1, n-1) of the C(N, n) subsets
     count = score.shape[1]
-    rank = torch.arange(1, count + 1, dtype=torch.float64)
-    n_real = torch.tensor(float(n), dtype=torch.float64)
-    log_subsets = torch.lgamma(rank) - torch.lgamma(n_real) - torch.lgamma((rank - n_real + 1).clamp(min=1))
-    total = torch.tensor(float(count), dtype=torch.float64)
-    log_all = torch.lgamma(total + 1) - torch.lgamma(n_real + 1) - torch.lgamma(total - n_real + 1)
-    weight = torch.where(rank >= n_real, (log_subsets - log_all).exp(), 0.0).numpy()
+    # The largest of N answers is in n/N of the subsets; the answer below the one of rank i is the best of
+    # (i - n)/(i - 1) as many subsets as that one
+    rank = np.arange(count, 1, -1)
+    weight = n / count * np.cumprod([1.0, *(rank - n).clip(0) / (rank - 1)])
+    order = np.argsort(-score, axis=1)
+    ordered_value = np.take_along_axis(value, order, axis=1)
     return float((ordered_value @ weight).mean())
 
 
@@ -236,6 +237,7 @@ def train_policy(proxy, *, pool, seed, kl_coef, slowdown=1):
     def gold(completions):
         return [pool.gold(completion) for completion in completions]
 
+    # Gold is only measured: it has no weight in the reward
     policy = LMPolicy.load("embedded", seed=seed)
     env = TextVectorEnv(
         prompts=split_prompts(openings(), "train"),
@@ -247,6 +249,8 @@ def train_policy(proxy, *, pool, seed, kl_coef, slowdown=1):
     )
     config = dataclasses.replace(PPO_CONFIG, seed=seed, learning_rate=PPO_CONFIG.learning_rate / slowdown)
     agent = PPO(env, policy, config, kl_coef=kl_coef)
+
+    # A point of each iteration; the number of iterations ends the training
     points = []
 
     def record(metrics):
@@ -258,9 +262,16 @@ def train_policy(proxy, *, pool, seed, kl_coef, slowdown=1):
 
 
 def run(*, width, pairs, seed, kl_coef, slowdown):
-    """Train a reward model, and optimise for it; best-of-n only beside PPO without a penalty."""
+    """Train a reward model, and optimise for it; best-of-n only beside PPO without a penalty.
+
+    Returns:
+        ``parameters`` of the reward model; its ``accuracy`` on held-out pairs; its ``correlation`` with gold on the
+        pool; ``best_of_n``: KL, proxy and gold for each of `N`; ``ppo``: the same of each iteration.
+    """
     pool = make_pool()
     proxy, accuracy = train_proxy(width=width, pairs=pairs, seed=seed, pool=pool)
+
+    # On the untrained model's answers
     gold = (pool.raw_gold - pool.raw_gold.mean()) / pool.raw_gold.std()
     result = {
         "parameters": sum(weight.numel() for weight in proxy.model.model.parameters()),
@@ -272,6 +283,8 @@ def run(*, width, pairs, seed, kl_coef, slowdown):
         result["best_of_n"] = [
             [best_of_n_kl(n), mean_of_best(scores, scores, n), mean_of_best(scores, gold, n)] for n in N
         ]
+
+    # PPO
     result["ppo"] = train_policy(proxy, pool=pool, seed=seed, kl_coef=kl_coef, slowdown=slowdown)
     return result
 
@@ -280,7 +293,10 @@ def run(*, width, pairs, seed, kl_coef, slowdown):
 
 
 def fit(kl, gold, *, method):
-    """Least squares for R(d) = d(α − β d), best-of-n, or d(α − β log d), PPO, with d = √KL; returns α, β and R²."""
+    """Least squares for R(d) = d(α − β d), best-of-n, or d(α − β log d), PPO, with d = √KL; returns α, β and R².
+
+    R² = 1 − Σ(gold − R)² / Σ(gold − mean)². The curve has no free height, so its residuals need not have mean 0.
+    """
     kl = np.asarray(kl)
     used = (kl > 0.01) & (kl <= LARGEST_KL)  # at 0 both are 0, but for the noise of the samples
     gold = np.asarray(gold)[used]
@@ -290,8 +306,8 @@ def fit(kl, gold, *, method):
         bend = np.log(d)
     columns = np.stack([d, -d * bend], axis=1)
     (alpha, beta), *_ = np.linalg.lstsq(columns, gold, rcond=None)
-    residual = gold - columns @ [alpha, beta]
-    return float(alpha), float(beta), float(1 - residual.var() / gold.var())
+    unexplained = np.square(gold - columns @ [alpha, beta]).mean()
+    return float(alpha), float(beta), float(1 - unexplained / gold.var())
 
 
 def curve(alpha, beta, d, *, method):
@@ -310,25 +326,10 @@ def peak(alpha, beta, *, method):
     return alpha / (2 * beta)
 
 
-def read_runs():
-    """Runs so far, by width, pairs, KL coefficient, slowdown and seed."""
-    runs = {}
-    if RUNS.exists():
-        for line in RUNS.read_text().splitlines():
-            entry = json.loads(line)
-            runs[entry["width"], entry["pairs"], entry["kl_coef"], entry["slowdown"], entry["seed"]] = entry
-    return runs
-
-
 def by_seed(runs, width, pairs, kl_coef=0.0, slowdown=1):
     """Runs of a reward model by seed, in the order of the seeds."""
     settings = (width, pairs, kl_coef, slowdown)
     return {entry["seed"]: entry for key, entry in sorted(runs.items()) if key[:4] == settings}
-
-
-def in_words(values, digits=2):
-    """Mean and range of a figure over seeds."""
-    return f"{statistics.mean(values):.{digits}f} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
 
 
 def each_seed(differences):
@@ -365,19 +366,20 @@ def gold_table(runs):
                "√KL there", "last gold, PPO", "last proxy, PPO", "last √KL, PPO"]  # fmt: skip
     rows = []
     for width, pairs, entries in models(runs):
-        figures = []
-        for entry in entries:
-            means = smoothed(entry["ppo"])
-            best = means[means[:, 2].argmax()]
-            last_kl, last_proxy, last_gold = means[-1]
-            gold_of_n = entry["best_of_n"][-1][2]
-            figures.append(
-                [entry["accuracy"], entry["correlation"], gold_of_n, best[2], root(best[0])]
-                + [last_gold, last_proxy, root(last_kl)]
-            )
-        cells = [in_words(values) for values in zip(*figures, strict=True)]
+        figures = [gold_figures(entry) for entry in entries]
+        cells = [mean_and_range(values) for values in zip(*figures, strict=True)]
         rows.append([str(width), f"{pairs:,}", f"{entries[0]['parameters']:,}", *cells])
     return columns, rows
+
+
+def gold_figures(entry):
+    """Figures of one run in the order of the columns of `gold_table`, from the accuracy on."""
+    gold_of_n = entry["best_of_n"][-1][2]
+    means = smoothed(entry["ppo"])
+    best_kl, _, best_gold = means[means[:, 2].argmax()]
+    last_kl, last_proxy, last_gold = means[-1]
+    quality = [entry["accuracy"], entry["correlation"]]
+    return [*quality, gold_of_n, best_gold, root(best_kl), last_gold, last_proxy, root(last_kl)]
 
 
 def coefficient_table(runs):
@@ -388,18 +390,24 @@ def coefficient_table(runs):
     columns.append("R² of d(α − β d), PPO")
     rows = []
     for width, pairs, entries in models(runs):
-        figures = []
-        for entry in entries:
-            row = []
-            for method in ("best_of_n", "ppo"):
-                kl, _, gold = zip(*entry[method], strict=True)
-                alpha, beta, explained = fit(kl, gold, method=method)
-                row += [alpha, beta, explained, peak(alpha, beta, method=method)]
-            *_, explained_by_line = fit(kl, gold, method="best_of_n")  # these are PPO's points
-            figures.append([*row, explained_by_line])
-        cells = [in_words(values) for values in zip(*figures, strict=True)]
+        figures = [coefficients(entry) for entry in entries]
+        cells = [mean_and_range(values) for values in zip(*figures, strict=True)]
         rows.append([str(width), f"{pairs:,}", *cells])
     return columns, rows
+
+
+def coefficients(entry):
+    """Figures of one run in the order of the columns of `coefficient_table`."""
+    figures = []
+    for method in ("best_of_n", "ppo"):
+        kl, _, gold = zip(*entry[method], strict=True)
+        alpha, beta, explained = fit(kl, gold, method=method)
+        figures += [alpha, beta, explained, peak(alpha, beta, method=method)]
+
+    # PPO's points by the formula of best-of-n
+    kl, _, gold = zip(*entry["ppo"], strict=True)
+    _, _, explained = fit(kl, gold, method="best_of_n")
+    return [*figures, explained]
 
 
 def penalty_table(runs):
@@ -412,24 +420,45 @@ def penalty_table(runs):
         free_runs = by_seed(runs, width, pairs)
         slow_runs = by_seed(runs, width, pairs, slowdown=3)
         for kl_coef in KL_COEFS:
+            penalised_runs = by_seed(runs, width, pairs, kl_coef)
+            seeds = [seed for seed in penalised_runs if seed in free_runs]
+            if not seeds:
+                continue
             ends = []
-            differences = {name: [] for name in columns[5:]}
-            for seed, entry in by_seed(runs, width, pairs, kl_coef).items():
-                if seed not in free_runs:
-                    continue
-                kl, proxy, gold = smoothed(entry["ppo"])[-1]
+            differences = []
+            for seed in seeds:
+                kl, _, gold = smoothed(penalised_runs[seed]["ppo"])[-1]
                 ends.append([root(kl), gold])
-                _, free_proxy, free_gold = at_kl(free_runs[seed]["ppo"], kl)
-                differences[columns[5]].append(gold - free_gold)
-                if seed in slow_runs:
-                    differences[columns[6]].append(gold - at_kl(slow_runs[seed]["ppo"], kl)[2])
-                differences[columns[7]].append(gold - smoothed(free_runs[seed]["ppo"])[:, 2].max())
-                differences[columns[8]].append(proxy - free_proxy)
-            if ends:
-                cells = [in_words(values) for values in zip(*ends, strict=True)]
-                cells += [each_seed(values) for values in differences.values()]
-                rows.append([str(width), f"{pairs:,}", str(kl_coef), *cells])
+                differences.append(less_without_penalty(penalised_runs[seed], free_runs[seed], slow_runs.get(seed)))
+
+            # A dash where there is no slower run
+            cells = [mean_and_range(values) for values in zip(*ends, strict=True)]
+            for values in zip(*differences, strict=True):
+                cells.append(each_seed([value for value in values if value is not None]))
+            rows.append([str(width), f"{pairs:,}", str(kl_coef), *cells])
     return columns, rows
+
+
+def less_without_penalty(penalised, free, slow):
+    """By how much a penalised run ends above those of its reward model and seed that have no penalty.
+
+    Args:
+        penalised: run with a penalty.
+        free: run without one.
+        slow: the same with a lower learning rate, or None.
+
+    Returns:
+        Gold less that of ``free`` at the same KL, that of ``slow`` there (None without it) and the best of ``free``;
+        proxy less that of ``free`` at the same KL.
+    """
+    kl, proxy, gold = smoothed(penalised["ppo"])[-1]
+    _, free_proxy, free_gold = at_kl(free["ppo"], kl)
+    best_gold = smoothed(free["ppo"])[:, 2].max()
+    above_slow = None
+    if slow is not None:
+        _, _, slow_gold = at_kl(slow["ppo"], kl)
+        above_slow = gold - slow_gold
+    return gold - free_gold, above_slow, gold - best_gold, proxy - free_proxy
 
 
 def at_kl(points, kl):
@@ -480,36 +509,15 @@ def curves(runs):
     return shown
 
 
-def draw(shown, path):
+def draw(path, data=DATA / "overoptimisation.json"):
     """Draw gold and proxy against √KL: by amount of data above, by width below; best-of-n left, PPO right."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams |= {"svg.hashsalt": "overoptimisation", "font.size": 10}
-    matplotlib.rcParams |= {"axes.spines.top": False, "axes.spines.right": False}
-    from matplotlib import pyplot
-
-    entries = {(entry["width"], entry["pairs"]): entry for entry in shown}
-    figure, grid = pyplot.subplots(2, 2, figsize=(9, 7), sharey=True, sharex="col", layout="constrained")
-    data_labels = [f"{pairs:,} pairs" for _, pairs in BY_DATA]
-    size_labels = [f"width {width}" for width, _ in BY_SIZE]
-
-    # A line of colour for each reward model, dark for the best
-    for axes_of_row, names, labels in ((grid[0], BY_DATA, data_labels), (grid[1], BY_SIZE, size_labels)):
+    entries = {(entry["width"], entry["pairs"]): entry for entry in json.loads(data.read_text())["curves"]}
+    figure, grid = new_figure("overoptimisation", rows=2, columns=2, size=(9, 7), sharey=True, sharex="col")
+    by_data = {f"{pairs:,} pairs": entries.get((width, pairs)) for width, pairs in BY_DATA}
+    by_width = {f"width {width}": entries.get((width, pairs)) for width, pairs in BY_SIZE}
+    for axes_of_row, row_entries in zip(grid, (by_data, by_width), strict=True):
         for axes, method in zip(axes_of_row, ("best_of_n", "ppo"), strict=True):
-            for rank, (name, label) in enumerate(zip(names, labels, strict=True)):
-                if name not in entries:
-                    continue
-                entry = entries[name]
-                colour = matplotlib.colormaps["viridis"](0.9 * (1 - rank / (len(names) - 1)))
-                kl, proxy, gold = np.array(entry[method]).T
-                d = np.sqrt(kl.clip(0))
-                axes.plot(d, proxy, "--", color=colour, linewidth=1)
-                axes.plot(d, gold, "o", color=colour, markersize=4, label=label)
-                alpha, beta, _ = entry[f"fit of {method}"]
-                line = np.linspace(0.02, d.max().clip(0.02, math.sqrt(LARGEST_KL)), 100)
-                axes.plot(line, curve(alpha, beta, line, method=method), color=colour, linewidth=1.5)
-            axes.axhline(0, color="#999999", linewidth=0.5)
+            draw_panel(axes, row_entries, method)
 
     # Points beyond the KL of the fits are not shown
     grid[0, 0].set_ylim(-2.5, 4)
@@ -524,11 +532,48 @@ def draw(shown, path):
     grid[1, 0].set_ylabel("reward, 1,000 pairs, by width")
     for axes in grid[:, 0]:
         axes.legend(frameon=False, fontsize=9, title="dots: gold; line: its fit; dashed: proxy", title_fontsize=8)
-    figure.savefig(path, metadata={"Date": None}, facecolor="white")
+    save(figure, path)
+
+
+def draw_panel(axes, entries, method):
+    """Draw gold, its fit and the proxy of some reward models, by label; the colour of the last is the darkest."""
+    for rank, (label, entry) in enumerate(entries.items()):
+        if entry is None:
+            continue
+        colour = colormaps["viridis"](0.9 * (1 - rank / (len(entries) - 1)))
+        kl, proxy, gold = np.array(entry[method]).T
+        d = np.sqrt(kl.clip(0))
+        axes.plot(d, proxy, "--", color=colour, linewidth=1)
+        axes.plot(d, gold, "o", color=colour, markersize=4, label=label)
+        alpha, beta, _ = entry[f"fit of {method}"]
+        line = np.linspace(0.02, d.max().clip(0.02, math.sqrt(LARGEST_KL)), 100)
+        axes.plot(line, curve(alpha, beta, line, method=method), color=colour, linewidth=1.5)
+    axes.axhline(0, color="#999999", linewidth=0.5)
 
 
 TABLES = {"gold": gold_table, "coefficients": coefficient_table, "penalty": penalty_table, "best-of-n": best_of_n_table}
 """Function of each table, which gets the runs."""
+
+
+def settings_of(seeds):
+    """Settings of all runs, seed by seed: every reward model without a penalty, some with one, some slower."""
+    chosen = [(width, pairs, 0.0, 1) for width, pairs in dict.fromkeys([*BY_DATA, *BY_SIZE])]
+    chosen += [(width, pairs, kl_coef, 1) for width, pairs in PENALISED for kl_coef in KL_COEFS]
+    chosen += [(width, pairs, 0.0, 3) for width, pairs in SLOWER]
+    return [dict(zip(RUNS.settings, (*settings, seed), strict=True)) for seed in seeds for settings in chosen]
+
+
+def write_table(name, path, runs):
+    """Print a table of these runs, or write it to a file, the first one with the curves of the figure."""
+    columns, rows = TABLES[name](runs)
+    if path is None:
+        print_table(columns, rows)
+        return
+    raw = {}
+    if name == "gold":
+        raw = {"curves": curves(runs)}
+    command = f"python examples/studies/overoptimisation.py --table {name}"
+    save_table_of_runs(path, columns, rows, command, kinds=["text", "reward models"], raw=raw)
 
 
 def main():
@@ -542,46 +587,19 @@ def main():
     seeds = [int(seed) for seed in options.seeds.split(",")]
     torch.set_num_threads(1)
     if options.figure is not None:
-        draw(json.loads(DATA.read_text())["curves"], options.figure)
-        return
-    if options.table is not None:
-        write_table(options.table, options.json, seeds)
-        return
-    if options.json is not None:
+        draw(options.figure, DATA / "overoptimisation.json")
+    elif options.table is not None:
+        runs = {key: entry for key, entry in RUNS.read().items() if entry["seed"] in seeds}
+        if not runs and options.table != "best-of-n":
+            parser.exit(2, f"{RUNS.path} has no runs of these seeds: run them first\n")
+        write_table(options.table, options.json, runs)
+    elif options.json is not None:
         parser.error("--json needs --table")
-
-    RUNS.parent.mkdir(exist_ok=True)
-    settings = [(width, pairs, 0.0, 1) for width, pairs in dict.fromkeys([*BY_DATA, *BY_SIZE])]
-    settings += [(width, pairs, kl_coef, 1) for width, pairs in PENALISED for kl_coef in KL_COEFS]
-    settings += [(width, pairs, 0.0, 3) for width, pairs in SLOWER]
-    for seed in seeds:
-        for width, pairs, kl_coef, slowdown in settings:
-            if (width, pairs, kl_coef, slowdown, seed) in read_runs():
-                continue
-            start = time.perf_counter()
-            entry = {"width": width, "pairs": pairs, "kl_coef": kl_coef, "slowdown": slowdown, "seed": seed}
-            entry |= run(**entry)
-            entry["seconds"] = round(time.perf_counter() - start, 1)
-            with RUNS.open("a") as file:
-                file.write(json.dumps(entry) + "\n")
+    else:
+        for entry in RUNS.run_missing(settings_of(seeds), run):
+            names = [entry[name] for name in RUNS.settings]
             last = [round(figure, 2) for figure in entry["ppo"][-1]]
-            print(width, pairs, kl_coef, slowdown, seed, "last KL, proxy, gold:", last, entry["seconds"], flush=True)
-
-
-def write_table(name, path, seeds):
-    """Print a table of these seeds, or write it to a file, the first one with the curves of the figure."""
-    runs = {key: entry for key, entry in read_runs().items() if entry["seed"] in seeds}
-    columns, rows = TABLES[name](runs)
-    if path is None:
-        for row in (columns, ["---"] * len(columns), *rows):
-            print("| " + " | ".join(row) + " |")
-        return
-    about = machine(f"python examples/studies/overoptimisation.py --table {name}")
-    del about["began"], about["others"]  # the runs were made before
-    data = about | {"depends": depends("text") | depends("reward models"), "columns": columns, "rows": rows}
-    if name == "gold":
-        data["curves"] = curves(runs)
-    path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+            print(*names, "last KL, proxy, gold:", last, entry["seconds"], flush=True)
 
 
 if __name__ == "__main__":

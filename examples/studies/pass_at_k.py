@@ -11,12 +11,10 @@ training. A run is a line of runs/pass_at_k.jsonl, with the value of each prompt
 
 import argparse
 import dataclasses
-import json
 import random
 import re
 import statistics
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +25,17 @@ from algos.statistics.intervals import estimate
 from textenv import TextVectorEnv
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from page import DATA, depends, machine
+from page import DATA, save_table_of_runs
 from pictures import COLOURS, new_figure, read_table, save
+from recorded_runs import RunFile, print_table
 
-RUNS = Path("runs/pass_at_k.jsonl")
 MODEL = "smollm2"
 TOTAL_STEPS = 4_000
+RUNS = RunFile(
+    Path("runs/pass_at_k.jsonl"),
+    settings=("seed", "model", "total_steps"),
+    defaults={"model": MODEL, "total_steps": TOTAL_STEPS},
+)
 K = (1, 4, 16, 64)
 TEST_PROMPTS = 40
 LORA = "r=8,alpha=16,targets=q_proj+v_proj"
@@ -77,7 +80,7 @@ def make_environment(rows, tokenizer):
     )
 
 
-def run(*, seed, model=MODEL, total_steps=TOTAL_STEPS):
+def run(*, seed, model, total_steps):
     """Train, unless the seed is that of the untrained model, and evaluate; return the values of each prompt."""
     rows = sums()
     policy = LMPolicy.load(model, lora=LORA, seed=seed)
@@ -89,31 +92,26 @@ def run(*, seed, model=MODEL, total_steps=TOTAL_STEPS):
     env = make_environment(rows[:TEST_PROMPTS], policy.tokenizer)
     result = evaluate(env, policy, k=K, answer=first_number, seed=1000)
     values = {name: figure.values for name, figure in result.pass_rates.estimates().items()}
-    return {"seed": seed, "model": model, "total_steps": total_steps, "training": returns, "values": values}
+    return {"training": returns, "values": values}
 
 
-def read_runs(*, model=MODEL, total_steps=TOTAL_STEPS):
-    """Runs so far of this model and length, by seed."""
-    runs = {}
-    if RUNS.exists():
-        for line in RUNS.read_text().splitlines():
-            entry = {"model": MODEL, "total_steps": TOTAL_STEPS} | json.loads(line)  # the first lines lack both
-            if (entry["model"], entry["total_steps"]) == (model, total_steps):
-                runs[entry["seed"]] = entry["values"]
-    return runs
+def values_by_seed(*, model, total_steps):
+    """Values of the runs so far of this model and length, by seed."""
+    return {seed: run["values"] for (seed, *chosen), run in RUNS.read().items() if chosen == [model, total_steps]}
 
 
-def table(runs):
+def table(values_of_seed):
     """Columns and rows: each pass rate before and after training, and its change; 95 % limits over the prompts."""
-    untrained = runs[UNTRAINED]
-    trained = [values for seed, values in runs.items() if seed != UNTRAINED]
+    untrained = values_of_seed[UNTRAINED]
+    trained = [values for seed, values in values_of_seed.items() if seed != UNTRAINED]
     rows = []
-    for name, before in untrained.items():
-        cells = [name, _in_words(estimate(before))]
+    for name, untrained_values in untrained.items():
+        cells = [name, _in_words(estimate(untrained_values))]
         if trained:
             after = np.mean([values[name] for values in trained], axis=0)
             by_seed = ", ".join(f"{statistics.mean(values[name]):.2f}" for values in trained)
-            cells += [f"{after.mean():.3f} ({by_seed})", _in_words(estimate(after - np.array(before)), sign="+")]
+            change = estimate(after - np.array(untrained_values))
+            cells += [f"{after.mean():.3f} ({by_seed})", _in_words(change, sign="+")]
         rows.append(cells)
     header = ["", "untrained"]
     if trained:
@@ -129,6 +127,8 @@ def draw(path):
     """Draw the page's table: pass@k and maj@k by k, before the training and after it."""
     _, rows = read_table(DATA / "pass-at-k.json")
     figure, axes = new_figure("pass-at-k", size=(7, 4.5))
+
+    # Two lines for each rate, a tick for each seed; limits only of the untrained model's pass@k
     for name, style in (("pass", "-"), ("maj", "--")):
         ks = [k for k in K if f"{name}@{k}" in rows]
         lines = [rows[f"{name}@{k}"] for k in ks]
@@ -146,6 +146,8 @@ def draw(path):
             low = [numbers[1] for numbers in untrained]
             high = [numbers[2] for numbers in untrained]
             axes.fill_between(ks, low, high, color=COLOURS[0], alpha=0.15, lw=0)
+
+    # Axes
     axes.set(xscale="log", ylim=(0, 1), xlabel="samples of each sum (k)", ylabel="fraction of the sums that pass")
     axes.set_xticks(K, K)
     axes.minorticks_off()
@@ -167,33 +169,26 @@ def main():
     if options.figure is not None:
         draw(options.figure)
         return
+
+    # What there is of this model and length
     chosen = {"model": options.model, "total_steps": options.total_steps}
-    if (options.table or options.json) and UNTRAINED not in read_runs(**chosen):
-        parser.exit(2, f"{RUNS} has no untrained {options.model} with {options.total_steps} steps: run it first\n")
-    if options.table:
-        columns, rows = table(read_runs(**chosen))
-        for row in (columns, ["---"] * len(columns), *rows):
-            print("| " + " | ".join(row) + " |")
-        return
-    if options.json is not None:
-        columns, rows = table(read_runs(**chosen))
-        about = machine("python examples/studies/pass_at_k.py")
-        del about["began"], about["others"]  # the runs were made before
-        data = about | {"depends": depends("text"), "columns": columns, "rows": rows}
-        options.json.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    if options.table or options.json is not None:
+        values_of_seed = values_by_seed(**chosen)
+        if UNTRAINED not in values_of_seed:
+            expected = f"no untrained {options.model} with {options.total_steps} steps"
+            parser.exit(2, f"{RUNS.path} has {expected}: run it first\n")
+        columns, rows = table(values_of_seed)
+        if options.table:
+            print_table(columns, rows)
+        else:
+            save_table_of_runs(options.json, columns, rows, "python examples/studies/pass_at_k.py", kinds=["text"])
         return
 
-    RUNS.parent.mkdir(exist_ok=True)
-    for seed in (UNTRAINED, *map(int, options.seeds.split(","))):
-        if seed in read_runs(**chosen):
-            continue
-        start = time.perf_counter()
-        entry = run(seed=seed, **chosen)
-        entry["seconds"] = round(time.perf_counter() - start, 1)
-        with RUNS.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
+    # What is missing
+    seeds = [UNTRAINED, *map(int, options.seeds.split(","))]
+    for entry in RUNS.run_missing([{"seed": seed, **chosen} for seed in seeds], run):
         means = {name: round(statistics.mean(values), 3) for name, values in entry["values"].items()}
-        print(seed, means, entry["seconds"], flush=True)
+        print(entry["seed"], means, entry["seconds"], flush=True)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,8 @@ import argparse
 import copy
 import dataclasses
 import itertools
-import json
 import statistics
 import sys
-import time
 from collections import deque
 from functools import partial
 from pathlib import Path
@@ -32,10 +30,11 @@ from algos.training.loop import iterate
 from algos.training.metrics import EpisodeMeter
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from page import DATA, depends, machine
+from page import DATA, save_table_of_runs
 from pictures import new_figure, read_table, save
+from recorded_runs import RunFile, mean_and_range, print_table
 
-RUNS = Path("runs/staleness.jsonl")
+RUNS = RunFile(Path("runs/staleness.jsonl"), ("correction", "staleness", "seed"))
 ITERATIONS = 24
 CORRECTIONS = {
     "none": {},
@@ -76,16 +75,6 @@ def train(*, correction, staleness, seed):
     }
 
 
-def read_runs():
-    """Runs so far, by correction, staleness and seed."""
-    runs = {}
-    if RUNS.exists():
-        for line in RUNS.read_text().splitlines():
-            run = json.loads(line)
-            runs[run["correction"], run["staleness"], run["seed"]] = run
-    return runs
-
-
 def table(runs):
     """Columns and rows of the table: the mean return of each correction and staleness, and the range of its seeds."""
     returns = {}
@@ -102,7 +91,7 @@ def table(runs):
             elif len(seeds) == 1:
                 cells.append(f"{seeds[0]:.2f}")
             else:
-                cells.append(f"{statistics.mean(seeds):.2f} [{min(seeds):.2f}, {max(seeds):.2f}]")
+                cells.append(mean_and_range(seeds))
         rows.append([correction, *cells])
     return ["correction", *(f"K = {staleness}" for staleness in staleness_of_column)], rows
 
@@ -176,6 +165,23 @@ def draw(path):
     save(figure, path)
 
 
+def print_enumerated():
+    """Print bias and variance of each correction on the tree, for a near sampler and a far one."""
+    for distance in (0.1, 0.7):
+        print(f"sampler's logits differ by {distance}")
+        for name, figures in enumerate_tree(distance=distance).items():
+            print(f"{name:22} bias {figures['bias']:.3f}  variance {figures['variance']:.2f}")
+
+
+def settings_of(*, corrections, ages, seeds):
+    """Settings of the runs, seed by seed. Without a gap all weights are 1, so only ``none`` is run there."""
+    return [
+        {"correction": correction, "staleness": age, "seed": seed}
+        for seed, age, correction in itertools.product(seeds, ages, corrections)
+        if age > 0 or correction == "none"
+    ]
+
+
 def main():
     """Run what is missing, or print what there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -188,45 +194,30 @@ def main():
     parser.add_argument("--enumerate", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.table:
-        columns, rows = table(read_runs())
-        for row in (columns, ["---"] * len(columns), *rows):
-            print("| " + " | ".join(row) + " |")
-        return
-    if options.json is not None:
-        columns, rows = table(read_runs())
-        about = machine("python examples/studies/staleness.py")
-        del about["began"], about["others"]  # the runs were made before
-        data = about | {"depends": depends("text"), "columns": columns, "rows": rows}
-        options.json.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
-        return
-    if options.figure is not None:
-        draw(options.figure)
-        return
-    if options.enumerate:
-        for distance in (0.1, 0.7):
-            print(f"sampler's logits differ by {distance}")
-            for name, figures in enumerate_tree(distance=distance).items():
-                print(f"{name:22} bias {figures['bias']:.3f}  variance {figures['variance']:.2f}")
-        return
 
-    RUNS.parent.mkdir(exist_ok=True)
-    for seed, staleness, correction in itertools.product(
-        map(int, options.seeds.split(",")), map(int, options.staleness.split(",")), options.corrections.split(",")
-    ):
-        if correction not in CORRECTIONS:
-            parser.error(f"--corrections has {correction!r}, expected some of {', '.join(CORRECTIONS)}")
-        if staleness == 0 and correction != "none":
-            continue  # without a gap all weights are 1
-        if (correction, staleness, seed) in read_runs():
-            continue
-        start = time.perf_counter()
-        run = {"correction": correction, "staleness": staleness, "seed": seed}
-        run |= train(correction=correction, staleness=staleness, seed=seed)
-        run["seconds"] = round(time.perf_counter() - start, 1)
-        with RUNS.open("a") as file:
-            file.write(json.dumps(run) + "\n")
-        print(run, flush=True)
+    # What there is
+    if options.table:
+        print_table(*table(RUNS.read()))
+    elif options.json is not None:
+        save_table_of_runs(options.json, *table(RUNS.read()), "python examples/studies/staleness.py", kinds=["text"])
+    elif options.figure is not None:
+        draw(options.figure)
+    elif options.enumerate:
+        print_enumerated()
+
+    # What is missing
+    else:
+        corrections = options.corrections.split(",")
+        unknown = [name for name in corrections if name not in CORRECTIONS]
+        if unknown:
+            parser.error(f"--corrections has {unknown[0]!r}, expected some of {', '.join(CORRECTIONS)}")
+        settings = settings_of(
+            corrections=corrections,
+            ages=[int(age) for age in options.staleness.split(",")],
+            seeds=[int(seed) for seed in options.seeds.split(",")],
+        )
+        for run in RUNS.run_missing(settings, train):
+            print(run, flush=True)
 
 
 if __name__ == "__main__":
