@@ -28,7 +28,7 @@ def assert_published(path, name):
     assert np.allclose(*coordinates, atol=0.01)
 
 
-@pytest.mark.parametrize("name", ["details", "kl-gradients", "overoptimisation", "pass-at-k", "staleness"])
+@pytest.mark.parametrize("name", ["details", "kl-gradients", "lora", "overoptimisation", "pass-at-k", "staleness"])
 def test_a_figure_is_drawn_again_from_the_table_of_its_page(name, call, tmp_path):
     call(load_example(f"studies/{name.replace('-', '_')}"), "--figure", "figure.svg")
     assert_published(tmp_path / "figure.svg", name)
