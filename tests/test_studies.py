@@ -438,3 +438,261 @@ def test_policies_are_optimised_for_a_reward_model(tmp_path, monkeypatch, capsys
     monkeypatch.setattr("sys.argv", ["overoptimisation.py", "--figure", "two.svg"])
     study.main()
     assert figure == (tmp_path / "two.svg").read_text()
+
+
+class TreeGradients:
+    """Gradients of divergences on the tree of the KL study, by torch's own distributions: of answers, and of states."""
+
+    def __init__(self, study, *, age=0.0):
+        self.study = study
+        self.reference, noise, drift = study.normal_logits(7)
+        self.logits = (self.reference + noise).requires_grad_()
+        self.sampler = (self.logits + age * drift).detach()
+        self.moments, self.whole, self.visited = study.expected_gradients(
+            self.logits.detach(), self.sampler, self.reference
+        )
+
+    def of_answers(self, *, reverse=False):
+        """Gradient of KL(π‖π_ref) of whole answers, or of KL(π_ref‖π)."""
+        answers = [
+            Categorical(logits=self.study.token_log_probs(logits).sum(1)) for logits in (self.logits, self.reference)
+        ]
+        return self.gradient(kl_divergence(*(answers[::-1] if reverse else answers)))
+
+    def of_states(self, *, reverse=False):
+        """The same of the next token's distribution, summed over states by how often the sampler visits them."""
+        tokens = [Categorical(logits=logits) for logits in (self.logits, self.reference)]
+        by_state = kl_divergence(*(tokens[::-1] if reverse else tokens))
+        chance = self.study.token_log_probs(self.sampler).sum(1).exp()
+        return self.gradient((chance[:, None] * by_state[self.study.STATE_OF_STEP]).sum())
+
+    def gradient(self, divergence):
+        return torch.autograd.grad(divergence, self.logits)[0].flatten()
+
+    def assert_mean(self, pair, expected):
+        torch.testing.assert_close(self.moments[pair][0], expected, atol=1e-12, rtol=1e-12)
+
+
+def test_expected_gradients_of_kl_estimators_are_those_of_divergences():
+    tree = TreeGradients(load_example("studies/kl_gradients"))
+    whole, visited, reverse = tree.of_answers(), tree.of_states(), tree.of_states(reverse=True)
+    torch.testing.assert_close(tree.whole, whole, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(tree.visited, visited, atol=1e-12, rtol=1e-12)
+    for pair in ("k1, reward", "exact, both", "k2 of the answer, loss"):
+        tree.assert_mean(pair, whole)
+    for pair in ("k2, loss", "exact, loss", "ratio · k1, loss", "ratio · k3, loss"):
+        tree.assert_mean(pair, visited)
+    tree.assert_mean("k1, loss", torch.zeros_like(whole))
+    tree.assert_mean("k3, loss", reverse)
+    tree.assert_mean("k3, reward", whole - reverse)
+    tree.assert_mean("exact, reward", whole - visited)
+    tree.assert_mean("k3 of the answer, loss", tree.of_answers(reverse=True))
+    # Equal in each sample, not only in the mean
+    assert tree.moments["ratio · k3, loss"][1] == pytest.approx(tree.moments["k2, loss"][1], rel=1e-12)
+
+
+def test_of_old_samples_only_ratios_and_the_exact_kl_are_right_at_visited_states():
+    tree = TreeGradients(load_example("studies/kl_gradients"), age=0.5)
+    visited = tree.of_states()
+    right = {"exact, loss", "ratio · k1, loss", "ratio · k3, loss"}
+    for pair in right:
+        tree.assert_mean(pair, visited)
+    errors = {pair: (mean - visited).norm() / visited.norm() for pair, (mean, _) in tree.moments.items()}
+    assert min(error for pair, error in errors.items() if pair not in right) > 0.1
+    log_ratio = torch.linspace(-2, 2, 9, dtype=torch.float64)[None].requires_grad_()
+    old = torch.linspace(0.5, -0.5, 9, dtype=torch.float64)[None]
+    mask = torch.ones(1, 9, dtype=torch.bool)
+    part = TensorDict({"log_prob": old, "reference_log_prob": torch.zeros_like(old), "mask": mask}, batch_size=[1, 9])
+    penalty = tree.study.PENALTIES["ratio · k3, loss"](object(), 0.7)
+    (slope,) = torch.autograd.grad(penalty.loss(part, log_prob=log_ratio, policy=None).sum(), log_ratio)
+    # The slope of k2, times the ratio
+    torch.testing.assert_close(slope, 0.7 * (log_ratio - old).exp().detach() * log_ratio.detach())
+
+
+@pytest.mark.parametrize("beta", [0.1, 1.0])
+def test_a_pairs_fixed_point_has_no_expected_gradient(beta):
+    study = load_example("studies/kl_gradients")
+    reference, rewards = study.problem(3)
+    arguments = {"reference": reference, "rewards": rewards, "beta": beta}
+    missed = {}
+    for pair in ("k1, reward", "exact, both", "k2, loss", "exact, loss", "ratio · k3, loss", "k3, loss"):
+        logits = study.fixed_point(pair, **arguments)
+        missed[pair] = study.missed_share(logits, **arguments)
+        moments, _, _ = study.expected_gradients(logits, logits, reference)
+        variable = logits.clone().requires_grad_()
+        return_ = (study.token_log_probs(variable).sum(1).exp() * rewards).sum()
+        (of_return,) = torch.autograd.grad(return_, variable)
+        torch.testing.assert_close(of_return.flatten(), beta * moments[pair][0], atol=1e-10, rtol=1e-8)
+    assert missed["k1, reward"] == pytest.approx(0.0, abs=1e-12) == missed["exact, both"]
+    assert 0 < missed["k2, loss"] < missed["k3, loss"] < 1
+    assert study.missed_share(reference.log_softmax(-1), **arguments) == pytest.approx(1.0)
+    greedy = study.fixed_point("no penalty", **arguments)
+    best = study.token_log_probs(greedy).sum(1).argmax()
+    assert best == rewards.argmax() and study.fixed_point("k2, reward", **arguments) is None
+
+
+def test_the_tree_pays_the_reward_of_the_answer():
+    study = load_example("studies/kl_gradients")
+    _, rewards = study.problem(1)
+    env = study.TreeEnv(rewards, len(study.ANSWERS))
+    env.reset()
+    for step in range(study.STEPS):
+        states = env.one_hot[study.STATE_OF_STEP[:, step]]
+        assert np.array_equal(env.one_hot[study.FIRST_STATE[step] + env.code], states)
+        _, reward, terminated, _, _ = env.step(study.ANSWERS[:, step].numpy())
+        assert terminated.all() == (step == study.STEPS - 1) == bool(reward.any())
+    assert np.array_equal(reward, rewards.numpy())
+
+
+@pytest.mark.long
+def test_kl_penalties_are_trained_with_and_the_page_is_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    study = load_example("studies/kl_gradients")
+    monkeypatch.setattr(study, "ITERATIONS", {1: 3, 16: 2})
+    monkeypatch.setattr(study, "TREES", (1,))
+    for updates in ("16", "16", "1"):
+        monkeypatch.setattr("sys.argv", ["kl_gradients.py", "--betas", "0.3", "--seeds", "1", "--updates", updates])
+        study.main()
+    runs = [json.loads(line) for line in (tmp_path / "runs" / "kl_gradients.jsonl").read_text().splitlines()]
+    assert [(run["pair"], run["updates"]) for run in runs] == [(pair, n) for n in (16, 1) for pair in study.PENALTIES]
+    assert all(0 <= run["missed"] < 2 for run in runs)
+    capsys.readouterr()
+    for option in ("--table", "--enumerate"):
+        monkeypatch.setattr("sys.argv", ["kl_gradients.py", option])
+        study.main()
+    output = capsys.readouterr().out
+    assert "| β = 0.3, 16 steps | β = 0.3, 1 step |" in output and "| k1, reward | 1.00, 0 | 1.00, 0 | 1.00, 0 |" in output
+    for name in ("a.svg", "b.svg"):
+        monkeypatch.setattr("sys.argv", ["kl_gradients.py", "--json", str(tmp_path), "--figure", str(tmp_path / name)])
+        study.main()
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert len(json.loads((tmp_path / "kl-gradients.json").read_text())["runs"]) == 2 * len(study.PENALTIES)
+
+
+class TreeGradients:
+    """Gradients of divergences on the tree of the KL study, by torch's own distributions: of answers, and of states."""
+
+    def __init__(self, study, *, age=0.0):
+        self.study = study
+        self.reference, noise, drift = study.normal_logits(7)
+        self.logits = (self.reference + noise).requires_grad_()
+        self.sampler = (self.logits + age * drift).detach()
+        self.moments, self.whole, self.visited = study.expected_gradients(
+            self.logits.detach(), self.sampler, self.reference
+        )
+
+    def of_answers(self, *, reverse=False):
+        """Gradient of KL(π‖π_ref) of whole answers, or of KL(π_ref‖π)."""
+        answers = [
+            Categorical(logits=self.study.token_log_probs(logits).sum(1)) for logits in (self.logits, self.reference)
+        ]
+        return self.gradient(kl_divergence(*(answers[::-1] if reverse else answers)))
+
+    def of_states(self, *, reverse=False):
+        """The same of the next token's distribution, summed over states by how often the sampler visits them."""
+        tokens = [Categorical(logits=logits) for logits in (self.logits, self.reference)]
+        by_state = kl_divergence(*(tokens[::-1] if reverse else tokens))
+        chance = self.study.token_log_probs(self.sampler).sum(1).exp()
+        return self.gradient((chance[:, None] * by_state[self.study.STATE_OF_STEP]).sum())
+
+    def gradient(self, divergence):
+        return torch.autograd.grad(divergence, self.logits)[0].flatten()
+
+    def assert_mean(self, pair, expected):
+        torch.testing.assert_close(self.moments[pair][0], expected, atol=1e-12, rtol=1e-12)
+
+
+def test_expected_gradients_of_kl_estimators_are_those_of_divergences():
+    tree = TreeGradients(load_example("studies/kl_gradients"))
+    whole, visited, reverse = tree.of_answers(), tree.of_states(), tree.of_states(reverse=True)
+    torch.testing.assert_close(tree.whole, whole, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(tree.visited, visited, atol=1e-12, rtol=1e-12)
+    for pair in ("k1, reward", "exact, both", "k2 of the answer, loss"):
+        tree.assert_mean(pair, whole)
+    for pair in ("k2, loss", "exact, loss", "ratio · k1, loss", "ratio · k3, loss"):
+        tree.assert_mean(pair, visited)
+    tree.assert_mean("k1, loss", torch.zeros_like(whole))
+    tree.assert_mean("k3, loss", reverse)
+    tree.assert_mean("k3, reward", whole - reverse)
+    tree.assert_mean("exact, reward", whole - visited)
+    tree.assert_mean("k3 of the answer, loss", tree.of_answers(reverse=True))
+    # Equal in each sample, not only in the mean
+    assert tree.moments["ratio · k3, loss"][1] == pytest.approx(tree.moments["k2, loss"][1], rel=1e-12)
+
+
+def test_of_old_samples_only_ratios_and_the_exact_kl_are_right_at_visited_states():
+    tree = TreeGradients(load_example("studies/kl_gradients"), age=0.5)
+    visited = tree.of_states()
+    right = {"exact, loss", "ratio · k1, loss", "ratio · k3, loss"}
+    for pair in right:
+        tree.assert_mean(pair, visited)
+    errors = {pair: (mean - visited).norm() / visited.norm() for pair, (mean, _) in tree.moments.items()}
+    assert min(error for pair, error in errors.items() if pair not in right) > 0.1
+    log_ratio = torch.linspace(-2, 2, 9, dtype=torch.float64)[None].requires_grad_()
+    old = torch.linspace(0.5, -0.5, 9, dtype=torch.float64)[None]
+    mask = torch.ones(1, 9, dtype=torch.bool)
+    part = TensorDict({"log_prob": old, "reference_log_prob": torch.zeros_like(old), "mask": mask}, batch_size=[1, 9])
+    penalty = tree.study.PENALTIES["ratio · k3, loss"](object(), 0.7)
+    (slope,) = torch.autograd.grad(penalty.loss(part, log_prob=log_ratio, policy=None).sum(), log_ratio)
+    # The slope of k2, times the ratio
+    torch.testing.assert_close(slope, 0.7 * (log_ratio - old).exp().detach() * log_ratio.detach())
+
+
+@pytest.mark.parametrize("beta", [0.1, 1.0])
+def test_a_pairs_fixed_point_has_no_expected_gradient(beta):
+    study = load_example("studies/kl_gradients")
+    reference, rewards = study.problem(3)
+    arguments = {"reference": reference, "rewards": rewards, "beta": beta}
+    missed = {}
+    for pair in ("k1, reward", "exact, both", "k2, loss", "exact, loss", "ratio · k3, loss", "k3, loss"):
+        logits = study.fixed_point(pair, **arguments)
+        missed[pair] = study.missed_share(logits, **arguments)
+        moments, _, _ = study.expected_gradients(logits, logits, reference)
+        variable = logits.clone().requires_grad_()
+        return_ = (study.token_log_probs(variable).sum(1).exp() * rewards).sum()
+        (of_return,) = torch.autograd.grad(return_, variable)
+        torch.testing.assert_close(of_return.flatten(), beta * moments[pair][0], atol=1e-10, rtol=1e-8)
+    assert missed["k1, reward"] == pytest.approx(0.0, abs=1e-12) == missed["exact, both"]
+    assert 0 < missed["k2, loss"] < missed["k3, loss"] < 1
+    assert study.missed_share(reference.log_softmax(-1), **arguments) == pytest.approx(1.0)
+    greedy = study.fixed_point("no penalty", **arguments)
+    best = study.token_log_probs(greedy).sum(1).argmax()
+    assert best == rewards.argmax() and study.fixed_point("k2, reward", **arguments) is None
+
+
+def test_the_tree_pays_the_reward_of_the_answer():
+    study = load_example("studies/kl_gradients")
+    _, rewards = study.problem(1)
+    env = study.TreeEnv(rewards, len(study.ANSWERS))
+    env.reset()
+    for step in range(study.STEPS):
+        states = env.one_hot[study.STATE_OF_STEP[:, step]]
+        assert np.array_equal(env.one_hot[study.FIRST_STATE[step] + env.code], states)
+        _, reward, terminated, _, _ = env.step(study.ANSWERS[:, step].numpy())
+        assert terminated.all() == (step == study.STEPS - 1) == bool(reward.any())
+    assert np.array_equal(reward, rewards.numpy())
+
+
+@pytest.mark.long
+def test_kl_penalties_are_trained_with_and_the_page_is_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    study = load_example("studies/kl_gradients")
+    monkeypatch.setattr(study, "ITERATIONS", {1: 3, 16: 2})
+    monkeypatch.setattr(study, "TREES", (1,))
+    for updates in ("16", "16", "1"):
+        monkeypatch.setattr("sys.argv", ["kl_gradients.py", "--betas", "0.3", "--seeds", "1", "--updates", updates])
+        study.main()
+    runs = [json.loads(line) for line in (tmp_path / "runs" / "kl_gradients.jsonl").read_text().splitlines()]
+    assert [(run["pair"], run["updates"]) for run in runs] == [(pair, n) for n in (16, 1) for pair in study.PENALTIES]
+    assert all(0 <= run["missed"] < 2 for run in runs)
+    capsys.readouterr()
+    for option in ("--table", "--enumerate"):
+        monkeypatch.setattr("sys.argv", ["kl_gradients.py", option])
+        study.main()
+    output = capsys.readouterr().out
+    assert "| β = 0.3, 16 steps | β = 0.3, 1 step |" in output and "| k1, reward | 1.00, 0 | 1.00, 0 | 1.00, 0 |" in output
+    for name in ("a.svg", "b.svg"):
+        monkeypatch.setattr("sys.argv", ["kl_gradients.py", "--json", str(tmp_path), "--figure", str(tmp_path / name)])
+        study.main()
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert len(json.loads((tmp_path / "kl-gradients.json").read_text())["runs"]) == 2 * len(study.PENALTIES)
