@@ -33,8 +33,8 @@ PAGES = [ROOT / "README.md"] + sorted(
     if "```python" in page.read_text() or "```sh\n" in page.read_text()
 )
 TRAINING = {
-    "README", "algorithms", "from-stable-baselines3", "conversation", "distillation", "same-world", "what-changed",
-    "your-model-and-lora", *(name.removesuffix(".md") for name in GUIDES),
+    "README", "algorithms", "from-cleanrl", "from-stable-baselines3", "conversation", "distillation", "same-world",
+    "train-your-agent", "what-changed", "your-model-and-lora", *(name.removesuffix(".md") for name in GUIDES),
 }  # fmt: skip
 """Pages that train for more than ten seconds; `make learning` runs them in full length."""
 assert {page.stem for page in PAGES} >= TRAINING

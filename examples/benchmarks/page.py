@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from datetime import date
+from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -70,6 +71,7 @@ def others_seconds():
     return (user + nice + system + sum(more)) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
 
 
+@cache
 def digest(source):
     """Digest of what a Python source does: its syntax tree without docstrings and imports."""
     tree = ast.parse(source)

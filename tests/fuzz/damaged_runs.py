@@ -23,6 +23,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -232,15 +233,19 @@ def _other_values(path: Path, replaced: Callable) -> Iterator[tuple[str, Callabl
     else:
         tree = json.loads(path.read_text())
         write = json.dumps
+
+    def changed(target, keys, value):
+        """Write the file with another value; only when a case is tried, as most cases are not."""
+        copied = copy.deepcopy(tree)
+        owner = copied
+        for key in keys[:-1]:
+            owner = owner[key]
+        owner[keys[-1]] = value
+        target.write_text(write(copied))
+
     for keys in _keys(tree):
         for what, value in JSON_VALUES.items():
-            changed = copy.deepcopy(tree)
-            owner = changed
-            for key in keys[:-1]:
-                owner = owner[key]
-            owner[keys[-1]] = value
-            text = write(changed)
-            yield f"{'.'.join(map(str, keys))} is {what}", replaced(lambda target, text=text: target.write_text(text))
+            yield f"{'.'.join(map(str, keys))} is {what}", replaced(partial(changed, keys=keys, value=value))
 
 
 def _keys(tree, before=()) -> Iterator[tuple]:

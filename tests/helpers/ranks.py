@@ -4,17 +4,21 @@ python tests/helpers/ranks.py update FOLDER              # one update of every a
                                                          # of several ranks with whole and with shared weights
 python tests/helpers/ranks.py train RUN ...              # trainings one after another, each a `Run` as JSON
 python tests/helpers/ranks.py fail FOLDER                # an error on the last rank alone
+python tests/helpers/ranks.py --processes 1,2,3 ...      # the same in 1, in 2, and in 3 processes without torchrun,
+                                                         # forked after the imports, which take longest
 """
 
 import itertools
 import json
 import os
 import signal
+import socket
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch.multiprocessing.spawn import start_processes
 
 from algos import PPO, LMPolicy, PPOConfig
 from algos.policies.critic import Critic
@@ -154,14 +158,35 @@ def fail(folder):
     agent.learn(TOTAL, run_dir=folder)
 
 
-if __name__ == "__main__":
+def work(command, arguments):
+    """Carry out the command in this process, one of those that train together."""
     torch.set_num_threads(1)
     collectives.start()
     if collectives.world_size() == 3:
         collectives.LARGE_GRADIENT_ELEMENTS = 100  # gradients in messages of their own
-    command, *arguments = sys.argv[1:]
     if command == "train":
         for run in arguments:
             train(Run(**json.loads(run)))
     else:
         {"update": update, "fail": fail}[command](Path(arguments[0]))
+
+
+def work_forked(rank, count, port, command, arguments):
+    """As `work`, with the variables that torchrun would set."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    work(command, arguments)
+
+
+def free_port():
+    with socket.socket() as unused:
+        unused.bind(("localhost", 0))
+        return unused.getsockname()[1]
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--processes":
+        for count in map(int, sys.argv[2].split(",")):
+            start_processes(work_forked, (count, free_port(), sys.argv[3], sys.argv[4:]), count, start_method="fork")
+    else:
+        work(sys.argv[1], sys.argv[2:])

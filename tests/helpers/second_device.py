@@ -6,11 +6,13 @@ cannot read a tensor, and a parameter that moves stays the same object. ``"auto"
 """
 
 from contextlib import contextmanager
+from functools import cache
+from operator import attrgetter
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 NAME = "second"
@@ -70,26 +72,75 @@ class _Module(_DummyBackendModule):
         """As `get_rng_state`."""
 
 
+class _Signature(NamedTuple):
+    """What an operation's schema says."""
+
+    name: str
+    arguments: tuple[str, ...]
+    written: tuple[str, ...]
+    """Arguments that the operation writes into and, unless it returns nothing, returns."""
+    num_returns: int
+
+
+@cache
+def _signature(func):
+    schema = func._schema
+    arguments = tuple(argument.name for argument in schema.arguments)
+    written = [x.name for x in schema.arguments if x.alias_info is not None and x.alias_info.is_write]
+    if not schema.returns:
+        written = []
+    return _Signature(schema.name.removeprefix("aten::"), arguments, tuple(written), len(schema.returns))
+
+
+def _leaves(value, kind):
+    """Return the values of this kind in nested lists, tuples and dictionaries, which `torch`'s own trees do slowly."""
+    if isinstance(value, kind):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return []
+    return [leaf for item in value for leaf in _leaves(item, kind)]
+
+
+def _mapped(value, kind, function):
+    """Return nested lists and tuples with the values of this kind replaced."""
+    if isinstance(value, kind):
+        return function(value)
+    if type(value) in (list, tuple):
+        return type(value)([_mapped(item, kind, function) for item in value])
+    return value
+
+
+def _held(value):
+    return _mapped(value, SecondTensor, attrgetter("held"))
+
+
 def _run(func, args, kwargs):
-    name = func._schema.name.removeprefix("aten::")
-    given, _ = tree_flatten((args, kwargs))
-    ours = [x for x in given if isinstance(x, SecondTensor)]
-    others = [x for x in given if isinstance(x, torch.Tensor) and not isinstance(x, SecondTensor) and x.ndim]
-    if ours and others and name not in MIXING:
+    signature = _signature(func)
+    tensors = _leaves((args, kwargs), torch.Tensor)
+    ours = [x for x in tensors if isinstance(x, SecondTensor)]
+
+    # Refuse tensors of both devices
+    others = [x for x in tensors if not isinstance(x, SecondTensor) and x.ndim]
+    if ours and others and signature.name not in MIXING:
         raise RuntimeError(f"{func}: expected all tensors to be on the same device, but found {NAME} and cpu")
     here, device = bool(ours), kwargs.get("device")
     if device is not None:
         here, kwargs = torch.device(device).type == NAME, kwargs | {"device": torch.device("cpu")}
-    if here and any(isinstance(x, torch.Generator) for x in given):
+    if here and _leaves((args, kwargs), torch.Generator):
         raise RuntimeError(f"{func}: expected a generator on {NAME}, but found cpu")
-    held_args, held_kwargs = tree_map_only(SecondTensor, lambda x: x.held, (args, kwargs))
-    found = _ONLY_ON_GPUS.get(name, func)(*held_args, **held_kwargs)
-    columns = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
-    written = [x.name for x in func._schema.arguments if x.alias_info is not None and x.alias_info.is_write]
-    if written and func._schema.returns:
-        back = [columns[name] for name in written if name in columns]
-        return back[0] if len(func._schema.returns) == 1 else tuple(back)
-    return tree_map_only(torch.Tensor, SecondTensor, found) if here else found
+
+    # Compute with the tensors on the CPU
+    held_kwargs = {name: _held(value) for name, value in kwargs.items()}
+    result = _ONLY_ON_GPUS.get(signature.name, func)(*_held(args), **held_kwargs)
+
+    # Return the arguments that were written into, or new tensors
+    if signature.written:
+        columns = dict(zip(signature.arguments, args, strict=False)) | kwargs
+        back = [columns[name] for name in signature.written if name in columns]
+        return back[0] if signature.num_returns == 1 else tuple(back)
+    return _mapped(result, torch.Tensor, SecondTensor) if here else result
 
 
 def _lstm_cell(input_gates, hidden_gates, before, input_bias=None, hidden_bias=None):

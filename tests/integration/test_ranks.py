@@ -17,31 +17,29 @@ from algos.storage.checkpoint import read_checkpoint
 from tests.helpers import ranks
 
 ROOT = Path(__file__).parents[2]
+SCRIPT = "tests/helpers/ranks.py"
 
 
-def run(count, *command, check=True, restarts=0):
-    """The output of so many processes; 1 starts none of torchrun's."""
-    torchrun = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--max-restarts={restarts}",
-        f"--nproc-per-node={count}",
-    ]
-    start = [sys.executable, *(torchrun if count > 1 else [])]
+def start(*command, check=True):
+    """The output of a program of Python."""
     environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run([*start, *map(str, command)], cwd=ROOT, env=environ, capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, env=environ, capture_output=True, text=True)
     assert not check or ended.returncode == 0, ended.stderr[-3000:]
     return ended
 
 
-def script(count, *arguments, **options):
-    return run(count, "tests/helpers/ranks.py", *arguments, **options)
+def torchrun(count, *command, check=True, restarts=0):
+    options = ["--standalone", f"--max-restarts={restarts}", f"--nproc-per-node={count}"]
+    return start("-m", "torch.distributed.run", *options, *command, check=check)
 
 
-def train(count, *runs, **options):
-    """Train one after another in the same processes, as starting these takes longer."""
-    return script(count, "train", *(json.dumps(asdict(run)) for run in runs), **options)
+def forked(counts, *arguments):
+    """So many processes without torchrun, which share their imports."""
+    return start(SCRIPT, "--processes", counts, *arguments)
+
+
+def texts(*runs):
+    return [json.dumps(asdict(run)) for run in runs]
 
 
 def metrics(folder):
@@ -66,12 +64,12 @@ def trained_as_a_whole_and_in_parts(root, cases):
 def trained(tmp_path_factory):
     """A folder with the runs that the tests below read; those that are to go on are copied."""
     root = tmp_path_factory.mktemp("trained")
-    train(
-        2,
+    runs = [
         *trained_as_a_whole_and_in_parts(root, FAST),
         ranks.Run("ppo_critic", str(root / "ppo_critic-False-parts"), 2),
         ranks.Run("ppo_cartpole", str(root / "ppo_cartpole-False-whole"), 4),
-    )
+    ]
+    forked(2, "train", *texts(*runs))
     return root
 
 
@@ -81,8 +79,7 @@ SLOW = [("ppo_cartpole", False), ("ppo_normalized", False)]  # as the others, in
 
 def test_an_update_on_several_ranks_is_that_of_one(tmp_path):
     """With whole and with sharded weights."""
-    for count in (1, 2, 3):  # rows of 4 and 8, single steps of 32: not all multiples of 3
-        script(count, "update", tmp_path)
+    forked("1,2,3", "update", tmp_path)  # rows of 4 and 8, single steps of 32: not all multiples of 3
     cases = [(2, ""), (3, ""), (2, "1"), (3, "1")]
     for name in ranks.UPDATED:
         alone, logged = torch.load(tmp_path / f"{name}-1-0.pt")
@@ -100,7 +97,8 @@ def test_an_update_on_several_ranks_is_that_of_one(tmp_path):
 
 def resumed_runs_equal_whole_ones(root, cases):
     """Let the runs in parts go on in new processes, and compare logs and weights to the bit."""
-    train(2, *(ranks.Run(name, str(root / f"{name}-{shard}-parts"), 4, shard, resume=True) for name, shard in cases))
+    runs = [ranks.Run(name, str(root / f"{name}-{shard}-parts"), 4, shard, resume=True) for name, shard in cases]
+    forked(2, "train", *texts(*runs))
     for name, shard in cases:
         whole, parts = (root / f"{name}-{shard}-{part}" for part in ("whole", "parts"))
         for one, other in zip(metrics(whole), metrics(parts), strict=True):
@@ -128,7 +126,7 @@ def test_each_rank_refills_its_part_and_counts_are_sums(trained):
 
 @pytest.mark.slow
 def test_reruns_and_resumed_runs_in_other_worlds_are_equal_to_the_bit(tmp_path):
-    train(2, *trained_as_a_whole_and_in_parts(tmp_path, SLOW))
+    forked(2, "train", *texts(*trained_as_a_whole_and_in_parts(tmp_path, SLOW)))
     resumed_runs_equal_whole_ones(tmp_path, SLOW)
 
 
@@ -151,7 +149,7 @@ def test_a_sharded_run_is_saved_whole(trained):
 
 def test_a_killed_rank_loses_only_its_iteration(trained, tmp_path):
     killed = ranks.Run("ppo_cartpole", str(tmp_path / "killed"), 4, resume=True, killed_at=random.randrange(1, 63))
-    ended = train(2, killed, restarts=1)  # the same call starts and resumes the run
+    ended = torchrun(2, SCRIPT, "train", *texts(killed), restarts=1)  # the same call starts and resumes the run
     assert (tmp_path / "killed.killed").exists() and "exitcode: -9" in ended.stderr, killed
     found = [*weights(trained / "ppo_cartpole-False-whole"), *weights(tmp_path / "killed")]
     assert all(torch.equal(found[0], each) for each in found), killed
@@ -160,20 +158,20 @@ def test_a_killed_rank_loses_only_its_iteration(trained, tmp_path):
 
 def test_a_run_of_two_ranks_goes_on_in_one(trained, tmp_path):
     shutil.copytree(trained / "ppo_text-False-parts", tmp_path / "run")
-    ended = train(1, ranks.Run("ppo_text", str(tmp_path / "run"), 3, resume=True), check=False)
+    ended = start(SCRIPT, "train", *texts(ranks.Run("ppo_text", str(tmp_path / "run"), 3, resume=True)), check=False)
     assert "8 environment slots, but this agent has 4" in ended.stderr  # the helper makes 4 on each rank
     command = ["-m", "algos", "train", "CartPole-v1", "--run-dir", tmp_path / "control", "--num-envs", "8", "--json"]
     short = [*command, "--config.num-steps", "8", "--config.minibatch-size", "16", "--num-episodes", "2"]
-    first = run(2, *short, "--total-steps", "128", "--checkpoint-every", "64")
+    first = torchrun(2, *short, "--total-steps", "128", "--checkpoint-every", "64")
     done = json.loads(first.stdout)["steps"]  # one process prints
     assert metrics(tmp_path / "control")[0]["rollout/steps"] > 32  # 8 slots, shared by both, of 8 steps
-    ended = run(1, *short, "--total-steps", done + 64, "--checkpoint-every", "64", "--resume", tmp_path / "control")
+    ended = start(*short, "--total-steps", done + 64, "--checkpoint-every", "64", "--resume", tmp_path / "control")
     assert "2 processes, now there are 1" in ended.stderr
     assert [row["iteration"] for row in metrics(tmp_path / "control")] == list(range(1, done // 64 + 3))
 
 
 def test_an_error_on_one_rank_ends_all(tmp_path):
-    start = time.monotonic()
-    ended = script(2, "fail", tmp_path / "run", check=False)
+    began = time.monotonic()
+    ended = torchrun(2, SCRIPT, "fail", tmp_path / "run", check=False)
     assert ended.returncode and "the last rank's environment has broken" in ended.stderr
-    assert time.monotonic() - start < 100  # torchrun's own limit is 30 s, PyTorch's half an hour
+    assert time.monotonic() - began < 100  # torchrun's own limit is 30 s, PyTorch's half an hour
