@@ -506,8 +506,8 @@ FUNCTIONS = "\n".join(inspect.getsource(x) for x in (counting, hangs, hangs_with
     [
         ("None", 60, "steps(env, 1); time.sleep(1000)", True),
         ("hangs", 60, "steps(env, 5)", True),
-        # No thread runs there: the watchdog ends it.
-        ("hangs_with_the_interpreter", 2, "threading.Thread(target=steps, args=(env, 5)).start(); time.sleep(1); "
+        # No thread runs there: the watchdog ends it. The limit is also that of making the environment
+        ("hangs_with_the_interpreter", 6, "threading.Thread(target=steps, args=(env, 5)).start(); time.sleep(1); "
          "os.kill(os.getpid(), 9)", False),
         ("None", 60, "raise SystemExit('an exception')", False),
     ],
