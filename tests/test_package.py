@@ -36,7 +36,7 @@ def run(*command, **options):
 
 def test_the_version_is_the_same_everywhere():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert re.search(r"^## (\d+\.\d+\.\d+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == version
+    assert re.search(r"^## (\d+\.\d+\.\d+(?:rc\d+)?)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == version
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
 
 
