@@ -1,6 +1,6 @@
 """How far may a policy follow an imperfect reward model? Gold and proxy against the KL, for PPO and for best-of-n.
 
-python examples/studies/overoptimisation.py                          # every run: about half an hour of a core
+python examples/studies/overoptimisation.py                          # every run: about an hour of a core
 python examples/studies/overoptimisation.py --seeds 1
 python examples/studies/overoptimisation.py --table gold    # of the runs so far; also: coefficients, penalty, best-of-n
 python examples/studies/overoptimisation.py --figure docs/figures/overoptimisation.svg    # from the page's data
@@ -579,7 +579,7 @@ def write_table(name, path, runs):
 def main():
     """Run what is missing, or print or draw what there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="1,2,3", help="to run, or for --table to show")
+    parser.add_argument("--seeds", default="1,2,3,4,5", help="to run, or for --table to show")
     parser.add_argument("--table", choices=TABLES, help="print this table")
     parser.add_argument("--json", type=Path, help="with --table: write it to this file of docs/results/data instead")
     parser.add_argument("--figure", type=Path, help="draw the data of the page")
