@@ -209,17 +209,13 @@ class Collector:
         log_probs = LogProbs()
         kept_sets = KeptSets()
 
-        # A token in every running slot, until all episodes have ended. Log-probabilities are read off the device at the
-        # end: only the tokens are needed at once
-        recorded: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        step_log_probs: list[torch.Tensor] = []
+        # A token in every running slot, until all episodes have ended
         running = env.running
         while running.any():
             step = policy.act(observation, action_mask=env.action_mask, deterministic=seeds is None)
             check_step(step, policy, slots=len(running))
             rows, columns = env.cursor  # of these tokens
-            recorded.append((rows.copy(), columns.copy(), running.copy()))
-            step_log_probs.append(step.log_prob.clone())  # a policy may write into one tensor at every step
+            log_probs.record_step(rows, columns, step.log_prob, running=running)
             if step.kept is not None:
                 kept_sets.record(rows, columns, step.kept.cpu()[torch.from_numpy(running)])
             observation, changed = env.advance(step.action.cpu().numpy())
@@ -227,10 +223,6 @@ class Collector:
                 policy.reset(changed, seeds=_seeds_by_slot(seeds, env, changed))
             running = env.running
         policy.reset()
-        if step_log_probs:
-            values_of_steps = torch.stack(step_log_probs).cpu().numpy()
-            for (rows, columns, running), values in zip(recorded, values_of_steps, strict=True):
-                log_probs.record(rows, columns, values[running])
         return log_probs.added_to(kept_sets.added_to(env.take_episodes()))
 
     def _collect_texts(self, env: EpisodeEnv, num_episodes: int, group_size: int, deterministic: bool) -> TensorDict:

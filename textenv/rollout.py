@@ -398,6 +398,15 @@ def in_order(rollout: TensorDict) -> TensorDict:
     return rollout[episode_of_row(rollout).argsort(stable=True)]
 
 
+class _RecordedStep(NamedTuple):
+    """Arguments of `LogProbs.record_step`."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+    log_prob: Tensor
+    running: np.ndarray
+
+
 class LogProbs:
     """Log-probabilities of tokens, recorded while a text rollout is played; its number of rows is not known before."""
 
@@ -405,6 +414,7 @@ class LogProbs:
         self._rows: list[np.ndarray] = []
         self._columns: list[np.ndarray] = []
         self._values: list[np.ndarray] = []
+        self._steps: list[_RecordedStep] = []
 
     def record(self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray | Sequence[float]) -> None:
         """Record log-probabilities, nats, of the actions at these rows and columns; all three are ``[n]``."""
@@ -412,8 +422,24 @@ class LogProbs:
         self._columns.append(columns.copy())
         self._values.append(np.asarray(values, dtype=np.float32))
 
+    def record_step(self, rows: np.ndarray, columns: np.ndarray, log_prob: Tensor, *, running: np.ndarray) -> None:
+        """Record a step in all slots: it is read off its device by `added_to`, with all others at once.
+
+        Args:
+            rows: of the actions in the running slots, int64 ``[n]``.
+            columns: of these actions, int64 ``[n]``.
+            log_prob: float32 ``[N]``, nats. It is copied: a policy may write into the same tensor at every step.
+            running: bool ``[N]``, n of them True.
+        """
+        self._steps.append(_RecordedStep(rows.copy(), columns.copy(), log_prob.clone(), running.copy()))
+
     def added_to(self, rollout: TensorDict) -> TensorDict:
         """Return the rollout with the column ``log_prob``, 0 where none was recorded, and its rows `in_order`."""
+        if self._steps:
+            log_probs = torch.stack([step.log_prob for step in self._steps]).cpu().numpy()
+            for step, values in zip(self._steps, log_probs, strict=True):
+                self.record(step.rows, step.columns, values[step.running])
+            self._steps.clear()
         column = np.zeros(rollout.shape, dtype=np.float32)
         if self._rows:
             index = (np.concatenate(self._rows), np.concatenate(self._columns))

@@ -1,5 +1,6 @@
 """Logged metrics: means over the True entries of a rollout and over the minibatches of an update."""
 
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -130,9 +131,11 @@ class MetricMeans:
         """Return the mean of each quantity, and ``update/skipped``, the number of skipped steps."""
         means: dict[str, float] = {}
         if self._values:
-            # All quantities in one copy from the device
+            # All quantities in one copy from the device; one of an own loss may be on another
             counts = [len(values) for values in self._values.values()]
-            numbers = torch.stack([value for values in self._values.values() for value in values]).cpu().double()
+            values = list(itertools.chain.from_iterable(self._values.values()))
+            device = values[0].device
+            numbers = torch.stack([value.to(device) for value in values]).cpu().double()
             for name, of_minibatches in zip(self._values, numbers.split(counts), strict=True):
                 means[name] = of_minibatches.mean().item()
         return means | {"update/skipped": self.skipped}

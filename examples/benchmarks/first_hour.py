@@ -257,14 +257,13 @@ def sentence(result):
 
 
 def main(options):
-    from page import machine
+    from page import provenance
 
     chosen = [line for line in LINES if not options.only or line.name in options.only]
     folder = ROOT / "runs" / "gpu-report"
     folder.mkdir(parents=True, exist_ok=True)
     report = ROOT / "runs" / "gpu-report.json"
-    about = machine("python " + shlex.join(sys.argv)) | {"device": options.device}
-    del about["began"], about["others"]
+    about = provenance("python " + shlex.join(sys.argv)) | {"device": options.device}
 
     # The report is written after each line, so that there is one if the machine is taken away
     results = []

@@ -29,6 +29,7 @@ from waits import CountedOperations, Named, Waits, counted_on_cuda, judged, wait
 
 from algos import DQN, PPO, SAC, LMPolicy, PPOConfig  # noqa: E402
 from algos.policies.critic import Critic  # noqa: E402
+from tests.helpers.device_runs import Pictures  # noqa: E402
 from textenv.rollout import to_device  # noqa: E402
 
 SIMULATED = "second"
@@ -128,20 +129,10 @@ def agents(device):
     }  # fmt: skip
 
 
-class Choices(gymnasium.Env):
-    """Two choices, one of which counts from 1."""
+class Choices(Pictures):
+    """Numbers instead of pictures, so that the policy is an MLP."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (3,))
-    action_space = gymnasium.spaces.MultiDiscrete([2, 3], start=[1, 0])
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.left = 5
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        self.left -= 1
-        return self.observation_space.sample(), float(action[0]), not self.left, False, {}
 
 
 gymnasium.register("textenv-checks/Choices-v0", Choices)
@@ -189,8 +180,9 @@ UPDATE = {
 LOOPS = {
     "token": {
         "algos/collection.py:Collector.play_episodes": Named(
-            "the tokens, of which the environment asks whether they end a text; log-probabilities at the end", 1, 1
+            "the tokens, of which the environment asks whether they end a text", 1
         ),
+        "textenv/rollout.py:LogProbs.added_to": Named("log-probabilities of all tokens at once", once=1),
         "algos/policies/lm.py:LMPolicy.act": Named("random numbers and allowed tokens, before the pass begins", 2),
         "textenv/lm/decoding.py:Decoder._read_next": Named("tokens and positions, before the pass begins", 2),
         "textenv/lm/decoding.py:Decoder._extend": Named("prompts, once for each time that slots are filled", once=5),

@@ -49,7 +49,12 @@ LIBRARIES = ("torch", "tensordict", "transformers", "gymnasium", "numpy")
 
 
 def machine(command):
-    """Command, date, commit, processor, cores and versions; for `record`, when it began."""
+    """`provenance`, and for `record` when it began and what else the machine had done by then."""
+    return provenance(command) | {"others": others_seconds(), "began": time.time()}
+
+
+def provenance(command):
+    """Command, date, commit, processor, cores and versions."""
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
     cpu = platform.processor()
@@ -59,7 +64,7 @@ def machine(command):
     return {
         "command": command, "date": date.today().isoformat(), "commit": commit,
         "cpu": cpu, "cores": len(os.sched_getaffinity(0)),
-        "libraries": {name: version(name) for name in LIBRARIES}, "others": others_seconds(), "began": time.time(),
+        "libraries": {name: version(name) for name in LIBRARIES},
     }  # fmt: skip
 
 
@@ -127,9 +132,7 @@ def save_table_of_runs(path, columns, rows, command, *, kinds, raw=None):
         kinds: of `KINDS`, whose files decide the figures.
         raw: further fields, such as what a figure is drawn from.
     """
-    about = machine(command)
-    del about["others"], about["began"]
-    _write(path, about | {"depends": depends(*kinds), "columns": columns, "rows": rows} | (raw or {}))
+    _write(path, provenance(command) | {"depends": depends(*kinds), "columns": columns, "rows": rows} | (raw or {}))
 
 
 def _write(path, data):

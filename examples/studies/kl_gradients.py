@@ -218,9 +218,8 @@ def enumerate_tree(*, seed: int, distance: float, age: float = 0.0) -> Figures:
     figures = {}
     for name, (mean, variance) in moments.items():
         cosine = torch.cosine_similarity(mean, answer_gradient, dim=0).item()
-        if (
-            mean.norm() < 1e-12 * answer_gradient.norm()
-        ):  # that of k1 in the loss: it is rounding error, without a direction
+        # The mean of k1 in the loss is a rounding error, without a direction
+        if mean.norm() < 1e-12 * answer_gradient.norm():
             cosine = 0.0
         figures[name] = {
             "cosine": cosine,

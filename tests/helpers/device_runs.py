@@ -40,6 +40,7 @@ from algos.evaluation import summarise
 from algos.finetuning import TextLoss, train_reward_model
 from algos.make import make_policy
 from algos.policies.critic import Critic
+from algos.training.metrics import MetricMeans
 from tests.helpers.models import (
     WORDS,
     make_bart,
@@ -414,6 +415,15 @@ def memory(_):
         train(PPO, text_env(), lm_policy(make_llama, gradient_checkpointing=True), micro_batch_size=1, **TEXT)
 
 
+def metrics_of_two_devices(_):
+    """A loss of one's own may log a number of the CPU."""
+    means = MetricMeans()
+    for on_device, on_cpu in ((1.0, 3.0), (2.0, 5.0)):
+        value = torch.tensor(on_device, device="cpu").to(TYPE)
+        means.add({"policy/loss": value, "own": torch.tensor(on_cpu, device="cpu")})
+    assert means.result() == {"policy/loss": 1.5, "own": 4.0, "update/skipped": 0}
+
+
 RUNS = {
     "ppo": lambda _: control(
         PPO, kl_coef=0.1, normalize_rewards=True, policy_kwargs=dict(normalize_observations=True), **STEPS
@@ -457,6 +467,7 @@ RUNS = {
     "samplers": samplers,
     "programs": programs,
     "words": words,
+    "metrics of two devices": metrics_of_two_devices,
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -14,7 +15,7 @@ from tests.helpers.rollouts import padded
 from tests.helpers.small_agents import agent_of, lm_policy, random_table, scored, table_model
 from tests.helpers.text_envs import EOS, PAD, Script, play, text_env
 from textenv import KLPenalty, LanguageModel, RewardModel, TextEnv, TextVectorEnv
-from textenv.rollout import allowed_tokens, join_column, join_episodes, to_device
+from textenv.rollout import LogProbs, allowed_tokens, join_column, join_episodes, to_device
 
 ANSWERS = [(5, 1, EOS), (EOS,), (3, 3, 3, 3, 3), (6, 5, 0, 2, EOS)]
 
@@ -257,6 +258,18 @@ def test_the_prompt_leaks_into_no_response():
 
 
 # --- episodes of several rows -----------------------------------------------------------------------------------------
+
+
+def test_log_probs_of_a_step_are_kept_as_they_were():
+    """A policy may write into one tensor at every step; slots that do not run have no entry."""
+    rollout = TensorDict({"mask": torch.ones(2, 3, dtype=torch.bool)}, batch_size=[2, 3])
+    log_prob = torch.tensor([-1.0, -2.0, -3.0])
+    log_probs = LogProbs()
+    for column, running in enumerate(([True, False, True], [False, False, True])):
+        rows = np.flatnonzero(running) // 2
+        log_probs.record_step(rows, np.full(len(rows), column), log_prob, running=np.array(running))
+        log_prob -= 10
+    assert log_probs.added_to(rollout)["log_prob"].tolist() == [[-1, 0, 0], [-3, -13, 0]]
 
 
 class Sorts(TorchFunctionMode):
