@@ -581,9 +581,9 @@ def test_ppo_raises_the_score_and_the_judge_agrees(example, critic):
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_harness_of_verifiers_teaches():
-    """The order of the episodes is that in which the tasks are played. The return was seen to rise to .9 and above."""
+    """The order of the episodes is chance, so no seed fixes this run: six of six rose from about .15 to .8 and above."""
     pytest.importorskip("verifiers.v1", reason="needs the extra verifiers")
-    history = load_example("train_harness").main(total_steps=10_000, learning_rate=2e-3, log=None)
+    history = load_example("train_harness").main(total_steps=5_000, log=None)
     assert history[0]["programs/questions"] == 2 and history[0]["programs/failed"] == 0
     assert max(metrics["episode/return"] for metrics in history) > history[0]["episode/return"] + 0.3
     gc.collect()  # verifiers leaves connections open; their warnings belong to this test, and not to a later one

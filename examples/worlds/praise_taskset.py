@@ -2,7 +2,7 @@
 
 import verifiers.v1 as vf
 
-WORDS = ("great", "good", "wonderful", "brilliant", "charming")
+WORDS = ("brilliant", "charming", "fresh", "joy", "recommend", "triumph", "warm", "witty")
 
 
 class Praise(vf.Task[vf.TaskData]):
