@@ -117,7 +117,7 @@ MUJOCO = PPOConfig(
 """MuJoCo with one environment and normalized observations; CleanRL, ``ppo_continuous_action.py``.
 
 As there, a time limit counts as an end. Differences: normalized rewards are not clipped to ±10, and observations and
-rewards are normalized by statistics of whole rollouts, not step by step. Scores: docs/results/learning.md.
+rewards are normalized by statistics of whole rollouts, not step by step. Scores: docs/results/control.md.
 """
 
 MINIGRID = PPOConfig(num_epochs=10, minibatch_size=64, learning_rate=2.5e-4, vf_coef=1.0, normalize_rewards=True)
