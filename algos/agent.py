@@ -331,6 +331,11 @@ def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
             resolved["final_learning_rate"] = policy.default_learning_rate / 5
     if config.adam_eps is None:
         resolved["adam_eps"] = 1e-8 if text else 1e-5
+    initial_rate = resolved.get("learning_rate", config.learning_rate)
+    final_rate = resolved.get("final_learning_rate", config.final_learning_rate)
+    if final_rate is not None and final_rate > initial_rate:
+        advice = "change both, or set final_learning_rate to None"
+        logger.warning("the learning rate rises from %g to its final %g: %s", initial_rate, final_rate, advice)
 
     # Minibatches
     if isinstance(config, ClippedConfig) and config.minibatch_size == 1:

@@ -1,11 +1,13 @@
 """What an agent is made of: wrong types are refused when it is made, and β may be a function."""
 
+import dataclasses
+
 import gymnasium
 import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
 
-from algos import PPO, Case, LMPolicy, PPOConfig, WordsPolicy, collect, compare, evaluate, load
+from algos import PPO, Case, LMPolicy, PPOConfig, WordsPolicy, collect, compare, evaluate, load, presets
 from algos.cli import main
 from algos.make import make_policy
 from algos.recipe import Recipe
@@ -155,6 +157,16 @@ def test_minibatches_of_one_unit_are_refused(make, unit, caplog):
     assert "micro_batch_size=1" in caplog.text
     caplog.clear()
     text_agent(None, minibatch_size=2)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_rate_that_rises_is_said(caplog):
+    """Often only the initial rate of a preset is changed; its final rate stays, and does the learning alone."""
+    PPO(cartpole(), config=dataclasses.replace(presets.CARTPOLE, learning_rate=1e-5))
+    assert "the learning rate rises from 1e-05 to its final 0.00015: change both" in caplog.text
+    caplog.clear()
+    PPO(cartpole(), config=dataclasses.replace(presets.CARTPOLE, learning_rate=1e-5, final_learning_rate=None))
+    PPO(cartpole(), config=presets.CARTPOLE)
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
