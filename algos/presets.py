@@ -203,7 +203,7 @@ Without state-dependent noise, the run with seed 1 never found the goal and lear
 """
 
 LUNAR_LANDER_SAC = SACConfig(learning_rate=7.3e-4, final_learning_rate=0.0, target_rate=0.01, learning_starts=10_000)
-"""LunarLander-v3 with ``continuous=True``, 500,000 steps, ``hidden=(400, 300)``; rl-baselines3-zoo (there v2).
+"""LunarLanderContinuous-v3 in 500,000 steps, ``hidden=(400, 300)``; rl-baselines3-zoo (there v2).
 
 Not run here to the end.
 """
@@ -225,7 +225,7 @@ PPO's recipe finds it.
 """
 
 LUNAR_LANDER_TD3 = PENDULUM_TD3
-"""LunarLander-v3 with ``continuous=True``, 300,000 steps, ``hidden=(400, 300)``; rl-baselines3-zoo (there v2).
+"""LunarLanderContinuous-v3 in 300,000 steps, ``hidden=(400, 300)``; rl-baselines3-zoo (there v2).
 
 Not run here to the end.
 """
@@ -308,6 +308,8 @@ _ROWS: tuple[tuple[str, str, Config, int, int, dict[str, Any]], ...] = (
      {"policy": "sac", "policy_kwargs": _WIDE, "env_kwargs": {"continuous": True}}),
     ("LunarLander-v3", "td3", LUNAR_LANDER_TD3, 1, 300_000,
      {"policy": "td3", "policy_kwargs": _WIDE, "env_kwargs": {"continuous": True}}),
+    ("LunarLanderContinuous-v3", "sac", LUNAR_LANDER_SAC, 1, 500_000, {"policy": "sac", "policy_kwargs": _WIDE}),
+    ("LunarLanderContinuous-v3", "td3", LUNAR_LANDER_TD3, 1, 300_000, {"policy": "td3", "policy_kwargs": _WIDE}),
     ("HalfCheetah-v5", "sac", MUJOCO_SAC, 1, 1_000_000, {"policy": "sac"}),
     ("HalfCheetah-v5", "td3", MUJOCO_TD3, 1, 1_000_000, {"policy": "td3", "policy_kwargs": _WIDE}),
     ("Hopper-v5", "sac", MUJOCO_SAC, 1, 1_000_000, {"policy": "sac"}),

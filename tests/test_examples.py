@@ -581,7 +581,7 @@ def test_ppo_raises_the_score_and_the_judge_agrees(example, critic):
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_harness_of_verifiers_teaches():
-    """The order of the episodes is chance, so no seed fixes this run: six of six rose from about .15 to .8 and above."""
+    """The order of the episodes is chance, so no seed fixes this run: six of six rose from .15 to .8 or more."""
     pytest.importorskip("verifiers.v1", reason="needs the extra verifiers")
     history = load_example("train_harness").main(total_steps=5_000, log=None)
     assert history[0]["programs/questions"] == 2 and history[0]["programs/failed"] == 0

@@ -56,6 +56,15 @@ MINIGRID = {
     Case("minigrid:MiniGrid-KeyCorridorS3R1-v0"): Published(0.949, f"{ZOO}, 500 k"),
 }
 """rl-baselines3-zoo, ``benchmark.md``."""
+OFF_POLICY = {
+    Case("Pendulum-v1", "sac"): Published(-157.0, f"{ZOO}, 20 k"),
+    Case("Pendulum-v1", "td3"): Published(-151.9, f"{ZOO}, 20 k"),
+    Case("MountainCarContinuous-v0", "sac"): Published(94.7, f"{ZOO}, 50 k"),
+    Case("MountainCarContinuous-v0", "td3"): Published(93.5, f"{ZOO}, 300 k"),
+    Case("LunarLanderContinuous-v3", "sac"): Published(260.4, f"{ZOO}, v2, 500 k"),
+    Case("LunarLanderContinuous-v3", "td3"): Published(207.5, f"{ZOO}, v2, 300 k"),
+}
+"""rl-baselines3-zoo, ``benchmark.md``."""
 _MUJOCO = {
     "HalfCheetah": Published(1442.6, CLEANRL, 46.0),
     "Walker2d": Published(2287.9, CLEANRL, 572.0),
@@ -129,3 +138,4 @@ classic = partial(beside_published, CLASSIC, "classic")
 # As the zoo evaluates: by sampled actions in MiniGrid (`rl_zoo3/enjoy.py`), by the most probable ones elsewhere
 minigrid = partial(beside_published, MINIGRID, "minigrid", deterministic=False)
 mujoco = partial(beside_published, MUJOCO, "mujoco")
+off_policy = partial(beside_published, OFF_POLICY, "off-policy")

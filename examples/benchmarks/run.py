@@ -5,9 +5,10 @@ python examples/benchmarks/run.py --suite learning --seeds 5 --json learning.jso
 python examples/benchmarks/run.py --suite control --json control.json
 python examples/benchmarks/run.py --suite text --peers ../shared/peers --json text.json
 
-classic   returns after training, beside published figures; resumed from runs/published, as the next two
+classic   returns after training, beside published figures; resumed from runs/published, as the next three
 minigrid  the same on MiniGrid, beside rl-baselines3-zoo
 mujoco    the same on MuJoCo, beside CleanRL
+off-policy  the same of SAC and TD3, beside rl-baselines3-zoo
 learning  seconds until a small language model has learnt the task that the peers are measured on
 control   steps a second, seconds to 475 and memory of PPO on CartPole, in turn with the peers'
 text      speed and memory of generation, sampling, log-probs and PPO iterations, in turn with the peers'
@@ -32,7 +33,7 @@ from gpu import gpu, ready
 from growth import draw, growth
 from learning import learning
 from page import depends, machine, record, save_table
-from published import classic, minigrid, mujoco
+from published import classic, minigrid, mujoco, off_policy
 from real import real
 from startup import startup
 from text import text
@@ -41,6 +42,7 @@ SUITES = {
     "classic": (classic, "algorithms"),
     "minigrid": (minigrid, "control"),
     "mujoco": (mujoco, "control"),
+    "off-policy": (off_policy, "algorithms"),
     "control": (control, "control"),
     "learning": (learning, "text"),
     "text": (text, "text"),

@@ -12,7 +12,12 @@ from algos.make import find_algorithm, is_text, make_policy, make_vector_environ
 from algos.policies.registry import CONTROL_POLICIES, find_policy
 
 CONTROL = sorted(case for case in presets.RECIPES if not is_text(case[0]))
-PACKAGES = {"LunarLander": "Box2D", "MiniGrid": "minigrid", **dict.fromkeys(presets.MUJOCO_GAMES, "mujoco")}
+PACKAGES = {
+    "LunarLander": "Box2D",
+    "LunarLanderContinuous": "Box2D",
+    "MiniGrid": "minigrid",
+    **dict.fromkeys(presets.MUJOCO_GAMES, "mujoco"),
+}
 
 
 @pytest.mark.parametrize(("env_id", "algorithm"), CONTROL)
