@@ -48,13 +48,16 @@ function ask(path, options = {}) {
 async function send(answer) {
   if (sending || $("#answers").inert || !(question.answers || []).includes(answer)) return;
   sending = true;
+  const answered = question;
   const marks = question.scale === "pairs" ? [0, 1].map(i => $(`input[name=rating${i}]:checked`)).map(x => x ? Number(x.value) : null) : [];
   try {
-    const reply = await ask("/answer", {method: "POST", body: JSON.stringify({number: question.number, answer, ratings: marks, comment: $("#comment").value})});
+    const reply = await ask("/answer", {method: "POST", body: JSON.stringify({number: answered.number, answer, ratings: marks, comment: $("#comment").value})});
     if (!reply.ok) $("#problem").textContent = (await reply.json()).error;
     else {
-      question.answers = [];
-      show();
+      if (question === answered) {  // else the next question came first, and stays
+        question.answers = [];
+        show();
+      }
       if (answer === "quit") $("#state").textContent = "You have quit; all answers before are saved. You can close this page.";
     }
   } catch { $("#problem").textContent = "The answer was not sent: the training does not run any more."; }
