@@ -25,12 +25,12 @@ test-all: .venv/ready
 
 # The suite as another processor rounds (tests/helpers/rounding.py), or the TESTS that are named; two to three times as long.
 rounding: .venv/ready
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -q -rs -p tests.helpers.rounding --timeout 900 $(TESTS)
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -q -rs -m "not slow and not long" -p tests.helpers.rounding --timeout 900 $(TESTS)
 
 # The import, and what touches transformers most, with the oldest transformers that pyproject.toml allows: a minute.
 oldest: .venv-oldest/ready
 	.venv-oldest/bin/python -c 'import algos, textenv, transformers as t; print("transformers", t.__version__)'
-	.venv-oldest/bin/pytest -q -rs tests/textenv/lm/test_decoding.py tests/textenv/lm/test_scoring.py tests/algos/training/test_save.py \
+	.venv-oldest/bin/pytest -q -rs -m "not slow and not long" tests/textenv/lm/test_decoding.py tests/textenv/lm/test_scoring.py tests/algos/training/test_save.py \
 		tests/textenv/rewards/test_reward_model.py tests/integration/test_conversation.py tests/integration/test_security.py -k 'decoding or scoring or folder or bfloat16 or template or leaves'
 
 lint: .venv/ready

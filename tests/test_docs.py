@@ -177,6 +177,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert all(name in (tmp_path / "llms.txt").read_text() for name in ("metrics", "write-a-reward", "algorithms"))
 
 
+@pytest.mark.heavy
 def test_the_later_code_of_the_page_for_trl_runs(tmp_path, monkeypatch):
     """Each section's code by itself, from its imports on."""
     page = (ROOT / "docs/from-trl.md").read_text().partition("## TRL's settings as presets")[2]
@@ -189,6 +190,7 @@ def test_the_later_code_of_the_page_for_trl_runs(tmp_path, monkeypatch):
     assert names["metrics"]["reward/score"] == pytest.approx(sum(names["scores"]) / len(names["scores"]))
 
 
+@pytest.mark.heavy
 def test_the_grpo_script_of_the_trl_page_runs(tmp_path, monkeypatch):
     """From top to bottom; both halves have the same prompts, rewards and numbers."""
     page = (ROOT / "docs/from-trl.md").read_text().partition("## A GRPO script")[2].partition("## TRL's settings")[0]

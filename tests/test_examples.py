@@ -33,6 +33,7 @@ def test_every_example_is_run_here():
     assert run == {path.stem for path in EXAMPLES.glob("*.py")}
 
 
+@pytest.mark.heavy
 def test_the_figure_of_the_readme_is_made(tmp_path):
     path = tmp_path / "figure.svg"
     load_example("front_page").main(
@@ -87,6 +88,7 @@ def by_command_line(env_id, *, total_steps, num_episodes, run_dir, capsys):
     return json.loads(capsys.readouterr().out.splitlines()[-1])["mean_return"]
 
 
+@pytest.mark.heavy
 def test_cartpole_is_learnt_as_by_the_command_line(tmp_path, capsys):
     returns = load_example("cartpole").main(total_steps=6_000)
     first, *_, last = shown(capsys.readouterr().out, "return")
@@ -95,6 +97,7 @@ def test_cartpole_is_learnt_as_by_the_command_line(tmp_path, capsys):
     assert np.mean(returns) == same
 
 
+@pytest.mark.heavy
 def test_text_is_learnt_as_by_the_command_line(tmp_path, capsys):
     returns = load_example("text").main(total_steps=1_500)  # one iteration
     (untrained,) = shown(capsys.readouterr().out, "return")
@@ -115,6 +118,7 @@ def test_the_twins_differ_in_three_things():
     ), different
 
 
+@pytest.mark.heavy
 def test_a_recurrent_policy_learns_without_velocities(capsys):
     example = load_example("hidden_velocities")
     env, plain = example.make_env(3), gymnasium.make_vec("CartPole-v1", num_envs=3)
@@ -124,6 +128,7 @@ def test_a_recurrent_policy_learns_without_velocities(capsys):
     assert last > first + 6
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("name", "preset"), [("cartpole", "CARTPOLE"), ("hidden_velocities", "CARTPOLE_LSTM")])
 def test_an_iteration_without_an_end_has_no_return(name, preset, capsys):
     example = load_example(name)
@@ -133,6 +138,7 @@ def test_an_iteration_without_an_end_has_no_return(name, preset, capsys):
     assert "nan" not in output and len(shown(output, "return")) > 3
 
 
+@pytest.mark.heavy
 def test_a_policy_learns_the_custom_environment(capsys):
     before, after = load_example("custom_environment").main(total_steps=6_000)
     assert np.mean(after) > np.mean(before) + 3
@@ -175,6 +181,7 @@ def test_shaped_rewards_are_compared_by_steps(tmp_path):
 # --- text by the embedded model --------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_a_custom_reward_is_learnt_in_30_lines(capsys):
     assert (EXAMPLES / "custom_reward.py").read_text().count("\n") < 30
     load_example("custom_reward").main(total_steps=5_000)
@@ -257,6 +264,7 @@ def test_human_feedback_goes_on_from_its_file(tmp_path, capsys):
     assert again.questions == []
 
 
+@pytest.mark.heavy
 def test_minds_play_the_same_world(tmp_path, monkeypatch, capsys):
     minds = "mlp;scratch;embedded, scrambled"
     figure = tmp_path / "figure.svg"
@@ -362,6 +370,7 @@ def test_the_better_overlap_is_preferred(tmp_path, monkeypatch, capsys):
     assert abs(said["before"]["KL, nats an answer"]) < 1e-3
 
 
+@pytest.mark.heavy
 def test_praise_and_blame_are_compared_over_seeds(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(EXAMPLES)
     example = load_example("interpret_sentiment")
@@ -436,6 +445,7 @@ def test_sst2_sentences_end_with_the_id_of_eos(sst2):
     assert len(third) == sst2.CONTEXT and tokenizer.eos_token_id not in third, "what was cut off has not ended"
 
 
+@pytest.mark.heavy
 def test_the_sst2_model_ends_its_sentences(sst2, monkeypatch):
     monkeypatch.setattr(sst2, "HELD_OUT", 60)
     texts = [text for text, _ in reviews(360, seed=1)]
@@ -589,6 +599,7 @@ def test_a_harness_of_verifiers_teaches():
     gc.collect()  # verifiers leaves connections open; their warnings belong to this test, and not to a later one
 
 
+@pytest.mark.heavy
 def test_self_play_finds_the_way_to_an_equilibrium(capsys):
     """In miniature; the average policy of the first iterations is that of random weights."""
     example = load_example("self_play")

@@ -188,6 +188,7 @@ def read(output, options):
     return output.splitlines()[-1], {}
 
 
+@pytest.mark.heavy
 def test_a_failed_line_is_named_with_what_to_do(tmp_path):
     options = Namespace(device="cpu")
     lines = [

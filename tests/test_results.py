@@ -117,6 +117,7 @@ def test_only_a_change_of_code_makes_a_figure_old():
     assert page.outdated({"depends": {"a.py": page.digest("x = 1")}}, known) == ["a.py"]
 
 
+@pytest.mark.heavy
 def test_figures_depend_on_files_and_are_up_to_date():
     present = page.digests()
     for kind, patterns in page.KINDS.items():

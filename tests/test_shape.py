@@ -76,12 +76,14 @@ def imported_names(path):
             yield node.module or ""
 
 
+@pytest.mark.heavy
 def test_textenv_never_imports_algos():
     for path in FILES:
         if path.is_relative_to(ROOT / "textenv"):
             assert not [name for name in imported_names(path) if name.split(".")[0] == "algos"], path
 
 
+@pytest.mark.heavy
 def test_no_files_import_each_other_in_a_circle():
     order = graphlib.TopologicalSorter({name: set(imported_modules(path)) - {name} for name, path in MODULES.items()})
     try:
@@ -118,6 +120,7 @@ def test_no_rooms_import_each_other_in_a_circle(package):
         pytest.fail(" -> ".join(error.args[1]))
 
 
+@pytest.mark.heavy
 def test_the_core_imports_neither_lab_nor_extras():
     for room, imported in rooms_of("algos").items():
         assert "lab" not in imported or room == "cli", room
@@ -212,6 +215,7 @@ def test_there_is_not_a_word_about_text_in_ppo():
     assert not [name for name in imported_names(ROOT / "algos" / "ppo.py") if ".lm" in name or "vector_env" in name]
 
 
+@pytest.mark.heavy
 def test_a_control_run_imports_nothing_heavy():
     program = """
 import sys, gymnasium
@@ -270,6 +274,7 @@ def lines_behind_the_public_names(tree):
                 yield node.lineno
 
 
+@pytest.mark.heavy
 def test_tests_reach_our_code_by_its_public_names():
     for path in ROOT.glob("tests/**/*.py"):
         name = str(path.relative_to(ROOT))

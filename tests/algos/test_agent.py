@@ -52,6 +52,7 @@ def linear(steps):
     return 0.2 + min(steps / 100, 1.0) * (0.0 - 0.2)
 
 
+@pytest.mark.heavy
 def test_a_function_of_steps_equals_its_schedule():
     one, other = text_agent(linear), text_agent(ScheduledCoefficient(0.2, 0.0, steps=100))
     history, same = one.learn(200), other.learn(200)
@@ -60,6 +61,7 @@ def test_a_function_of_steps_equals_its_schedule():
     assert torch.equal(weights(one), weights(other))
 
 
+@pytest.mark.heavy
 def test_a_function_goes_on_after_a_resume(tmp_path):
     halved = lambda steps: 0.2 * 0.5 ** (steps / 50)  # noqa: E731
     whole = text_agent(halved)
@@ -74,6 +76,7 @@ def test_a_function_goes_on_after_a_resume(tmp_path):
         text_agent(0.1).learn(300, run_dir=tmp_path, resume=tmp_path, checkpoint_every=40)
 
 
+@pytest.mark.heavy
 def test_a_function_in_an_environment_and_in_a_recipe(tmp_path):
     env = gymnasium.make_vec("textenv/Reviews-v0", num_envs=4, kl_coef=linear, max_new_tokens=4)
     agent = PPO(env, LMPolicy.load("embedded"), num_steps=None, num_episodes=4, minibatch_size=4)
@@ -85,6 +88,7 @@ def test_a_function_in_an_environment_and_in_a_recipe(tmp_path):
     assert control.penalty.coef == 0.2, "what is given is charged, on control too"
 
 
+@pytest.mark.heavy
 def test_a_lambda_for_another_process_is_refused(tmp_path):
     case = Case("CartPole-v1", kl_coef=lambda steps: 0.1, total_steps=64)
     with refused(ValueError, "give processes=0, or define them in a file"):
@@ -170,6 +174,7 @@ def test_a_rate_that_rises_is_said(caplog):
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
+@pytest.mark.heavy
 def test_a_policy_is_saved_with_the_template_of_its_training(tmp_path):
     """Environments that are made by name have a tokenizer of their own; against transformers' rendering."""
     tokenizer = own_template_tokenizer("qwen 3")

@@ -46,6 +46,7 @@ def test_the_state_is_restored():
     assert torch.equal(baseline(more), other(more))
 
 
+@pytest.mark.heavy
 def test_on_kuhn_poker_the_means_are_the_value_of_the_game():
     """That of the present policy, by enumeration; standard errors of the mean of 6,000 games are .02."""
     tokenizer = make_tokenizer([*CARDS, *ACTIONS, "you:", "other:", "<eos>", "<pad>"])

@@ -69,6 +69,7 @@ def test_limits_bootstrap_in_control_and_not_for_text(name, caplog):
         assert found.bootstrap_truncated is given
 
 
+@pytest.mark.heavy
 def test_values_on_text_stay_where_returns_are():
     """No answer ends by itself, and no entry trains the value of the state after the last token: its own target."""
     policy = lm_policy(head=False)
@@ -148,6 +149,7 @@ def test_a_lone_responses_advantage_keeps_its_sign(episodes, minibatch_size):
     )
 
 
+@pytest.mark.heavy
 def test_minibatches_of_one_response_learn():
     """TRL 0.7's ``mini_batch_size=1`` with answers of one token: normalised one by one, every advantage was 0."""
     env, policy = word_env(1), lm_policy(head=False)

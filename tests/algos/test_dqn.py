@@ -245,6 +245,7 @@ def test_it_is_epsilon_greedy_over_open_actions():
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_a_saved_agent_is_greedy_and_comes_back(tmp_path):
     def run(seed):
         agent = make(signals(), seed=seed, learning_rate=1e-2, gamma=0.5, gradient_steps=8)

@@ -62,6 +62,7 @@ def test_the_number_of_slots_changes_no_number():
     assert results[0].returns == results[1].returns == results[2].returns
 
 
+@pytest.mark.heavy
 def test_the_vote_is_on_the_answer():
     """By default that of the task's `extract`, else the completion."""
     env, policy = level_env(), lm_policy()
@@ -135,6 +136,7 @@ def test_control_has_no_pass_rates():
         evaluate(env, policy, k=2)
 
 
+@pytest.mark.heavy
 def test_an_episode_without_a_score_has_not_passed(caplog):
     def sometimes(completions, **columns):
         return [None if "good" in text.split() else 1.0 for text in completions]
@@ -160,6 +162,7 @@ def test_a_prompt_without_the_column_ends_it_before_the_samples():
     assert len(asked) < 8
 
 
+@pytest.mark.heavy
 def test_an_evaluation_without_scores_is_not_the_best_one(tmp_path):
     """Its mean is NaN, which no later mean exceeds."""
     scores = iter([None, 1.0, 0.5])
@@ -173,6 +176,7 @@ def test_an_evaluation_without_scores_is_not_the_best_one(tmp_path):
     assert callback.best == 1.0 and (tmp_path / "best" / "config.json").is_file()
 
 
+@pytest.mark.heavy
 def test_evaluations_during_training_log_pass_rates():
     callback = EvaluateEvery(level_env(), 20, k=(1, 4), by="level", num_prompts=4)
     rows = ppo_text().learn(60, callbacks=[callback])
@@ -185,6 +189,7 @@ def test_evaluations_during_training_log_pass_rates():
         ppo_text().learn(60, callbacks=[EvaluateEvery(level_env(), 20, k=4, by="difficulty")])
 
 
+@pytest.mark.heavy
 def test_the_kl_of_many_samples_is_that_of_all():
     """It is measured some rows at a time, so that many samples need no more memory."""
     policy = lm_policy()

@@ -106,6 +106,7 @@ def test_it_is_made_with_a_model_and_its_own_arguments(here):
     assert type(wrapped.task.look_at_env()).__name__ == "Halved"
 
 
+@pytest.mark.heavy
 def test_its_own_arguments_make_it(tmp_path, capsys):
     arguments = {"needed": "a", "max_new_tokens": 4, "wrappers": []}
     for asks in (has_text_spaces, takes_model, is_text):
@@ -119,6 +120,7 @@ def test_its_own_arguments_make_it(tmp_path, capsys):
     assert isinstance(algos.load(tmp_path / "run"), LMPolicy)
 
 
+@pytest.mark.heavy
 def test_train_plays_it_with_a_language_model(here, tmp_path, capsys):
     folder = tmp_path / "run"
     result = run(capsys, "train", "letters:CountLetters-v0", "--model", "embedded", "--run-dir", folder, *SHORT.split())
@@ -142,6 +144,7 @@ def test_stepping_strings_says_what_to_do_instead():
 # --- environments in words --------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_words_are_trained_evaluated_and_resumed_by_name(tmp_path, capsys):
     folder = tmp_path / "run"
     made = json.dumps(LAKE)
@@ -153,6 +156,7 @@ def test_words_are_trained_evaluated_and_resumed_by_name(tmp_path, capsys):
     assert longer["steps"] > result["steps"]
 
 
+@pytest.mark.heavy
 def test_a_function_of_ones_own_is_run_only_if_it_is_named(here, tmp_path, capsys):
     folder = tmp_path / "run"
     made = json.dumps(LAKE | {"describe": "functions.py:cell"})
@@ -193,6 +197,7 @@ def test_names_of_functions_are_code_in_options_of_others():
     assert runs_code("env_kwargs", {"env": "FrozenLake-v1", "env_wrappers": ["mine.py:f"]})
 
 
+@pytest.mark.heavy
 def test_a_recipe_in_words_builds_an_agent():
     recipe = Recipe(
         env="textenv/Words-v0",

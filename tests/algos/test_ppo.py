@@ -288,6 +288,7 @@ def test_another_engines_log_probs_must_be_allowed():
     assert agent.update(rollout)["policy/sampler_gap"] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.heavy
 def test_recorded_log_probs_correct_for_another_engine():
     """The ratio to what the engine recorded corrects for it; the same samples passed off as our own mislead."""
     best = torch.tensor([0.0, 1.0, 2.0]).softmax(0)

@@ -20,6 +20,7 @@ PACKAGES = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("env_id", "algorithm"), CONTROL)
 def test_a_recipe_makes_an_agent_that_trains(env_id, algorithm):
     package = PACKAGES.get(env_id.split("-")[0])

@@ -20,6 +20,7 @@ SHORT_GAME = '{"max_num_frames_per_episode": 400, "num_threads": 1}'
 """A game of Breakout is cut after 400 frames, 100 steps."""
 
 
+@pytest.mark.heavy
 def test_the_recipe_plays_a_game_from_the_command_line(tmp_path, capsys):
     """By CleanRL's settings; saved, loaded and evaluated by name alone."""
     pytest.importorskip("ale_py", reason="install the extra: pip install '.[atari]'")
@@ -59,6 +60,7 @@ def test_games_with_wrappers_are_single_ones_and_said_to_be(caplog):
     env.close()
 
 
+@pytest.mark.heavy
 def test_rewards_are_the_games_own_points():
     """The same actions in one game of ale_py itself, without its vector environment, earn the same points."""
     ale_py = pytest.importorskip("ale_py", reason="install the extra: pip install '.[atari]'")

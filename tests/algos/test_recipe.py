@@ -157,6 +157,7 @@ def recipes(draw):
     )
 
 
+@pytest.mark.heavy
 @given(recipes())
 @settings(max_examples=50, deadline=None, derandomize=True, database=None)
 def test_any_recipe_is_the_same_after_a_file(recipe):
@@ -292,6 +293,7 @@ def test_a_run_of_version_0_9_is_a_recipe(run, tmp_path):
     assert [row["policy/loss"] for row in history] == [row["policy/loss"] for row in rows_of(run)]
 
 
+@pytest.mark.heavy
 def test_a_run_of_version_0_9_is_resumed(run, tmp_path):
     for folder in (tmp_path / "former", tmp_path / "present"):
         main(["train", "--config", str(run / RUN), "--run-dir", str(folder)])

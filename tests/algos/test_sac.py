@@ -267,6 +267,7 @@ def test_targets_bootstrap_from_the_true_successor_unless_terminated(mode, kind)
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_equal_seeds_give_equal_runs_and_agents_are_loaded(tmp_path):
     def run(seed):
         agent = make(learning_rate=1e-2, gamma=0.5, seed=seed)
@@ -285,6 +286,7 @@ def test_equal_seeds_give_equal_runs_and_agents_are_loaded(tmp_path):
     assert torch.equal(loaded.values(rollout)[0], agent.policy.values(rollout)[0])
 
 
+@pytest.mark.heavy
 def test_it_learns_to_reach():
     """The action that pays most is the observation's second number: chance earns about -1 in 5 steps."""
     agent = make(learning_rate=3e-3, gamma=0.1, batch_size=64, learning_starts=100)

@@ -132,6 +132,7 @@ def test_actions_are_uniform_until_learning_starts():
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_equal_seeds_give_equal_runs_and_agents_are_loaded(tmp_path):
     def run(seed):
         agent = make(learning_rate=1e-2, gamma=0.5, seed=seed)
@@ -146,6 +147,7 @@ def test_equal_seeds_give_equal_runs_and_agents_are_loaded(tmp_path):
     assert np.array_equal(loaded.predict(observation)[0], agent.policy.predict(observation, deterministic=True)[0])
 
 
+@pytest.mark.heavy
 def test_it_learns_to_reach():
     """The action that pays most is the observation's second number: chance earns about -3 in 5 steps."""
     agent = make(learning_rate=3e-3, gamma=0.1, batch_size=64, learning_starts=200, exploration_noise=0.3)

@@ -37,6 +37,7 @@ def exact_value(problem, logits, prompt, prefix, *, beta):
     return (weights @ torch.stack(returns) + beta * paid).item(), weights, torch.stack(returns)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("beta", [0.0, 0.3])
 def test_values_are_those_of_the_policy(beta):
     """Within five standard errors of the exact ones, which enumeration gives, for every state of eight answers."""

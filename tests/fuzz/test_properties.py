@@ -398,6 +398,7 @@ def test_a_rollout_is_its_episodes_written_out(script):
                 assert set(np.flatnonzero(~sets[t].numpy()).tolist()) == closed
 
 
+@pytest.mark.heavy
 @checked
 @given(scripts(), st.sampled_from(["NextStep", "SameStep"]))
 def test_steps_are_those_of_slots_played_by_hand(script, mode):

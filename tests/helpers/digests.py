@@ -61,7 +61,7 @@ def main():
     if not former_texts:
         return "all digests are as they were"
     environment = {name: value for name, value in os.environ.items() if name != "TEXTENV_FAST"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", *COMPARISONS]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", *COMPARISONS]
     if subprocess.run(command, cwd=ROOT, env=environment).returncode == 0:
         return "recorded: " + ", ".join(str(path.relative_to(ROOT)) for path in former_texts)
     for path, former in former_texts.items():

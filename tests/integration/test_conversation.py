@@ -169,6 +169,7 @@ def first_chat_seed():
     raise AssertionError
 
 
+@pytest.mark.heavy
 def test_ppo_learns_in_a_conversation():
     """'good' is worth 1 a word: the return of three turns of up to four words rises."""
     policy = LMPolicy(make_gpt2(n_positions=64), make_tokenizer(WORDS), seed=0)

@@ -30,6 +30,7 @@ def test_an_episode_is_the_same_in_any_number_of_slots(num_envs):
         assert torch.equal(found[column], expected[column]), column
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("make", [make_gpt2, make_llama], ids=["gpt2", "llama"])
 def test_on_real_models_log_probs_agree(make):
     one, several = played(make, 1), played(make, 7)

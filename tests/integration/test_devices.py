@@ -30,10 +30,12 @@ def run(kind, *names):
     assert done.stdout.count("passed") >= max(len(names), 1), done.stdout
 
 
+@pytest.mark.heavy
 def test_a_cpu_training_ignores_the_default_device():
     run("meta", "ppo", "text")
 
 
+@pytest.mark.heavy
 def test_no_tensor_stays_on_the_cpu():
     run("second", "ppo", "several devices")
 

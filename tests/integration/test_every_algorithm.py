@@ -456,6 +456,7 @@ SOLVERS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("algo", sorted(SOLVERS))
 def test_three_signals_are_learnt(algo):
     """Four signals an episode, 1 for each that is answered rightly: chance earns 4/3."""

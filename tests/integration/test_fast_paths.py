@@ -38,6 +38,7 @@ def train(run_dir, steps, *, fast):
     return json.loads(done.stdout)
 
 
+@pytest.mark.heavy
 def test_a_checkpoint_resumes_under_the_other_setting(tmp_path):
     runs = []
     for fast in (True, False):

@@ -57,6 +57,7 @@ def here(tmp_path, monkeypatch):
         gymnasium.registry.pop(name, None)
 
 
+@pytest.mark.heavy
 def test_a_local_environment_runs_in_processes(here, capsys):
     """And under the name of its file."""
     for env, more in (("own_line:Line-v0", ("--process-timeout", "60")), ("own_line.py:Line-v0", ())):
@@ -64,11 +65,13 @@ def test_a_local_environment_runs_in_processes(here, capsys):
         assert json.loads(capsys.readouterr().out)["episodes"] == 2
 
 
+@pytest.mark.heavy
 def test_a_comparison_sees_a_wrappers_environments(here):
     found = compare(["Line-v0"], wrappers=["own_line.py:timed"], seeds=1, total_steps=64, run_dir="runs", quiet=True)
     assert "Line-v0:ppo" in found
 
 
+@pytest.mark.heavy
 def test_another_case_joins_a_comparison(here):
     options = dict(seeds=1, total_steps=64, run_dir="runs", processes=0, quiet=True)
     compare(["CartPole-v1:ppo"], **options)
@@ -81,6 +84,7 @@ def test_another_case_joins_a_comparison(here):
     assert again.keys() == found.keys()
 
 
+@pytest.mark.heavy
 def test_an_environment_without_an_end_is_said(here, caplog, monkeypatch):
     """An evaluation waits for an end; the environment here gets one after the warning, so that the test has one too."""
     from algos.collection import STEPS_WITHOUT_AN_END
@@ -106,6 +110,7 @@ def test_a_failed_environment_leaves_its_folder_free(here, monkeypatch):
     assert holds_run("runs/one")
 
 
+@pytest.mark.heavy
 def test_prompts_need_no_token_limit(here, capsys, caplog):
     """The embedded model has 128 positions, fewer than the usual limit of an answer and a prompt together."""
     (here / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"the film {i}"}) + "\n" for i in range(12)))

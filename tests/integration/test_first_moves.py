@@ -61,6 +61,7 @@ def made(env, **options):
 # --- a policy reads the space that it was made for --------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("env_id", RAW)
 def test_an_agent_reads_a_plain_environment(env_id, tmp_path, capsys):
     """Trained by name; then loaded, and played by its id, one environment, several, and the command line."""
@@ -243,6 +244,7 @@ LIGHT = [
 ]  # fmt: skip
 
 
+@pytest.mark.heavy
 def test_help_errors_and_typos_import_nothing_heavy(tmp_path):
     """All in one process: the first that imports something heavy is the first that shows it."""
     program = [sys.executable, "-c", HEAVY, json.dumps([arguments for arguments, _ in LIGHT])]
@@ -335,6 +337,7 @@ def forget():
         del sys.modules[name]
 
 
+@pytest.mark.heavy
 def test_prompts_by_name_train_evaluate_and_compare(own, capsys):
     """It was taken for control: steps instead of episodes, and no --model nor --kl-coef."""
     name = "own_envs:own/Dots-v0"
@@ -348,6 +351,7 @@ def test_prompts_by_name_train_evaluate_and_compare(own, capsys):
     assert name + ":ppo" in compare([name], seeds=1, total_steps=100, run_dir=own / "compare", processes=0, quiet=True)
 
 
+@pytest.mark.heavy
 def test_a_run_on_a_local_model_opens_from_anywhere(tmp_path, capsys, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -385,6 +389,7 @@ def test_a_policy_of_other_actions_is_refused(tmp_path):
         algos.load(tmp_path)
 
 
+@pytest.mark.heavy
 def test_own_environments_are_named_with_their_module(own, capsys):
     """Every command takes `module:id`."""
     short = ["--total-steps", "64", "--num-episodes", "2", "--json"]

@@ -127,6 +127,7 @@ def test_contexts_of_chats_are_those_of_the_template(history):
             assert context == tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize("history", [1, 3])
 def test_instructions_of_a_wrapper_begin_every_context(history, chat):
@@ -471,6 +472,7 @@ TRAINED = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_algorithm_trains_on_several_rows(name, tmp_path):
     """With a KL in the reward, samples on the disk, and invariants such as a ratio of 1 checked by the training."""
@@ -506,6 +508,7 @@ def test_episodes_longer_than_the_context_train():
     assert sum(result.returns) == pytest.approx(result.rollout["reward"].sum().item())
 
 
+@pytest.mark.heavy
 def test_an_interrupted_training_goes_on_the_same(tmp_path):
     def trained(folder, **options):
         agent = agent_of(walk_env(history=2), lm_policy(seed=0), learning_rate=1e-3, num_episodes=8)

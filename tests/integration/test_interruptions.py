@@ -118,6 +118,7 @@ def test_ctrl_c_is_raised_after_the_iteration(folder, tmp_path):
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
+@pytest.mark.heavy
 def test_a_second_ctrl_c_keeps_the_last_checkpoint(tmp_path):
     expected = sending_agent(10**9).learn(STEPS * 4, run_dir=tmp_path / "whole")
     run = tmp_path / "run"
@@ -308,6 +309,7 @@ class Kept:
         pass
 
 
+@pytest.mark.heavy
 def test_a_broken_off_iteration_is_logged_once(tmp_path):
     """The samples of a rollout are written before its update, with the steps that the checkpoint has too."""
     loggers = [Kept(), Kept(), Kept()]

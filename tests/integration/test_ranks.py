@@ -77,6 +77,7 @@ FAST = [("ppo_text", False), ("ppo_critic", True), ("grpo_refills", False)]
 SLOW = [("ppo_cartpole", False), ("ppo_normalized", False)]  # as the others, in another world
 
 
+@pytest.mark.heavy
 def test_an_update_on_several_ranks_is_that_of_one(tmp_path):
     """With whole and with sharded weights."""
     forked("1,2,3", "update", tmp_path)  # rows of 4 and 8, single steps of 32: not all multiples of 3
@@ -109,6 +110,7 @@ def resumed_runs_equal_whole_ones(root, cases):
         assert all(torch.equal(found[0], each) for each in found), name
 
 
+@pytest.mark.heavy
 def test_reruns_and_resumed_runs_are_equal_to_the_bit(trained, tmp_path):
     shutil.copytree(trained, tmp_path / "copy")
     resumed_runs_equal_whole_ones(tmp_path / "copy", FAST)
@@ -147,6 +149,7 @@ def test_a_sharded_run_is_saved_whole(trained):
             torch.testing.assert_close(one[name], other[name], atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.heavy
 def test_a_killed_rank_loses_only_its_iteration(trained, tmp_path):
     killed = ranks.Run("ppo_cartpole", str(tmp_path / "killed"), 4, resume=True, killed_at=random.randrange(1, 63))
     ended = torchrun(2, SCRIPT, "train", *texts(killed), restarts=1)  # the same call starts and resumes the run
@@ -156,6 +159,7 @@ def test_a_killed_rank_loses_only_its_iteration(trained, tmp_path):
     assert [row["iteration"] for row in metrics(tmp_path / "killed")] == [1, 2, 3, 4], killed
 
 
+@pytest.mark.heavy
 def test_a_run_of_two_ranks_goes_on_in_one(trained, tmp_path):
     shutil.copytree(trained / "ppo_text-False-parts", tmp_path / "run")
     ended = start(SCRIPT, "train", *texts(ranks.Run("ppo_text", str(tmp_path / "run"), 3, resume=True)), check=False)
@@ -170,6 +174,7 @@ def test_a_run_of_two_ranks_goes_on_in_one(trained, tmp_path):
     assert [row["iteration"] for row in metrics(tmp_path / "control")] == list(range(1, done // 64 + 3))
 
 
+@pytest.mark.heavy
 def test_an_error_on_one_rank_ends_all(tmp_path):
     began = time.monotonic()
     ended = torchrun(2, SCRIPT, "fail", tmp_path / "run", check=False)

@@ -62,6 +62,7 @@ def interrupted(tmp_path_factory):
     return home
 
 
+@pytest.mark.heavy
 @pytest.mark.bits
 @pytest.mark.parametrize("name", sorted(AGENTS))
 def test_twice_k_steps_are_k_a_new_process_and_k(name, interrupted, tmp_path):
@@ -143,6 +144,7 @@ for attempt in (
 """
 
 
+@pytest.mark.heavy
 def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path):
     """A limit on the size of files, which the system enforces, as safetensors finds it: by an error of its own."""
     program = FULL.format(tests=str(Path(__file__).parents[2]), run=str(tmp_path))
@@ -431,6 +433,7 @@ def test_a_run_goes_on_by_its_folder_alone(tmp_path, capsys):
     assert stop.value.code == 2 and "a run on CartPole-v1, not on Acrobot-v1" in capsys.readouterr().err
 
 
+@pytest.mark.heavy
 def test_one_command_line_starts_and_continues_a_run(tmp_path, capsys):
     """A supervisor repeats it; the start command without --resume is refused and changes nothing."""
     run = str(tmp_path / "run")
@@ -479,6 +482,7 @@ def test_no_agent_without_a_checkpoint_is_replaced(version, ending, tmp_path):
     assert contents(tmp_path) == before
 
 
+@pytest.mark.heavy
 def test_a_run_remembers_its_last_accepted_arguments(tmp_path, capsys):
     """A refused start left its arguments for the next run; a longer training was forgotten by the next --resume."""
     run = str(tmp_path / "run")

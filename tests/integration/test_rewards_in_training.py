@@ -34,6 +34,7 @@ def agent_with(reward, **options):
     return PPO(env, LMPolicy(make_gpt2(), env.tokenizer), PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4))
 
 
+@pytest.mark.heavy
 def test_rewards_see_the_steps_before_the_iteration(tmp_path):
     """Evaluations see those of the moment."""
     reward, held_out = Curriculum(), Curriculum()
@@ -61,6 +62,7 @@ def without_times(history):
     return [{name: x for name, x in metrics.items() if not name.startswith("time/")} for metrics in history]
 
 
+@pytest.mark.heavy
 def test_a_resume_continues_the_curriculum_to_the_bit(tmp_path):
     """With early scores too."""
     whole = agent_with(Curriculum()).learn(TOTAL)
@@ -95,6 +97,7 @@ def test_early_scores_run_in_another_thread():
     assert seen == {(False, False)}
 
 
+@pytest.mark.heavy
 def test_commands_end_with_the_curriculum_at_its_end(tmp_path, capsys):
     (tmp_path / "curriculum.py").write_text(
         "def at(completions, step, progress): return [step + progress] * len(completions)"

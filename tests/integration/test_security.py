@@ -673,6 +673,7 @@ def test_a_strangers_run_runs_nothing_unnamed(command, options, flag, tmp_path, 
     assert not (tmp_path / "it-ran").exists()
 
 
+@pytest.mark.heavy
 def test_a_run_of_ones_own_goes_on_unchanged(tmp_path, capsys):
     """Until somebody changes it."""
     (tmp_path / "rewards.py").write_text("def one(completions): return [1.0] * len(completions)\n")
@@ -806,6 +807,7 @@ def test_no_source_unpickles_or_listens_unguarded(path):
     assert not names & SERVERS or str(path.relative_to(ROOT)) in LISTENING
 
 
+@pytest.mark.heavy
 def test_no_source_writes_a_special_token_as_text():
     """An example appended `tokenizer.eos_token` to its texts, and taught the letters: a special token is an id."""
     trees = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in SOURCES}
@@ -839,6 +841,7 @@ class Page(HTMLParser):
         self.tags.append("comment")
 
 
+@pytest.mark.heavy
 def test_texts_stay_in_their_cell_of_the_report(tmp_path, capsys):
     from algos.lab.comparison.report import summaries_table, write_report
     from algos.lab.comparison.summary import summary
@@ -876,6 +879,7 @@ def test_strangers_texts_are_escaped_wherever_shown(capsys):
     assert not set(str(error.value)) & RAW
 
 
+@pytest.mark.heavy
 def test_a_megabyte_without_spaces_is_asked_about():
     from rich.console import Console
 
@@ -910,6 +914,7 @@ def test_a_broken_or_hostile_line_is_named(tmp_path, name, line, says):
     assert str(path) in str(error.value) and len(str(error.value)) < 1000
 
 
+@pytest.mark.heavy
 def test_odd_lines_and_bytes_are_read(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_bytes(rb'{"prompt": "\ud83c\udfac \u0000"}' + b'\n{"prompt": "' + b"a" * 1_000_000 + b'"}\n')

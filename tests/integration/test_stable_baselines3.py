@@ -81,6 +81,7 @@ def test_a_ready_made_task_is_taken_by_its_id():
     assert model.num_timesteps == 32
 
 
+@pytest.mark.heavy
 def test_a_loop_in_cleanrls_manner_learns_periods(periods):
     """A vector environment, arrays of steps, GAE and clipped PPO in one page; nothing of `algos`."""
     torch.manual_seed(1)

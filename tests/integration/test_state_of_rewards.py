@@ -197,6 +197,7 @@ def weights(agent):
     return torch.cat([x.detach().flatten() for x in agent.policy.parameters()])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", REWARDS)
 def test_a_resumed_reward_goes_on_from_its_state(kind, tmp_path):
     """Metrics, samples, tokens and weights, to the last bit."""
@@ -212,6 +213,7 @@ def test_a_resumed_reward_goes_on_from_its_state(kind, tmp_path):
     assert torch.equal(weights(second), weights(whole))
 
 
+@pytest.mark.heavy
 def test_normalized_scores_are_those_of_numpy():
     """Mean and deviation of all scores so far, as the training pays them; evaluations between change nothing."""
     seen, paid = [], []
@@ -247,6 +249,7 @@ def test_normalized_scores_are_those_of_numpy():
     assert reward.count == sum(map(len, trained())) < sum(map(len, seen))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "its own"])
 @pytest.mark.parametrize(
     "kind", ["Normalize", "among Rewards", "own object", "own task", "default", "in a slot", "in a torch module"]
@@ -276,6 +279,7 @@ def test_an_evaluation_before_any_training_says_so(caplog):
     assert "no training has made statistics yet" in caplog.text
 
 
+@pytest.mark.heavy
 def test_failures_are_counted_on_after_a_resume(tmp_path):
     """Not in evaluations."""
 
@@ -295,6 +299,7 @@ def test_failures_are_counted_on_after_a_resume(tmp_path):
     assert counts[0] == counts[1] and counts[0][1] > 0
 
 
+@pytest.mark.heavy
 def test_what_listens_keeps_its_state_too(tmp_path):
     class Mean:
         def __init__(self):
@@ -317,6 +322,7 @@ def test_what_listens_keeps_its_state_too(tmp_path):
     assert second.seen == [row["episode/return"] for row in history] and second.seen[:3] == first.seen
 
 
+@pytest.mark.heavy
 def test_another_reward_begins_anew_and_is_named(tmp_path, caplog):
     make_agent(length).learn(TOTAL, run_dir=tmp_path, on_iteration=lambda metrics: metrics["iteration"] == 2)
     reward = Normalize(length)
@@ -342,6 +348,7 @@ def test_a_state_that_cannot_be_saved_is_named(tmp_path):
         make_agent(Odd()).learn(TOTAL, run_dir=tmp_path, checkpoint_every=10)
 
 
+@pytest.mark.heavy
 def test_a_saved_agent_has_the_state_of_its_rewards(tmp_path):
     agent = make_agent(weighted())
     agent.learn(TOTAL, run_dir=tmp_path)
@@ -365,6 +372,7 @@ def mine(completions):
 """
 
 
+@pytest.mark.heavy
 def test_the_commands_share_one_state(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"this film {i}"}) + "\n" for i in range(60)))
@@ -423,6 +431,7 @@ def test_a_function_may_ask_whether_it_is_evaluated():
     assert asked == [False, True]
 
 
+@pytest.mark.heavy
 def test_what_changes_and_is_not_saved_is_named_once(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
 
@@ -468,6 +477,7 @@ remembers = Remembers()
 """
 
 
+@pytest.mark.heavy
 def test_rewards_of_a_file_are_the_users_too(tmp_path, caplog):
     """The file's module is `textenv.importing.…`, but neither its warning nor its state may be lost."""
     caplog.set_level(logging.WARNING)

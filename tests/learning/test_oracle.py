@@ -40,6 +40,7 @@ def test_the_closed_form_is_the_best_policy():
             assert gap == pytest.approx(beta * optimum.divergence(found), abs=1e-6)
 
 
+@pytest.mark.heavy
 def test_ppo_finds_the_closed_form_optimum():
     """70 iterations, one problem; `make learning` runs 300 on every β and seed."""
     optimum, policy = run(2, 0.3, iterations=70)

@@ -25,6 +25,7 @@ def test_all_tasks_have_the_same_15_details(study):
     assert [len(each) for each in names] == [15]
 
 
+@pytest.mark.heavy
 def test_a_detail_changes_only_its_fields(study):
     for task in study.TASKS.values():
         for name, detail in study.details_of(task).items():

@@ -27,6 +27,7 @@ def status_of(*words):
     return end.value.code
 
 
+@pytest.mark.heavy
 def test_a_finding_is_told_and_the_status_is_1(runs, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert status_of("doctor", runs / "still") == 1
@@ -66,6 +67,7 @@ def test_wrong_input_has_status_2(words, message, capsys, tmp_path, monkeypatch)
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.heavy
 def test_a_training_ends_with_a_line_that_names_the_command(tmp_path, capsys):
     main(["train", *SHORT, *STILL, "--run-dir", str(tmp_path / "run"), "--json"])
     output = capsys.readouterr()

@@ -68,6 +68,7 @@ def metrics(folder):
     return [{name: x for name, x in line.items() if not name.startswith("time/")} for line in lines]
 
 
+@pytest.mark.heavy
 def test_a_run_on_the_hub_is_repeated_resumed_and_evaluated(here, capsys, monkeypatch):
     run(f"{TRAIN} {HUB} --total-steps 120 --run-dir whole")
     stored = yaml.safe_load((here / "whole" / "run.yaml").read_text())
@@ -90,6 +91,7 @@ def test_a_run_on_the_hub_is_repeated_resumed_and_evaluated(here, capsys, monkey
     assert result["episodes"] == 36 and result["pass_rates"]["pass@1"]["mean"] == pytest.approx(result["mean_return"])
 
 
+@pytest.mark.heavy
 def test_a_table_has_the_pass_rates_and_wrong_options_say_so(here, capsys):
     write_prompts(here / "prompts.jsonl", [f"{a} {b}" for a in WORDS[:4] for b in WORDS[:4]])
     run(f"{TRAIN} --prompts prompts.jsonl --run-dir run")
@@ -114,6 +116,7 @@ def test_a_table_has_the_pass_rates_and_wrong_options_say_so(here, capsys):
     assert printed_json(f"{evaluate} --num-episodes 3", capsys)["episodes"] == 3
 
 
+@pytest.mark.heavy
 def test_a_training_measures_pass_rates_too(here, capsys):
     write_prompts(here / "prompts.jsonl", [f"{a} {b}" for a in WORDS[:4] for b in WORDS[:4]])
     train = (

@@ -40,6 +40,7 @@ def evaluated(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("ending", ["gif", "mp4"])
 def test_a_film_of_control_has_a_frame_for_every_state(ending, runs, tmp_path, capsys):
     path = tmp_path / f"film.{ending}"
@@ -53,6 +54,7 @@ def test_a_film_of_control_has_a_frame_for_every_state(ending, runs, tmp_path, c
     assert result["episodes"] == 1 and [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
+@pytest.mark.heavy
 def test_a_film_of_text_grows_by_a_token_a_frame(runs, tmp_path, capsys):
     path, lines = tmp_path / "film.gif", tmp_path / "out.jsonl"
     evaluated(capsys, runs / "Copy", "--num-episodes", "2", "--video", path, "--transcripts", lines)
@@ -98,6 +100,7 @@ def test_a_game_that_draws_nothing_is_not_filmed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.heavy
 def test_a_long_evaluation_is_filmed_in_part(runs, tmp_path, capsys):
     """The result of the evaluation is the same."""
     words = [runs / "control", "--num-episodes", "5", "--seed", "4"]
@@ -108,6 +111,7 @@ def test_a_long_evaluation_is_filmed_in_part(runs, tmp_path, capsys):
     assert len(imageio.imread(tmp_path / "x.gif")) == int(first.rollout["mask"].sum()) + 3
 
 
+@pytest.mark.heavy
 def test_transcripts_have_every_episode_with_its_score(runs, tmp_path, capsys):
     path = tmp_path / "out.jsonl"
     result = evaluated(capsys, runs / "Copy", "--num-episodes", "6", "--transcripts", path)
@@ -163,6 +167,7 @@ def test_a_missing_encoder_says_what_to_install(runs, tmp_path, capsys, monkeypa
     assert "extra video): pip install " in capsys.readouterr().err
 
 
+@pytest.mark.heavy
 def test_gymnasium_recorders_fit_text_environments(tmp_path):
     env = RecordVideo(gymnasium.make("textenv/Copy-v0", render_mode="rgb_array"), str(tmp_path / "videos"))
     env = RecordEpisodeStatistics(env)

@@ -32,6 +32,7 @@ def said(capsys, *words):
     return capsys.readouterr().err
 
 
+@pytest.mark.heavy
 def test_a_second_call_replaces_tables_and_page(run, tmp_path, capsys):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ["the film", "a story"] * 2))
@@ -72,6 +73,7 @@ def test_wrong_input_is_answered_with_a_sentence(run, tmp_path, capsys):
     assert "there is no file" in said(capsys, run, "--prompts", str(tmp_path / "none.jsonl"), *tokens)
 
 
+@pytest.mark.heavy
 def test_it_reads_control_policies_too(run, tmp_path, capsys):
     recipe = Recipe(env="CartPole-v1", config=presets.PPOConfig(num_steps=16, minibatch_size=32), num_envs=2)
     agent = recipe.build(3)

@@ -28,6 +28,7 @@ def found(capsys, *words):
     return json.loads(capsys.readouterr().out)["samples"]
 
 
+@pytest.mark.heavy
 def test_prompts_are_completed_beside_the_base_model(run, capsys):
     words = [run, "--prompt", "the film", "--prompt", "a story", "--compare-to", "base", "--max-new-tokens", "12"]
     first, second = found(capsys, *words)
@@ -50,6 +51,7 @@ def test_typed_lines_are_completed_until_input_ends(run, capsys, monkeypatch):
     assert [row["prompt"] for row in rows] == ["the film", "a story"]
 
 
+@pytest.mark.heavy
 def test_a_chat_remembers_what_was_said(tmp_path, capsys, monkeypatch):
     policy = LMPolicy.load("embedded")
     policy.lm.tokenizer.chat_template = "{% for m in messages %}{{ m['role'][0] }} {{ m['content'] }} {% endfor %}"
@@ -99,6 +101,7 @@ def test_a_run_of_control_writes_no_texts(tmp_path, capsys):
     assert "only a language model writes texts" in capsys.readouterr().err
 
 
+@pytest.mark.heavy
 def test_stops_of_training_and_of_the_flag_end_answers(tmp_path, capsys):
     policy = LMPolicy.load("embedded")
     PPO(make_vector_env("Periods", stop=["."]), policy, num_steps=None, num_episodes=2).save(tmp_path)
@@ -112,6 +115,7 @@ def test_stops_of_training_and_of_the_flag_end_answers(tmp_path, capsys):
     assert row[str(tmp_path)] == row["embedded"] == whole.partition(letter)[0]
 
 
+@pytest.mark.heavy
 def test_a_running_run_is_read_from_a_checkpoint(tmp_path, capsys):
     """Its older agent, of an interruption, is left alone while the run goes on."""
     env = gymnasium.make_vec("textenv/Reviews-v0", num_envs=4, max_new_tokens=4)

@@ -11,6 +11,7 @@ from tests.helpers.resumable_agents import ppo_cartpole
 openai = pytest.importorskip("openai", reason="the client of OpenAI, which comes with verifiers")
 
 
+@pytest.mark.heavy
 def test_the_command_prints_its_address_and_key():
     words = [sys.executable, "-m", "algos", "serve", "embedded", "--port", "0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:

@@ -65,6 +65,7 @@ def rows(run):
     return [{name: x for name, x in json.loads(line).items() if not name.startswith("time/")} for line in lines]
 
 
+@pytest.mark.heavy
 def test_run_yaml_repeats_a_run_to_the_bit_elsewhere(here, capsys, monkeypatch):
     words = "--reward rewards.py:short=0.5 --kl-coef .05 --seed 3 --eval-every 20 --eval-num-episodes 4"
     main([*shlex.split(f"{OWN} {SHORT} {words} --temperature 1.2"), "--run-dir", str(here / "first")])
@@ -83,6 +84,7 @@ def test_run_yaml_repeats_a_run_to_the_bit_elsewhere(here, capsys, monkeypatch):
     assert 0 <= json.loads(capsys.readouterr().out)["mean_return"] <= 1
 
 
+@pytest.mark.heavy
 def test_flags_replace_fields_and_rewards_of_a_file(here, capsys):
     own = {"model": "llama", "prompts": "prompts.jsonl", "reward": ["rewards.py:good", "rewards.py:short"]}
     own |= {"max-new-tokens": 3, "max_prompt_tokens": 4, "num_envs": 4, "total_steps": 8, "json": True}
@@ -98,6 +100,7 @@ def test_flags_replace_fields_and_rewards_of_a_file(here, capsys):
         assert (known["config"]["learning_rate"], known["config"]["normalize_advantage"]) == (1e-4, False)
 
 
+@pytest.mark.heavy
 def test_stop_texts_hold_in_run_repetition_and_agent(here, capsys):
     main([*f"{OWN} {SHORT} --stop good --stop c --run-dir {here / 'run'}".split()])
     assert yaml.safe_load((here / "run" / "run.yaml").read_text())["stop"] == ["good", "c"]
@@ -112,6 +115,7 @@ def test_stop_texts_hold_in_run_repetition_and_agent(here, capsys):
     assert json.loads(capsys.readouterr().out)["mean_return"] == 0, "no answer holds what ends it"
 
 
+@pytest.mark.heavy
 def test_an_adapter_with_a_critic_resumes_in_bfloat16(here, capsys):
     pytest.importorskip("peft")
     words = "--lora r=2,targets=q_proj+v_proj --critic copy --autocast --gradient-checkpointing --max-kl 50"
@@ -125,6 +129,7 @@ def test_an_adapter_with_a_critic_resumes_in_bfloat16(here, capsys):
     assert rows(here / "run")[-1]["steps"] >= 80
 
 
+@pytest.mark.heavy
 def test_a_reached_score_ends_training(here, capsys):
     words = "--eval-every 20 --eval-num-episodes 4 --stop-at -100 --total-steps 100000"
     main([*shlex.split(f"{OWN} {SHORT} {words} --reward rewards.py:short"), "--run-dir", str(here / "run")])
@@ -218,6 +223,7 @@ def test_wrong_input_is_refused_and_leaves_nothing(words, said, here, capsys, mo
     assert not (here / "run").exists()
 
 
+@pytest.mark.heavy
 def test_a_corrected_reward_resumes_the_failed_run(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "the film"}\n{"prompt": "a story"}\n')
@@ -289,6 +295,7 @@ def test_a_bare_option_may_precede_the_environment(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["steps"] >= 512
 
 
+@pytest.mark.heavy
 def test_python_m_algos_explains_every_field():
     result = subprocess.run(
         [sys.executable, "-m", "algos", "train", "CartPole-v1", "--help"], capture_output=True, text=True, check=True

@@ -10,6 +10,7 @@ from algos import LSTMPolicy, MLPPolicy
 from algos.cli import main
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "env_id",
     ["CartPole-v1", "Acrobot-v1", "MountainCar-v0", "Pendulum-v1", "MountainCarContinuous-v0", "LunarLander-v3",

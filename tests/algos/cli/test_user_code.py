@@ -98,6 +98,7 @@ def in_process(command, folder):
 PRINTS = f'{CONTROL} --env-kwargs \'{{"does":"prints"}}\''
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("command", [f"{TEXT} --reward rewards.py:prints", PRINTS, f"{PRINTS} --process-timeout 60"])
 def test_json_is_all_that_is_on_stdout(here, capfd, command):
     main([*shlex.split(command), "--json"])
@@ -105,6 +106,7 @@ def test_json_is_all_that_is_on_stdout(here, capfd, command):
     assert json.loads(out)["steps"] >= 32 and "printed" in err
 
 
+@pytest.mark.heavy
 def test_a_reward_that_changes_folder_moves_no_files(here, capfd):
     main(shlex.split(f"{TEXT} --reward rewards.py:moves --eval-every 16 --eval-num-episodes 2 --json"))
     run = here / "run"
@@ -151,6 +153,7 @@ def test_a_process_that_is_forked_does_not_train_too(here, name):
     assert steps == sorted({*steps})
 
 
+@pytest.mark.heavy
 def test_a_running_thread_does_not_keep_the_program():
     program = "import threading, time; from algos.cli.user_code import end_in_spite_of_threads\n"
     program += "threading.Thread(target=time.sleep, args=(1000,), name='endless').start()\n"

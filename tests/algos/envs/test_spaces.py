@@ -56,6 +56,7 @@ def check_same(one, two):
         np.testing.assert_array_equal(one.start, two.start)
 
 
+@pytest.mark.heavy
 @checked
 @given(extreme_spaces)
 def test_a_restored_space_is_the_one_described(space):
@@ -70,6 +71,7 @@ def batch_of(space, count=4):
     return samples, concatenate(space, samples, create_empty_array(space, count))
 
 
+@pytest.mark.heavy
 @checked
 @given(observation_spaces)
 def test_observations_flatten_one_hot_and_unflatten(space):
@@ -169,24 +171,28 @@ def check_saved(policy):
         assert evaluate(env, loaded, num_episodes=2).mean_return == 3
 
 
+@pytest.mark.heavy
 @few
 @given(observation_spaces, action_spaces, st.sampled_from([MLPPolicy, LSTMPolicy]))
 def test_a_saved_policy_acts_alike_whatever_its_spaces(observation_space, action_space, kind):
     check_saved(kind(observation_space, action_space, hidden=4 if kind is LSTMPolicy else (4,), seed=3))
 
 
+@pytest.mark.heavy
 @few
 @given(observation_spaces, boxes(dtypes=FLOATS))
 def test_a_saved_gsde_policy_acts_alike(observation_space, action_space):
     check_saved(GSDEPolicy(observation_space, action_space, hidden=(4,), seed=3))
 
 
+@pytest.mark.heavy
 @few
 @given(observation_spaces, discretes())
 def test_a_saved_q_policy_acts_alike(observation_space, action_space):
     check_saved(QPolicy(observation_space, action_space, hidden=(4,), seed=3))
 
 
+@pytest.mark.heavy
 @few
 @given(st.sampled_from([(16, 8, 3), (2, 9, 7), (6, 6)]), st.sampled_from([0, 5]), action_spaces)
 def test_a_saved_cnn_policy_acts_alike(shape, low, action_space):

@@ -172,6 +172,7 @@ def no_child_is_left():
 # As Gymnasium's own.
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
 def test_it_steps_as_gymnasium_does(env_id):
     make = partial(gymnasium.make, env_id, max_episode_steps=12)
@@ -198,6 +199,7 @@ def assert_equal(ours, theirs):
             np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.heavy
 def test_dict_observations_arrive_flat_final_ones_too():
     env = make_vector_environment("Blackjack-v1", 2, process_timeout=30)
     sync = make_vector_environment("Blackjack-v1", 2)
@@ -209,6 +211,7 @@ def test_dict_observations_arrive_flat_final_ones_too():
         assert env.spec.id == "Blackjack-v1"
 
 
+@pytest.mark.heavy
 def test_a_worker_imports_no_torch_nor_callers_script():
     def loaded(env, returned):
         import sys
@@ -221,6 +224,7 @@ def test_a_worker_imports_no_torch_nor_callers_script():
         assert steps(env, 1)[0][4]["heavy"][0] == ""
 
 
+@pytest.mark.heavy
 def test_what_is_wrong_is_said():
     with pytest.raises(ValueError, match="expected a timeout above 0"):
         SubprocessVectorEnv([counting()], timeout=0)
@@ -240,6 +244,7 @@ def test_what_is_wrong_is_said():
 # What fails is reported, replaced and left out.
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", sorted(TROUBLES))
 def test_after_a_failed_step_the_other_slots_go_on(name, tmp_path, caplog):
     trouble, words = TROUBLES[name]
@@ -264,6 +269,7 @@ def test_after_a_failed_step_the_other_slots_go_on(name, tmp_path, caplog):
         assert observation.tolist() == [[4.0], [1.0]] and "worker_failed" not in info
 
 
+@pytest.mark.heavy
 def test_a_step_that_is_none_is_an_error():
     for trouble, words in WRONG.values():
         worker = Worker()
@@ -275,6 +281,7 @@ def test_a_step_that_is_none_is_an_error():
             worker.step(0)
 
 
+@pytest.mark.heavy
 def test_a_reset_without_a_seed_keeps_the_last_seed(tmp_path, caplog):
     broken = counting(TROUBLES[min(TROUBLES)][0], at=3, once=str(tmp_path / "tripped"))
     with closing(SubprocessVectorEnv([broken])) as env:
@@ -284,6 +291,7 @@ def test_a_reset_without_a_seed_keeps_the_last_seed(tmp_path, caplog):
         assert "seed 5, episode 2, after 2 steps" in caplog.text and info["seeded"][0] not in (5, -1)
 
 
+@pytest.mark.heavy
 def test_a_worker_is_waited_for_until_the_time_limit(tmp_path, caplog):
     broken = counting(hangs, once=str(tmp_path / "tripped"))
     with closing(SubprocessVectorEnv([counting(), broken])) as env:
@@ -293,6 +301,7 @@ def test_a_worker_is_waited_for_until_the_time_limit(tmp_path, caplog):
         assert "no answer within 0.5 s" in caplog.text
 
 
+@pytest.mark.heavy
 def test_a_process_that_was_stopped_is_replaced(caplog):
     with closing(SubprocessVectorEnv([counting()])) as env:
         env.reset(seed=0)
@@ -303,6 +312,7 @@ def test_a_process_that_was_stopped_is_replaced(caplog):
         assert alive() != [worker] and len(alive()) == 1
 
 
+@pytest.mark.heavy
 def test_too_many_failures_end_it_in_one_sentence(caplog):
     env = SubprocessVectorEnv([counting(), counting(raises, at=2)], max_restarts=2)
     env.reset(seed=5)
@@ -315,6 +325,7 @@ def test_too_many_failures_end_it_in_one_sentence(caplog):
     assert not alive()
 
 
+@pytest.mark.heavy
 def test_a_replacement_starts_in_the_same_folder(tmp_path, monkeypatch):
     def where(env, returned):
         return *returned[:4], {"folder": os.getcwd()}
@@ -334,6 +345,7 @@ def forks(env, returned):
     return returned
 
 
+@pytest.mark.heavy
 def test_a_forked_process_does_not_answer_too(tmp_path):
     once = str(tmp_path / "forked")
     with closing(SubprocessVectorEnv([counting(forks, at=2, once=once)], timeout=30)) as env:
@@ -341,6 +353,7 @@ def test_a_forked_process_does_not_answer_too(tmp_path):
         assert [float(reward[0]) for _, reward, *_ in steps(env, 4)] == [1.0, 2.0, 3.0, 4.0]
 
 
+@pytest.mark.heavy
 def test_an_error_text_cannot_control_the_terminal(tmp_path, caplog, capfd):
     def hostile(env, returned):
         raise RuntimeError("\x1b[2Jgone\x1b]0;title\x07")
@@ -352,6 +365,7 @@ def test_an_error_text_cannot_control_the_terminal(tmp_path, caplog, capfd):
         assert r"\x1b[2Jgone" in shown and not {"\x1b", "\x07"} & {*shown}
 
 
+@pytest.mark.heavy
 def test_a_failed_reset_is_retried_then_reseeded(tmp_path, caplog):
     def stubborn(bad, once=None):
         class Stubborn(counting()):
@@ -370,6 +384,7 @@ def test_a_failed_reset_is_retried_then_reseeded(tmp_path, caplog):
         assert len(caplog.records) == 3 and "after 0 steps" in caplog.text
 
 
+@pytest.mark.heavy
 def test_an_interrupted_answer_is_not_read_later():
     with closing(SubprocessVectorEnv([counting()])) as env:
         env.reset(seed=0)
@@ -391,6 +406,7 @@ class Valued(torch.nn.Module, Policy):
         return step_values(lambda observation: observation.squeeze(-1), rollout)
 
 
+@pytest.mark.heavy
 def test_nothing_flows_over_the_gap(tmp_path, caplog):
     """Slot 1 fails at its third step; hand-worked with V = 10 × steps so far, gamma .5 and lambda .5."""
     broken = counting(raises, at=3, once=str(tmp_path / "tripped"))
@@ -417,6 +433,7 @@ def test_nothing_flows_over_the_gap(tmp_path, caplog):
     assert meter.finished(following) == ([15.0], [5])
 
 
+@pytest.mark.heavy
 def test_a_gap_at_the_edge_of_rollouts(tmp_path, caplog):
     """The failing step is the last of a rollout, then the first of one."""
     for steps_each in (3, 2):
@@ -428,6 +445,7 @@ def test_a_gap_at_the_edge_of_rollouts(tmp_path, caplog):
         assert [x for x in finished if x[0]] == [([15.0], [5])]
 
 
+@pytest.mark.heavy
 def test_failed_episodes_are_replayed_groups_given_up(tmp_path, caplog):
     broken = counting(raises, at=3, once=str(tmp_path / "tripped"))
     with closing(SubprocessVectorEnv([counting(), broken])) as env:
@@ -440,6 +458,7 @@ def test_failed_episodes_are_replayed_groups_given_up(tmp_path, caplog):
     assert EpisodeMeter().finished(groups)[0] == [15.0] * 3
 
 
+@pytest.mark.heavy
 def test_training_ends_by_a_clear_error_and_saves(tmp_path, caplog):
     env = SubprocessVectorEnv([counting(), counting(raises, at=4)], max_restarts=6)
     agent = PPO(
@@ -454,6 +473,7 @@ def test_training_ends_by_a_clear_error_and_saves(tmp_path, caplog):
     assert (tmp_path / "config.json").is_file() and not alive()
 
 
+@pytest.mark.heavy
 def test_the_command_line_trains_in_processes(tmp_path, capfd):
     arguments = ["train", "CartPole-v1", "--process-timeout", "60", "--num-envs", "2", "--total-steps", "64"]
     more = ["--config.num-steps", "16", "--config.minibatch-size", "16", "--num-episodes", "2", "--json"]
@@ -466,6 +486,7 @@ def test_the_command_line_trains_in_processes(tmp_path, capfd):
 # No process stays.
 
 
+@pytest.mark.heavy
 def test_all_processes_end_with_the_environment():
     for end in (lambda env: env.close(), lambda env: None):
         env = SubprocessVectorEnv([counting()] * 2)
@@ -477,6 +498,7 @@ def test_all_processes_end_with_the_environment():
         assert not alive() and ends(workers)
 
 
+@pytest.mark.heavy
 def test_what_a_process_has_started_ends_with_it(tmp_path, caplog):
     broken = counting(leaves_a_child, once=str(tmp_path / "tripped"))
     with closing(SubprocessVectorEnv([broken])) as env:
@@ -501,6 +523,7 @@ FUNCTIONS = "\n".join(inspect.getsource(x) for x in (counting, hangs, hangs_with
 """The program imports no PyTorch either."""
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("trouble", "timeout", "then", "kill"),
     [
@@ -541,6 +564,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("name", "answer", "timeout"),
     [
@@ -565,6 +589,7 @@ def test_no_process_of_a_reward_outlives_its_parent(name, answer, timeout):
     assert ends(workers)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("process_timeout", [None, 60.0], ids=["here", "processes"])
 def test_an_own_environment_is_named_with_its_module(tmp_path, monkeypatch, process_timeout):
     (tmp_path / "own_module.py").write_text(

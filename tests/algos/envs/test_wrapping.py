@@ -83,6 +83,7 @@ def test_text_has_no_wrappers(own):
         make_vector_environment("textenv/Copy-v0", 2, wrappers=[f"{own}:two"])
 
 
+@pytest.mark.heavy
 def test_a_saved_wrapper_runs_only_if_named_again(own, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
@@ -112,6 +113,7 @@ def test_a_saved_wrapper_runs_only_if_named_again(own, tmp_path, capsys, monkeyp
     assert not (tmp_path / "it-ran").exists()
 
 
+@pytest.mark.heavy
 def test_compare_and_tune_take_a_wrapper(own, tmp_path, capsys, monkeypatch):
     pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)

@@ -235,6 +235,7 @@ ODD = [True, 0, -1, 7, 2**70, 0.5, -0.0, 1e-38, 1e300, float("nan"), float("inf"
 """Values of JSON, right ones for some fields among them."""
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_malformed_field_is_refused_before_answering(server, path, stream):

@@ -259,6 +259,7 @@ def test_equal_advantages_are_left_to_the_plain_update():
     assert closed_form.take_steps(agent, sound, clip_range=0.2) is not None
 
 
+@pytest.mark.heavy
 def test_cartpole_is_learned_by_it():
     env = cartpole(8)
     agent = fast(PPO(env, None, PPOConfig(num_steps=64, minibatch_size=128, learning_rate=3e-3, seed=1)))
@@ -591,6 +592,7 @@ print(history[0]["update/path"])
 """
 
 
+@pytest.mark.heavy
 def test_the_folder_of_fast_paths_can_be_deleted(tmp_path):
     for package in ("algos", "textenv"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "fast"))

@@ -54,6 +54,7 @@ def test_counts_are_those_of_real_model_and_adam(model, tmp_path):
     assert MemoryEstimate(run_of(tmp_path, dtype="bfloat16")).now["gradients"] == size(model.parameters()) // 2 + head
 
 
+@pytest.mark.heavy
 def test_every_phase_has_a_peak_of_positive_parts(model, tmp_path):
     model.config.save_pretrained(tmp_path)
     found = peaks(run_of(tmp_path), prompt=6, new=5)
@@ -83,6 +84,7 @@ def test_cache_and_logits_are_as_counted_by_hand(tmp_path):
     assert found["update"]["logits"] >= 4 * 5 * len(WORDS) * float32  # of 4 answers of 5 tokens
 
 
+@pytest.mark.heavy
 def test_switches_save_what_they_say(tmp_path):
     make_llama().config.save_pretrained(tmp_path)
     plain, recomputed, divided = (

@@ -172,6 +172,7 @@ def test_reference_and_divergence_ignore_the_critic():
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.heavy
 def test_a_critic_learns_the_value_of_a_state():
     """Reward 1 for an answer that begins with "good", whatever follows: by regression, not by the policy's features."""
     policy, env = with_critic(), text_env()

@@ -116,6 +116,7 @@ class Match(gym.Env):
         return np.ones(3, np.float32), float((action == self.pattern).mean()), True, False, {}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "space, pattern", [(spaces.MultiDiscrete([3, 2]), [2, 1]), (spaces.MultiBinary(4), [0, 1, 1, 0])], ids=str
 )

@@ -132,6 +132,7 @@ def test_equations_without_a_solution_give_the_mean():
     torch.testing.assert_close(value, torch.full((64, 5), 3.0))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("critic", [None, "copy"])
 def test_an_agent_fits_the_head_to_its_first_rollout(critic):
     policy = LMPolicy.load("embedded", critic=critic, seed=1)

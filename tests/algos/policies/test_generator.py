@@ -240,6 +240,7 @@ def test_gap_and_weights_of_a_wrong_engine_are_exact():
     assert torch.allclose(found["log_prob"].exp(), chance[rollout["action"]], atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_only_corrected_training_bears_a_wrong_engine():
     """A limit so low that it makes all weights equal leaves the update uncorrected, up to its scale."""
     corrected, uncorrected = bandit(3.0), bandit(1e-3)

@@ -38,6 +38,7 @@ def places(parameters):
     return {p.data_ptr() for p in parameters}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -61,6 +62,7 @@ def test_a_fresh_adapters_reference_stays_the_base(name, options):
     assert frozen and all(torch.equal(p, frozen[key]) for key, p in base_weights(policy).items())
 
 
+@pytest.mark.heavy
 def test_a_loaded_adapters_first_kl_is_zero(tmp_path):
     first = lora_policy()
     agent, _ = train(first, 5)
@@ -168,6 +170,7 @@ def test_only_the_adapter_and_the_value_head_train():
     assert all(torch.equal(p, frozen[key]) for key, p in base_weights(policy).items())
 
 
+@pytest.mark.heavy
 def test_ppo_learns_by_the_adapter_alone():
     """Reward 1 for each 'good'."""
     env = text_env()
@@ -262,6 +265,7 @@ def test_a_nameless_base_is_saved_beside_its_adapter(tmp_path):
     assert all(torch.equal(*pair) for pair in zip(base.parameters(), make_llama().parameters(), strict=True))
 
 
+@pytest.mark.heavy
 def test_an_adapter_saved_over_a_policy_comes_back(tmp_path):
     base = tmp_path / "base model"
     make_gpt2(seed=5).save_pretrained(base)
@@ -372,6 +376,7 @@ def test_merging_writes_a_folder_transformers_reads(trained_on_a_folder, capsys)
         assert stop.value.code == 2 and said in capsys.readouterr().err
 
 
+@pytest.mark.heavy
 def test_an_adapter_on_an_unsaved_base_comes_back(tmp_path):
     make_llama().save_pretrained(tmp_path / "model")
     make_tokenizer(WORDS).save_pretrained(tmp_path / "model")
@@ -394,6 +399,7 @@ def test_a_run_that_goes_on_over_another_base_is_told(tmp_path, caplog):
         assert ("frozen weights differ from those in the run" in caplog.text) is said
 
 
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore::UserWarning")  # peft warns of adapters on tied layers
 @pytest.mark.parametrize("target", ["lm_head", "wte"])
 def test_merging_on_tied_layers_keeps_the_policy(target, tmp_path, capsys):

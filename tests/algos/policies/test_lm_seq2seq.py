@@ -87,6 +87,7 @@ def test_the_kl_of_a_step_is_that_of_a_batch(make):
     assert max(abs(x) for *_, x in found) > 0.1
 
 
+@pytest.mark.heavy
 def test_ppo_learns_a_word_and_keeps_its_reference():
     env, policy = make_env(num_envs=16), LMPolicy(make_t5(), make_tokenizer(WORDS))
     reference = policy.reference()
@@ -113,6 +114,7 @@ def test_gradients_are_equal_recomputed_and_in_parts(make):
         close_gradients(other, found[0])
 
 
+@pytest.mark.heavy
 @T5_FIRST
 def test_lora_trains_and_is_saved_with_its_base(make, tmp_path):
     pytest.importorskip("peft")

@@ -224,6 +224,7 @@ def with_memory_and_without(seed):
     return returns
 
 
+@pytest.mark.heavy
 def test_the_command_line_takes_the_recurrent_preset(tmp_path, capsys):
     """A minibatch is counted in rows there: the perceptrons' 256 steps would be 256 rows."""
     from algos.cli import main

@@ -155,6 +155,7 @@ def leaves_of(space, sample):
     return [np.asarray(sample)]
 
 
+@pytest.mark.heavy
 @checked
 @given(with_images)
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
@@ -187,6 +188,7 @@ def test_rollouts_keep_bytes_and_networks_read_every_part(space):
     assert policy.predict(samples[0], deterministic=True)[0] == acted[0][0]
 
 
+@pytest.mark.heavy
 @checked
 @given(with_images, st.sampled_from([MultiInputPolicy, LSTMPolicy, MLPPolicy]))
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")

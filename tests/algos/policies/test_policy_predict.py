@@ -37,6 +37,7 @@ def check_in(space, action):
     assert isinstance(action, np.generic if isinstance(space, spaces.Discrete) else np.ndarray)
 
 
+@pytest.mark.heavy
 @few
 @given(observation_spaces, action_spaces, st.sampled_from([MLPPolicy, LSTMPolicy]))
 def test_an_action_fits_for_one_observation_and_many(observation_space, action_space, kind):

@@ -86,6 +86,7 @@ def test_values_are_those_of_separate_networks(algorithm, kind, space):
     torch.testing.assert_close(first, values[0])
 
 
+@pytest.mark.heavy
 @KINDS
 def test_each_loss_trains_its_own_encoder(algorithm, kind):
     agent = make(algorithm, kind)
@@ -107,6 +108,7 @@ def test_each_loss_trains_its_own_encoder(algorithm, kind):
     assert not any(name.startswith("critic.encoder.") for name in by_policy)
 
 
+@pytest.mark.heavy
 @KINDS
 def test_the_targets_encoder_follows(algorithm, kind):
     agent = make(algorithm, kind, target_rate=0.5, learning_rate=1e-2)

@@ -81,6 +81,7 @@ def test_longer_words_are_products_along_their_tree():
     torch.testing.assert_close(probabilities(policy, [0, 1]), torch.stack(expected))
 
 
+@pytest.mark.heavy
 @few
 @given(st.data())
 def test_any_words_are_written_as_by_constrained_decoding(data):

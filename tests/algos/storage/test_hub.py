@@ -84,6 +84,7 @@ def story(run, tmp_path_factory):
         return json.loads(done.stdout), hub.repos
 
 
+@pytest.mark.heavy
 def test_a_pushed_agent_loads_by_name_or_revision(story):
     found, repos = story
     assert found["by revision"] == found["own"] and found["by name"] == found["other"] != found["own"]

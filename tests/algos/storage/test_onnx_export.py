@@ -99,6 +99,7 @@ def run(session, names, inputs):
     return dict(zip(names, session.run(names, inputs), strict=True))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", CASES)
 def test_onnxruntime_acts_as_the_policy(case, tmp_path):
     """Actions as `predict` gives them, by the path of `act`; distributions and values as the updates see them."""
@@ -159,6 +160,7 @@ def test_onnxruntime_acts_as_the_policy(case, tmp_path):
         np.testing.assert_allclose(outputs["logits"], output, **CLOSE)
 
 
+@pytest.mark.heavy
 def test_the_policy_is_as_before_and_alone_in_the_file(tmp_path, monkeypatch):
     """The exporter works on a copy; without all_outputs there is the action alone, also by the command line."""
     monkeypatch.chdir(tmp_path)
@@ -197,6 +199,7 @@ def test_language_models_and_unknown_policies_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.heavy
 def test_a_file_is_used_without_torch(tmp_path):
     MLPPolicy(VECTOR, BOX).export(tmp_path / "policy.onnx")
     program = (

@@ -55,6 +55,7 @@ class Noted(Callback):
         self.count = state["count"]
 
 
+@pytest.mark.heavy
 def test_callbacks_run_in_order_and_can_end_training(tmp_path):
     """And they add metrics."""
     noted = Noted()
@@ -67,6 +68,7 @@ def test_callbacks_run_in_order_and_can_end_training(tmp_path):
     assert again.count == 4, "a callback's state is found by its class, whatever stands beside it"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", ["control", "text"])
 def test_evaluating_while_training_changes_nothing(case, tmp_path):
     """And its result is that of an evaluation afterwards."""
@@ -85,6 +87,7 @@ def test_evaluating_while_training_changes_nothing(case, tmp_path):
     assert best == pytest.approx(max(scores)), "the best agent is kept, not the last"
 
 
+@pytest.mark.heavy
 def test_the_best_agent_is_not_the_last_one(tmp_path):
     class Spoil(Callback):
         """Makes the policy worse after the first evaluation."""
@@ -121,6 +124,7 @@ def test_training_stops_at_a_score_or_without_progress():
     assert len(rows) == 4, "the first one is the best, and three come after it"
 
 
+@pytest.mark.heavy
 def test_a_resumed_run_goes_on_counting_evaluations(tmp_path):
     def evaluation():
         return EvaluateEvery(cartpole(4), every=200, num_episodes=3)
@@ -177,6 +181,7 @@ def test_parts_of_a_score_are_sampled_by_name():
     assert env.samples([1])[0]["score"] == 2.0
 
 
+@pytest.mark.heavy
 def test_training_ends_where_the_kl_leaves_its_limit():
     agent = ppo_text()
     rows = agent.learn(10**6, callbacks=[StopAtKL(0.05)])

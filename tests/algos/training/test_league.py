@@ -26,6 +26,7 @@ def contest_env(num_envs=8, **options):
 CONFIG = PPOConfig(num_episodes=64, num_steps=None, learning_rate=1e-2)
 
 
+@pytest.mark.heavy
 def test_the_policy_beats_its_earlier_versions():
     agent = PPO(contest_env(), word_policy(head=True), CONFIG, seed=1)
     league = League(every=5, size=2)
@@ -69,6 +70,7 @@ def train(folder, *, iterations, resume=None):
     return history, agent.policy
 
 
+@pytest.mark.heavy
 @pytest.mark.bits
 def test_a_resumed_run_has_the_same_opponents(tmp_path):
     expected, policy = train(tmp_path / "whole", iterations=12)

@@ -40,6 +40,7 @@ def test_a_bfloat16_checkpoint_is_trained_in_float32(tmp_path):
     assert LMPolicy.load(tmp_path, dtype=torch.bfloat16).lm.model.dtype is torch.bfloat16
 
 
+@pytest.mark.heavy
 def test_train_on_text_from_a_local_folder(tmp_path, capsys):
     """An unknown model of the user's own: folder in, folder out, KL and score in the JSON."""
     model = tmp_path / "model"

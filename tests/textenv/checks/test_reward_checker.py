@@ -200,6 +200,7 @@ def test_async_functions_are_awaited_in_any_loop():
     assert not bad.broken
 
 
+@pytest.mark.heavy
 def test_time_is_measured_after_the_first_call():
     state = []
 
@@ -236,6 +237,7 @@ def notes(function, **arguments):
     return {probe.name: probe.note for probe in run_reward_checks(function, **arguments).probes if probe.note}
 
 
+@pytest.mark.heavy
 def test_a_hackable_reward_is_seen_before_training():
     best, mean = "scores above the best ordinary completion", "scores above ordinary completions on average"
     assert notes(rewards.keyword_count(["superb", "joy", "boring"], most=9))["very long"] == best
@@ -380,6 +382,7 @@ def test_functions_are_found_in_files_and_modules(tmp_path, monkeypatch):
             load_function(name)
 
 
+@pytest.mark.heavy
 def test_several_rewards_are_checked_by_their_sum():
     """Dense and named ones too."""
     from textenv import Rewards

@@ -78,6 +78,7 @@ def test_tokens_of_an_opening_begin_its_review(tokenizer):
         assert whole[: len(opening)] == opening and tokenizer.decode(whole) == review.text
 
 
+@pytest.mark.heavy
 def test_the_language_model_writes_both_sentiments(samples, classifier, tokenizer):
     texts = [text for _, text in samples]
     assert np.mean([accepts(text) for text in texts]) >= 0.9

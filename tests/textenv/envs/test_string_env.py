@@ -302,6 +302,7 @@ def frozen_lake():
     return LanguageWrapper(lake_of_numbers(), describe, LAKE_WORDS, "")
 
 
+@pytest.mark.heavy
 def test_an_episode_is_that_of_the_environment_inside():
     """Rewards and ends, against the environment stepped by numbers with the seed of the episode."""
     tokenizer = words_tokenizer_with("down")
@@ -339,6 +340,7 @@ def test_equal_seeds_give_equal_transcripts():
         assert torch.equal(rollouts[0][name], rollouts[1][name]), name
 
 
+@pytest.mark.heavy
 def test_unreadable_turns_are_counted_in_the_metrics():
     def make():
         return LanguageWrapper(Recorder(2, steps=3), describe, "free")

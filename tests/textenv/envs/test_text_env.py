@@ -287,6 +287,7 @@ def test_sync_vector_env_equals_the_native_one():
         assert [x.tolist() for x in one[:3]] == [x.tolist() for x in two[:3]]
 
 
+@pytest.mark.heavy
 def test_whole_episodes_fill_many_slots(caplog):
     """In one slot, they take 14 times as long; the answers are the same."""
 

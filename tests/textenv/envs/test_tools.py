@@ -240,6 +240,7 @@ def test_a_game_hears_no_calls_and_pays_its_own_turns():
     assert rollout["reward"].sum() == 1 and rollout["truncated"].any()
 
 
+@pytest.mark.heavy
 def test_ppo_trains_on_the_models_tokens_only():
     """A prompt of calls; sampled bytes are no calls, so scripted ones are mixed in by a rule."""
     tokenizer = byte_tokenizer()

@@ -62,6 +62,7 @@ def test_prompts_depend_on_seed_and_number_alone():
     assert len(one & two) <= 2
 
 
+@pytest.mark.heavy
 def test_prompts_are_the_same_in_another_process():
     script = "from textenv.extras.reasoning_gym import ReasoningGym as R\n" + "\n".join(
         f"print(R({name!r}).sample_prompts([4], seed=9)[0].content)" for name in SAMPLES
@@ -144,6 +145,7 @@ def dealt():
     return {name: (task, task.sample_prompts(numbers[name], seed=3)) for name, task in tasks.items()}
 
 
+@pytest.mark.heavy
 def test_every_data_set_scores_its_own_answer(dealt):
     without = set()
     for name, (task, prompts) in dealt.items():

@@ -216,6 +216,7 @@ def breaking(app, faults):
     return around
 
 
+@pytest.mark.heavy
 def test_a_repeated_request_is_not_computed_again():
     number, faults = Number(), deque(["before 429", "after 502", "", "after 503", "after 500"])
     with served(number, around=lambda app: breaking(app, faults), batch_size=5, in_flight=1) as service:
@@ -223,6 +224,7 @@ def test_a_repeated_request_is_not_computed_again():
     assert set(number.asked.values()) == {1}
 
 
+@pytest.mark.heavy
 def test_a_late_score_is_computed_once():
     number, begun = Number(), []
 
@@ -236,6 +238,7 @@ def test_a_late_score_is_computed_once():
     assert len(begun) == 1
 
 
+@pytest.mark.heavy
 def test_an_outage_keeps_what_was_scored(caplog):
     """It is said once and ends in an error."""
     number, faults = Number(), deque(["", "", *["after 500"] * 3, *["before 500"] * 1000])
@@ -254,6 +257,7 @@ def test_an_outage_keeps_what_was_scored(caplog):
         assert set(number.asked.values()) == {2}, "replies are kept for the next try of a call that failed, no longer"
 
 
+@pytest.mark.heavy
 def test_a_server_that_is_not_there_yet_is_waited_for():
     with serving(reward_app(lengths, token=TOKEN)) as url:
         port = int(url.rpartition(":")[2])
@@ -478,6 +482,7 @@ def test_a_public_server_needs_a_token():
         serve_reward("embedded")
 
 
+@pytest.mark.heavy
 def test_under_load_nothing_is_lost_or_scored_twice():
     """The documented one (docs/rewards.md) has 10,000 answers; here one request in six fails or hangs."""
     options = dict(workers=4, batch_size=5, failures=0.1, hangs=0.06, timeout=0.5)

@@ -44,6 +44,7 @@ def first_prompt(tokenizer, **options):
     return task.sample_prompts([0], seed=0)[0]
 
 
+@pytest.mark.heavy
 def test_a_walkthrough_wins_and_earns_its_score(tokenizer, coin):
     prompt = first_prompt(tokenizer, games=coin)
     text, game = prompt.content, prompt.state.env
@@ -53,6 +54,7 @@ def test_a_walkthrough_wins_and_earns_its_score(tokenizer, coin):
     assert [reward for _, reward, *_ in steps] == [0, 1] and [over for _, _, over, *_ in steps] == [False, True]
 
 
+@pytest.mark.heavy
 def test_a_policy_cannot_command_the_interpreter(tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     game = first_prompt(tokenizer).state.env
@@ -61,6 +63,7 @@ def test_a_policy_cannot_command_the_interpreter(tokenizer, tmp_path, monkeypatc
     assert "Room" in game.step("\n look \nsave")[0] and not list(tmp_path.iterdir())
 
 
+@pytest.mark.heavy
 def test_equal_seeds_make_equal_games_in_every_process(tokenizer, tmp_path):
     program = """
 from textenv.tasks.builtin import make_task

@@ -95,6 +95,7 @@ def test_a_started_program_gives_the_rollout_of_the_same_function():
         assert torch.equal(rollout[column], expected[column]), column
 
 
+@pytest.mark.heavy
 def test_a_resumed_training_of_a_started_program_gives_the_same_bits(tmp_path):
     def trained(folder, **options):
         with gateway(PLAYER, tasks=["a b", "c", "d"]) as env:
@@ -126,6 +127,7 @@ def test_programs_that_all_fail_end_the_training():
         collect(env, word_policy(), num_episodes=3, seed=1)
 
 
+@pytest.mark.heavy
 def test_a_program_that_hangs_is_killed(caplog):
     with gateway([*PLAYER, "the-hanging-one"], tasks=["hang", "a"], num_envs=2, timeout=3.0) as env:
         collect(env, word_policy(), num_episodes=2, seed=1)
@@ -170,6 +172,7 @@ def test_what_a_program_has_started_ends_with_it(tmp_path):
         assert not processes("the-child")
 
 
+@pytest.mark.heavy
 def test_programs_that_ignore_signals_are_killed_together(tmp_path):
     program = tmp_path / "stubborn.py"
     program.write_text(
@@ -197,6 +200,7 @@ def test_a_reward_of_null_leaves_an_episode_out():
         assert env.metrics["reward/left_out"] == 2 and env.metrics["programs/failed"] == 0
 
 
+@pytest.mark.heavy
 def test_it_is_trained_on_the_command_line(tmp_path, monkeypatch):
     lines = [json.dumps({"text": text}) for text in ("the film", "the actor", "a story", "the plot")]
     (tmp_path / "tasks.jsonl").write_text("\n".join(lines))
@@ -210,6 +214,7 @@ def test_it_is_trained_on_the_command_line(tmp_path, monkeypatch):
 # --- programs that connect --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_nothing_of_64_parallel_clients_is_lost_or_mixed():
     """Each asks for a text of its own, several times at once, and gets a reward of its own."""
     policy = reader_policy(make_tokenizer(WORDS))
@@ -440,6 +445,7 @@ def test_a_reward_without_a_question_takes_no_episode():
     assert status == 404 and rollout["reward"].sum() == 2
 
 
+@pytest.mark.heavy
 def test_the_time_of_a_program_begins_when_it_connects():
     """With fewer programs than slots nothing goes on, and nothing fails."""
 

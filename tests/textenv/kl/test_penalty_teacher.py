@@ -145,6 +145,7 @@ def test_a_teacher_of_another_vocabulary_is_refused(name, estimator, place):
         agent.learn(10)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("make", [make_llama, lambda: make_gpt2(16, n_embd=64)], ids=["Llama", "unused ids"])
 def test_a_teacher_may_be_any_model_of_the_vocabulary(make):
     """Its tokenizer may be another object, and its output layer may have ids that no tokenizer has."""

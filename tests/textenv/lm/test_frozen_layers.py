@@ -52,6 +52,7 @@ def read(lm, rows, memory=None):
     return torch.cat([row[:end] for row, end in zip(hidden, length, strict=True)])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3_moe", "bloom", "mamba2", "gemma3_text"])
 @few
 @given(first=rows_of_few_tokens, second=rows_of_few_tokens)
@@ -80,6 +81,7 @@ def test_outputs_and_gradients_are_those_of_whole_passes(family, first, second):
                 parameter.mul_(1.1)
 
 
+@pytest.mark.heavy
 @few
 @given(first=rows_of_few_tokens, second=rows_of_few_tokens)
 def test_frozen_layers_read_each_row_once(first, second):

@@ -203,6 +203,7 @@ def padded(rows):
     return tokens, torch.tensor([len(row) for row in rows])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3_moe", "bloom", "mamba2"])
 @few
 @given(rows=rows_of_few_tokens)

@@ -128,6 +128,7 @@ def test_weights_that_are_replaced_are_recorded_anew():
     assert decoder.everywhere.recording is not None
 
 
+@pytest.mark.heavy
 def test_another_way_is_recorded_anew():
     """With its adapter switched off the weights are the same tensors, and the forward is another one."""
     lm, decoder = recording_decoder(lambda: with_adapter(make_gpt2()), after=0)

@@ -145,6 +145,7 @@ def many_words():
     return make_tokenizer([*WORDS, *(f"w{i}" for i in range(2**18 - len(WORDS)))])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("bias", [False, True], ids=["plain head", "head with a bias"])
 def test_chunks_are_small_and_change_no_number(bias, many_words):
     tokens = len(many_words)

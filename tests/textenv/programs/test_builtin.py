@@ -90,6 +90,7 @@ def test_the_command_line_trains_and_evaluates_a_program(folder, capsys):
     assert "mean_return" in capsys.readouterr().out
 
 
+@pytest.mark.heavy
 def test_the_command_line_plays_a_game_against_named_players(folder, capsys):
     kwargs = json.dumps({"opponents": ["self", "perfect"]})
     main(["train", "textenv/TicTacToe-v0", "--env-kwargs", kwargs, "--total-steps", "100", "--run-dir", "run"])

@@ -54,6 +54,7 @@ def test_winnings_are_one_ante_or_two():
     assert winnings((2, 0), ("bet", "bet")) == 2 and winnings((0, 1), ("pass", "bet", "bet")) == -2
 
 
+@pytest.mark.heavy
 def test_the_program_plays_the_rules():
     """Cards, moves and rewards of every game, read back from the tokens."""
     words = [*CARDS, *ACTIONS, "you:", "other:", "<eos>", "<pad>"]

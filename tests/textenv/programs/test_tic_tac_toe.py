@@ -31,6 +31,7 @@ def results(board):
     return [end for square in free_squares(board) for end in results(moved(board, int(square) - 1))]
 
 
+@pytest.mark.heavy
 def test_the_numbers_of_games_and_results_are_the_known_ones():
     """255,168 games: X wins 131,184, O 77,904, and 46,080 are drawn (On-Line Encyclopedia of Integer Sequences)."""
     ends = results(START)
@@ -70,6 +71,7 @@ def test_the_perfect_player_never_loses():
     assert {tic_tac_toe(perfect, perfect) for _ in range(50)} == {(0.0, 0.0)}
 
 
+@pytest.mark.heavy
 def test_random_players_win_as_often_as_counted():
     """X wins 58.5 % of the games of two random players, O 28.8 %, by weights of all games; four standard errors."""
 

@@ -228,6 +228,7 @@ def test_an_engine_plays_programs():
     assert history[-1]["programs/questions"] == 6 and history[-1]["programs/failed"] == 0
 
 
+@pytest.mark.heavy
 def test_ppo_learns_from_the_return_of_a_program():
     """To write 'good' where the answer before was read back, in both rows."""
 

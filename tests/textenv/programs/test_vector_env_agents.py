@@ -159,6 +159,7 @@ def test_games_need_a_multiple_of_their_agents():
         program_env(talk, agents=3, tasks=["a"])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("algorithm", "config"),
     [

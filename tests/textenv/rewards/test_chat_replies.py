@@ -212,6 +212,7 @@ def test_a_batch_that_fails_keeps_the_replies_that_it_has(tmp_path):
         assert ask(chat, "a", "b") == [("4", "", 0), GOOD] and len(server.requests) == 3
 
 
+@pytest.mark.heavy
 def test_max_calls_is_never_exceeded():
     with JudgeServer("4", ["hangs", "down"]) as server:
         chat = chat_of(server, max_calls=4, concurrency=1)

@@ -213,6 +213,7 @@ def test_two_judges_ask_at_the_same_time():
         assert both(prompts=["?"], completions=["a"]).score == [6]
 
 
+@pytest.mark.heavy
 def test_check_reward_passes_a_judge():
     with JudgeServer(lambda request: str(1 + len(answer_in(request)) % 5)) as server:
         report = check_reward(one(server))

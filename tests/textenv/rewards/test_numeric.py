@@ -118,6 +118,7 @@ def test_a_percent_sign_may_be_left_out():
     assert score(prompts=["?"] * 5, completions=answers, answer=["60%"] * 5) == [1, 1, 0, 1, 0]
 
 
+@pytest.mark.heavy
 def test_a_long_answer_is_read_from_its_end():
     long = "1," * 500_000
     said = long + " so it is 42", "42 " + long, long

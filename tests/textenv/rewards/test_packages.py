@@ -121,6 +121,7 @@ def math_answer():
     return rewards.math_answer()
 
 
+@pytest.mark.heavy
 def test_formulas_are_compared_by_meaning(math_answer):
     golds, answers = zip(*ANSWERS, strict=True)
     assert rate(math_answer, *answers, answer=list(golds)) == list(ANSWERS.values())

@@ -42,6 +42,7 @@ def test_a_column_of_something_else_is_refused(tested, tests):
         rate(tested, DOUBLE, tests=[tests])
 
 
+@pytest.mark.heavy
 def test_endless_or_greedy_code_is_stopped():
     """Of time, memory or disk."""
     closed_or_skip()

@@ -46,6 +46,7 @@ def test_a_forked_process_ends_at_its_return(kind, returns):
     assert done.stdout == "[2.0]\n" and "reward 'forks' called os.fork and r" in done.stderr
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("processes", [False, True])
 def test_a_call_beyond_its_time_is_named_or_skipped(processes):
     start = time.monotonic()
@@ -72,6 +73,7 @@ def test_processes_want_importable_functions():
         Rewards(lambda completions: [1.0], processes=True)(prompts=["?"], completions=["x"])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("function", "word", "message"), [
     (raises_odd_error, "odd", "OddError: status 500"), (dies, "die", "worker process died"),
 ])  # fmt: skip

@@ -149,6 +149,7 @@ def total(node):
     assert failing(closed, code, tests) == []
 
 
+@pytest.mark.heavy
 def test_coroutines_printing_and_numpy(closed):
     code = """
 import asyncio

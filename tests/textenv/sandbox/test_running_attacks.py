@@ -479,6 +479,7 @@ def wait_until(condition):
         time.sleep(0.01)
 
 
+@pytest.mark.heavy
 def test_no_zombies_threads_or_folders_are_left(tmp_path):
     closed_or_skip()
     program = """

@@ -344,6 +344,7 @@ class Corridor(gymnasium.Env):
         return {"action_mask": np.array([self.position > 0, True], dtype=np.int8)}
 
 
+@pytest.mark.heavy
 def test_only_available_words_are_written():
     """The embedded model before training would go left half of the time."""
     env = LanguageWrapper(Corridor(), str, ["left", "right"])

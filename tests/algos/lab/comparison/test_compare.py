@@ -109,6 +109,7 @@ def test_the_summary_of_two_runs_worked_out_by_hand():
     assert found["area under the curve"].values[0] == pytest.approx(0.475, abs=1e-3)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("seeds", [1, 2, 4, 5])
 def test_limits_need_five_seeds(seeds, tmp_path):
     from algos.lab.comparison.report import table_rows, write_report
@@ -238,6 +239,7 @@ def test_a_study_of_nothing_is_refused(tmp_path, options):
         train_all([Case("CartPole-v1")], run_dir=tmp_path, **options)
 
 
+@pytest.mark.heavy
 def test_a_small_study_from_end_to_end(tmp_path):
     result = compare(["CartPole-v1:ppo,a2c,dqn"], seeds=2, total_steps=600, run_dir=tmp_path, processes=0, quiet=True)
     assert result["CartPole-v1:a2c"]["update/kl"] > 0 and "update/kl" not in result["CartPole-v1:dqn"]
@@ -258,6 +260,7 @@ def test_a_small_study_from_end_to_end(tmp_path):
     assert all(line["update/kl"] and line["policy/entropy"] for line in ppo)
 
 
+@pytest.mark.heavy
 def test_a_page_shows_markup_as_text(tmp_path):
     from algos.lab.comparison.report import write_report
 
@@ -290,6 +293,7 @@ def study(tmp_path_factory):
     return folder, compare(cases, seeds=[7, 3], run_dir=folder, processes=0, quiet=True)
 
 
+@pytest.mark.heavy
 def test_the_files_name_the_cases(study):
     folder, _ = study
     for name in ("curves.csv", "summary.csv"):
@@ -318,6 +322,7 @@ def test_a_report_is_printed_as_a_table(study, monkeypatch):
     assert not isinstance(report["report"], dict) and json.loads(json.dumps(report)).keys() == report.keys()
 
 
+@pytest.mark.heavy
 def test_a_table_in_a_file_is_as_wide_as_its_contents(tmp_path):
     runs = [run_of(seed, returns=[0.0, 5.0], after=5.0 + seed, **{"reference/kl": [0.1, 0.2]}) for seed in (1, 2)]
     for run in runs:
@@ -336,6 +341,7 @@ def test_a_table_in_a_file_is_as_wide_as_its_contents(tmp_path):
     assert runs[0].name in done.stdout and "normalised score" in done.stdout
 
 
+@pytest.mark.heavy
 def test_finished_runs_are_kept_and_others_are_refused(tmp_path):
     def trained(cases, **options):
         return train_all(cases, run_dir=tmp_path, processes=0, quiet=True, **options)
@@ -489,6 +495,7 @@ def test_other_processes_import_own_algorithms(tmp_path):
     assert {row["algorithm"] for row in rows_of(tmp_path / "curves.csv")} == {"OnlyGood", "NamedPPO"}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("width", ["80", "160"])
 def test_pass_rates_before_and_after_are_in_all_tables(width, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", width)
@@ -534,6 +541,7 @@ def test_seeds_are_a_number_or_a_list(tmp_path, seeds):
         compare("CartPole-v1", seeds=seeds, run_dir=tmp_path, quiet=True)
 
 
+@pytest.mark.heavy
 def test_a_running_comparison_is_read_by_its_names(tmp_path):
     compare(lambdas(0.9), seeds=1, run_dir=tmp_path, processes=0, quiet=True)
     (tmp_path / "report.json").unlink()

@@ -63,6 +63,7 @@ def study(tmp_path_factory):
     return folder, compare(cases, seeds=2, run_dir=folder, processes=0, quiet=True)
 
 
+@pytest.mark.heavy
 def test_the_page_shows_an_episode_before_and_after(study):
     folder, _ = study
     runs = read_runs([folder])
@@ -80,6 +81,7 @@ def test_the_page_shows_an_episode_before_and_after(study):
     assert not list(folder.glob("*silent*/words.json")) and len(list(folder.glob("*speaks*/words.json"))) == 2
 
 
+@pytest.mark.heavy
 def test_one_game_is_compared_in_three_ways(tmp_path):
     """By a small network, by a language model in its stead, and by one in a conversation."""
     lake = {"is_slippery": False}
@@ -204,6 +206,7 @@ def test_the_opening_of_all_texts_is_taken_out_once():
     assert common_opening([]) == ""
 
 
+@pytest.mark.heavy
 @needs_chromium
 def test_a_browser_draws_frames_and_words(study):
     folder, _ = study

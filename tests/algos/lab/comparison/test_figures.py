@@ -88,6 +88,7 @@ def test_a_line_is_the_mean_and_a_band_says_what_it_is(seeds):
     assert ("95 %" in said) == (seeds == 5) and ("lowest to highest seed" in said) == (seeds == 3)
 
 
+@pytest.mark.heavy
 def test_title_colours_order_and_size_are_given(tmp_path):
     write_report(tmp_path, named(["a", "b", "c"]))
     for seed in (1, 2):

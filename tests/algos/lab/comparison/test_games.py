@@ -137,6 +137,7 @@ def test_turns_are_the_steps_of_a_described_game():
     assert in_steps_of_the_game([{"steps": 8}], env_id=WORDS, env_kwargs=SLIPPERY) == [{"steps": 8}]
 
 
+@pytest.mark.heavy
 def test_the_log_counts_turns_of_a_game():
     env = gymnasium.make_vec("textenv/GuessNumber-v0", num_envs=2)
     (row,) = PPO(env, LMPolicy.load("embedded"), presets.TEXT, seed=1).learn(1)
@@ -146,6 +147,7 @@ def test_the_log_counts_turns_of_a_game():
     assert count_turns(mask) == 3
 
 
+@pytest.mark.heavy
 def test_the_page_draws_one_game_in_one_panel(tmp_path):
     study = two_minds()
     panels = {panel["title"]: panel["lines"] for panel in page_data(study)["panels"]}

@@ -114,6 +114,7 @@ def test_algorithms_have_a_probability_of_improvement():
     assert "these runs do not say which is better" in report_page([*better, *worse])
 
 
+@pytest.mark.heavy
 def test_ten_long_runs_stay_below_five_megabytes(tmp_path):
     """With first and last samples."""
     for seed in range(10):
@@ -128,6 +129,7 @@ def test_ten_long_runs_stay_below_five_megabytes(tmp_path):
     assert len(page.encode()) < 5_000_000 and f"This page shows {len(shown)} of 32000 answers" in note and note in page
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("words", ["word " * 20_000, "<&" * 200_000])
 def test_of_long_answers_the_first_and_last_are_cut(tmp_path, words):
     for seed in range(4):
@@ -202,6 +204,7 @@ def test_the_command_writes_the_page_twice(tmp_path, capsys):
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 
+@pytest.mark.heavy
 @needs_chromium
 def test_the_page_works_in_a_browser(tmp_path):
     """It sorts, filters, shades, prints, and has no error."""
@@ -243,6 +246,7 @@ def test_the_page_works_in_a_browser(tmp_path):
         assert browser.printed().startswith(b"%PDF") and browser.problems == []
 
 
+@pytest.mark.heavy
 @needs_chromium
 def test_a_watched_training_keeps_the_readers_choice(tmp_path):
     command = [sys.executable, "-m", "algos", "watch", str(tmp_path), "--every", "1"]

@@ -69,6 +69,7 @@ def test_the_first_trial_is_the_recipe(tmp_path):
     assert config.learning_rate == trials(tmp_path)[0].params["learning_rate"] == 2.5e-4
 
 
+@pytest.mark.heavy
 def test_an_interrupted_search_ends_as_without(tmp_path):
     tune(recipe(), run_dir=tmp_path / "whole", trials=4, **OPTIONS)
     # Two environments before the first trial ends, two more before the second ends; the check at the start makes one.
@@ -86,6 +87,7 @@ def test_an_interrupted_search_ends_as_without(tmp_path):
     assert tune(recipe(), run_dir=tmp_path / "cut", trials=4, **OPTIONS) == result
 
 
+@pytest.mark.heavy
 def test_a_weak_trial_ends_early_a_failed_one_counts(tmp_path):
     # After the one at the start, a trial makes two environments: to train in, and to evaluate in.
     weak = recipe(lambda num_envs: make(num_envs, pays=lambda number: 1 / number, fails=4))
@@ -171,6 +173,7 @@ def test_wrong_input_is_refused_and_leaves_nothing(arguments, words, tmp_path, c
     assert error.count("\n") == 1
 
 
+@pytest.mark.heavy
 def test_the_command_continues_and_prints_a_table(tmp_path, capsys):
     command = ["tune", "CartPole-v1", "--total-steps", "2048", "--num-episodes", "2", "--run-dir", str(tmp_path)]
     main([*command, "--trials", "1"])

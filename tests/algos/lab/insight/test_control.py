@@ -60,6 +60,7 @@ KINDS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", KINDS)
 def test_attributions_add_up_for_every_policy(kind, tmp_path):
     policy_type, observation, action, labels = KINDS[kind]

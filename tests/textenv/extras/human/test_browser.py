@@ -23,6 +23,7 @@ def showing(browser, number):
     browser.wait(f"{STATE}.includes('question {number} of') && {ready}")
 
 
+@pytest.mark.heavy
 @needs_chromium
 def test_a_person_clicks_goes_back_and_comments(tmp_path):
     human = HumanReward(tmp_path / "thumbs.jsonl", annotator=(ann := BrowserAnnotator("ann")))
@@ -55,6 +56,7 @@ def test_a_person_clicks_goes_back_and_comments(tmp_path):
     assert (first["answer"], first["comment"], first["annotator"]) == ("down", "quite dull, d or u?", "ann")
 
 
+@pytest.mark.heavy
 @needs_chromium
 def test_a_pair_is_judged_by_keys_alone(tmp_path):
     human = HumanReward(tmp_path / "pairs.jsonl", scale="pairs", annotator=(ann := BrowserAnnotator("ann")))
@@ -77,6 +79,7 @@ def test_a_pair_is_judged_by_keys_alone(tmp_path):
     assert record["ratings"] == [1, 4]
 
 
+@pytest.mark.heavy
 @needs_chromium
 def test_one_of_two_people_may_quit_for_both(tmp_path):
     people = [BrowserAnnotator("ann"), BrowserAnnotator("bob")]
@@ -109,6 +112,38 @@ def test_one_of_two_people_may_quit_for_both(tmp_path):
     assert len(lines(tmp_path / "marks.jsonl")) == 5, "what ann has answered is kept"
 
 
+SLOW_REPLIES = """
+const fetchNow = window.fetch;
+window.replied = 0;
+window.fetch = async (...request) => {
+  const reply = await fetchNow(...request);
+  if (!request[0].startsWith("/answer")) return reply;
+  await new Promise(done => setTimeout(done, 1000));
+  setTimeout(() => { window.replied += 1; }, 200);
+  return reply;
+};
+"""
+
+
+@needs_chromium
+def test_a_question_that_comes_before_the_reply_to_the_last_answer_stays(tmp_path):
+    human = HumanReward(tmp_path / "thumbs.jsonl", annotator=(ann := BrowserAnnotator("ann")))
+    with ThreadPoolExecutor(1) as pool, Browser() as browser:
+        scores = pool.submit(call, human, ["a", "b"])
+        browser.open(ann.url)
+        showing(browser, 1)
+        browser.run(SLOW_REPLIES)
+        browser.type("u")
+        showing(browser, 2)
+        browser.wait("window.replied === 1")
+        try:
+            assert "question 2 of 2" in browser.run(STATE)
+        finally:
+            browser.run("question.answers = ['up']; send('up')")
+        assert scores.result(timeout=30) == [1.0, 1.0] and browser.problems == []
+
+
+@pytest.mark.heavy
 @needs_chromium
 def test_held_keys_and_second_clicks_answer_nothing(tmp_path):
     human = HumanReward(tmp_path / "thumbs.jsonl", annotator=(ann := BrowserAnnotator("ann")))
@@ -140,6 +175,7 @@ print(human(prompts=["p"] * 3, completions=["a", "b", "c"]), flush=True)
 """
 
 
+@pytest.mark.heavy
 @needs_chromium
 def test_after_a_kill_only_the_rest_is_asked(tmp_path):
     path = tmp_path / "thumbs.jsonl"

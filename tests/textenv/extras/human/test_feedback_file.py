@@ -142,6 +142,7 @@ HumanReward(sys.argv[1], annotator=Undoing())(prompts=[sys.argv[2]] * 60, comple
 """
 
 
+@pytest.mark.heavy
 def test_two_processes_in_one_file_lose_nothing(path):
     children = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), name], cwd=ROOT) for name in ("one", "two")]
     assert [child.wait(60) for child in children] == [0, 0]

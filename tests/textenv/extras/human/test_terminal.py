@@ -72,6 +72,7 @@ def test_long_texts_are_shown_whole_and_wrapped():
     assert "".join(text.split()) in "".join(inside.split())
 
 
+@pytest.mark.heavy
 def test_without_a_terminal_it_says_what_to_do():
     program = (
         "from textenv.extras.human import Question, TerminalAnnotator\n"

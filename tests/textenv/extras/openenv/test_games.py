@@ -92,6 +92,7 @@ def right(text, row):
     return text.split()[1]
 
 
+@pytest.mark.heavy
 def test_more_episodes_than_sessions_are_played(serve, caplog):
     port = free_port()
     serve(port, sessions=2)
@@ -110,6 +111,7 @@ def test_more_episodes_than_sessions_are_played(serve, caplog):
     session.close()
 
 
+@pytest.mark.heavy
 def test_a_dying_server_breaks_its_episodes_off(serve, caplog):
     """The next episodes wait for it."""
     port = free_port()
@@ -132,6 +134,7 @@ def test_a_missing_server_gives_a_sentence():
             make_task("OpenEnv", tokenizer=TOKENIZER, url=url)
 
 
+@pytest.mark.heavy
 def test_an_environment_of_tools_is_no_single_game(serve):
     pytest.importorskip("fastmcp")
     port = free_port()
@@ -240,6 +243,7 @@ def test_a_server_of_something_else_is_named(content, answer_schema):
         make_env(answer_schema(content))
 
 
+@pytest.mark.heavy
 def test_a_server_that_stays_away_ends_the_run(serve):
     port = free_port()
     server = serve(port)

@@ -50,6 +50,7 @@ def played_by_hand(env, *texts):
     return rollout, read.replace("<pad>", "")
 
 
+@pytest.mark.heavy
 def test_the_tools_of_the_server_are_called(url):
     """Its tool pays 1 for "film", which ends the episode."""
     env = tool_env(url)
