@@ -43,20 +43,21 @@ class Line:
     goal: float | None = None
 
 
-def _iteration(work, section, file, case, peer="TRL GRPO"):
+def _iteration(work, section, file, case, peer="TRL GRPO", *, goal=None):
     """A line of an iteration on text, which has seconds and the memory of the process."""
-    return Line(work, section, file, f"{case} seconds", peer, memory=f"{case} memory in all")
+    return Line(work, section, file, f"{case} seconds", peer, memory=f"{case} memory in all", goal=goal)
 
 
 TRL_PPO = "TRL 0.11 PPO step"
 LINES = (
-    Line("PPO, CartPole, 64 × 32 steps", "Control", "control", "fast train", "sb3", "fast train memory"),
-    Line("PPO, CartPole, 64 × 32 steps", "Control", "control", "fast train", "cleanrl_style", "fast train memory"),
+    Line("PPO, CartPole, 64 × 32 steps", "Control", "control", "fast train", "sb3", "fast train memory", goal=3.0),
+    Line("PPO, CartPole, 64 × 32 steps", "Control", "control", "fast train", "skrl", "fast train memory", goal=2.2),
     Line("PPO, CartPole, 4 × 128 steps", "Control", "control", "cleanrl train", "sb3", "cleanrl train memory"),
     Line("PPO, Pendulum", "Control", "control", "pendulum train", "sb3"),
     Line("PPO, LSTM", "Control", "control", "lstm train", "sb3"),
     Line("PPO, images", "Control", "control", "cnn train", "sb3"),
-    Line("PPO, HalfCheetah", "Control", "mujoco-speed", "HalfCheetah-v5", "CleanRL-style"),
+    Line("PPO, HalfCheetah", "Control", "mujoco-speed", "HalfCheetah-v5", "CleanRL-style", goal=2.0),
+    Line("PPO, Hopper", "Control", "mujoco-speed", "Hopper-v5", "CleanRL-style", goal=2.0),
     Line("SAC, HalfCheetah", "SAC and TD3", "off-policy", "HalfCheetah-v5, SAC", "Stable-Baselines3", goal=1.5),
     Line("TD3, HalfCheetah", "SAC and TD3", "off-policy", "HalfCheetah-v5, TD3", "Stable-Baselines3", goal=1.5),
     Line("import textenv", "Start-up", "startup", "import textenv", "import gymnasium"),
@@ -64,14 +65,15 @@ LINES = (
         "first iteration, CartPole", "Start-up", "startup", "algos train CartPole-v1, first iteration",
         "import torch, tensordict, gymnasium",
     ),
-    Line("generation, tiny", "Text", "text", "generation tiny", "transformers.generate"),
-    _iteration("PPO, tiny, full length", "Text", "text", "ppo iteration tiny", TRL_PPO),
-    _iteration("GRPO, tiny, full length", "Text", "text", "grpo iteration tiny"),
-    _iteration("PPO, small, full length", "Text", "text-small", "ppo iteration small", TRL_PPO),
+    Line("generation, tiny", "Text", "text", "generation tiny", "transformers.generate", goal=1.5),
+    _iteration("PPO, tiny, full length", "Text", "text", "ppo iteration tiny", TRL_PPO, goal=1.4),
+    _iteration("GRPO, tiny, full length", "Text", "text", "grpo iteration tiny", goal=1.4),
+    _iteration("PPO, small, full length", "Text", "text-small", "ppo iteration small", TRL_PPO, goal=1.4),
     _iteration(
-        "PPO, small, varying length", "Text", "text-small", "ppo iteration, varying lengths, small", TRL_PPO
+        "PPO, small, varying length", "Text", "text-small", "ppo iteration, varying lengths, small", TRL_PPO,
+        goal=2.0,
     ),
-    _iteration("GRPO, small, varying length", "Text", "text-small", "grpo iteration, varying lengths, small"),
+    _iteration("GRPO, small, varying length", "Text", "text-small", "grpo iteration, varying lengths, small", goal=2.0),
     _iteration("PPO, SmolLM2, LoRA", "SmolLM2", "smollm2", "SmolLM2 ppo, lora"),
     _iteration("GRPO, SmolLM2, LoRA", "SmolLM2", "smollm2", "SmolLM2 grpo, lora"),
     _iteration("GRPO, SmolLM2, all weights", "SmolLM2", "smollm2", "SmolLM2 grpo, full"),
