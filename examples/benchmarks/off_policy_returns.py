@@ -137,11 +137,14 @@ def main():
     parser.add_argument("--json", type=Path, help="write the runs so far to this file of docs/results/data")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    runs = list(RUNS.read().values())
     if options.table:
-        print_table(*table(list(RUNS.read().values())))
+        print_table(*table(runs))
     elif options.json is not None:
-        command = "python examples/benchmarks/off_policy_returns.py --env HalfCheetah-v5 (and so on)"
-        save_table_of_runs(options.json, *table(list(RUNS.read().values())), command, kinds=["algorithms"])
+        steps = " and ".join(sorted({str(run["steps"]) for run in runs}))
+        command = f"python examples/benchmarks/off_policy_returns.py --env HalfCheetah-v5 --steps {steps} (and so on)"
+        # The runs too, so that a table can grow where runs/ is not there any more
+        save_table_of_runs(options.json, *table(runs), command, kinds=["algorithms"], raw={"runs": runs})
     else:
         run_missing(options)
 

@@ -1,6 +1,7 @@
 """Returns of SAC and TD3 beside Stable-Baselines3's: equal hyper-parameters, the table by hand, and a pair of runs."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -59,6 +60,9 @@ def test_the_table_has_the_mean_of_each_seed(benchmark_script, call, tmp_path):
     assert call(benchmark_script, "--table").splitlines()[2] == (
         "| Pendulum-v1, SAC | 5,000 | -850.0 (-1,500.0, -200.0) | 12 | -100.0 (-100.0) | 20 |"
     )
+    call(benchmark_script, "--json", tmp_path / "table.json")
+    data = json.loads((tmp_path / "table.json").read_text())
+    assert data["rows"][0][2] == "-850.0 (-1,500.0, -200.0)" and data["runs"] == list(map(json.loads, lines))
 
 
 @pytest.mark.long
