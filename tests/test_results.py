@@ -35,10 +35,11 @@ def test_a_line_of_the_summary_names_the_goal_and_a_missing_row(tmp_path, monkey
     rows = [{"case": "a", "peer_name": "other", "ratio": 1.2, "ratios": [1.1, 1.2, 1.6], "note": ""}]
     (tmp_path / "one.json").write_text(json.dumps({"rows": rows}))
     monkeypatch.setattr(ratios, "DATA", tmp_path)
-    line = ratios.Line("work", "On a GPU", "one", "a", "other", goal=1.5)
-    time = "1.20 (1.10 to 1.60); goal 1.5: **not reached**"
+    line = ratios.Line("work", "On a GPU", "one", "a", "other", goal=1.7)
+    time = "1.20 (1.10 to 1.60); goal 1.7: **not reached**"
     assert ratios.cells(line) == ["[work](#on-a-gpu)", "other", time, ""]
-    assert ratios.cells(replace(line, goal=1.2))[2] == "1.20 (1.10 to 1.60); goal 1.2: reached"
+    assert ratios.cells(replace(line, goal=1.1))[2] == "1.20 (1.10 to 1.60); goal 1.1: reached"
+    assert ratios.cells(replace(line, goal=1.2))[2] == "1.20 (1.10 to 1.60); goal 1.2: reached by some pairs"
     with pytest.raises(ValueError, match=r"one\.json has no row 'b' beside 'other'"):
         ratios.cells(replace(line, case="b"))
 

@@ -109,7 +109,12 @@ def cells(line):
     low, middle, high = ratios(line, line.case)
     time = f"{middle:.2f} ({low:.2f} to {high:.2f})"
     if line.goal is not None:
-        verdict = "reached" if middle >= line.goal else "**not reached**"
+        if low >= line.goal:
+            verdict = "reached"
+        elif high < line.goal:
+            verdict = "**not reached**"
+        else:
+            verdict = "reached by some pairs"
         time += f"; goal {line.goal:.3g}: {verdict}"
     memory = ""
     if line.memory is not None:
