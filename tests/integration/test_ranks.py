@@ -116,6 +116,7 @@ def test_reruns_and_resumed_runs_are_equal_to_the_bit(trained, tmp_path):
     resumed_runs_equal_whole_ones(tmp_path / "copy", FAST)
 
 
+@pytest.mark.heavy
 def test_each_rank_refills_its_part_and_counts_are_sums(trained):
     """Of 4 groups of 2 episodes each rank has two."""
     rows = metrics(trained / "grpo_refills-False-whole")

@@ -93,6 +93,7 @@ def test_a_pushed_agent_loads_by_name_or_revision(story):
     assert set(repos["me/cart"][1]) - set(repos["me/cart"][2]) == {"metrics.jsonl"}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("command", ["sample", "merge"])
 def test_commands_read_a_language_model_on_the_hub(story, command):
     assert "me/cart holds a MLPPolicy, but only a language model" in story[0][command]

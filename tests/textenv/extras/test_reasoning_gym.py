@@ -183,6 +183,7 @@ def test_whatever_a_policy_writes_is_scored(name):
     assert all(0 <= score <= 0.5 for score in scores)
 
 
+@pytest.mark.heavy
 def test_no_verifier_runs_what_a_policy_writes(dealt, monkeypatch):
     """The package hands answers to eval: without the guard, these data sets do what the answer says."""
     monkeypatch.setattr(builtins, "textenv_mark", [], raising=False)

@@ -304,6 +304,7 @@ def test_the_files_name_the_cases(study):
     assert {row["seed"] for row in rows_of(folder / "curves.csv")} == {"3", "7"}
 
 
+@pytest.mark.heavy
 def test_environments_share_names_of_cases(study):
     folder, report = study
     assert {"λ = 0.9, CartPole-v1", "λ = 0.5, Acrobot-v1"} < report.keys()

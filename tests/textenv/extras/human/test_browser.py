@@ -125,6 +125,7 @@ window.fetch = async (...request) => {
 """
 
 
+@pytest.mark.heavy
 @needs_chromium
 def test_a_question_that_comes_before_the_reply_to_the_last_answer_stays(tmp_path):
     human = HumanReward(tmp_path / "thumbs.jsonl", annotator=(ann := BrowserAnnotator("ann")))

@@ -60,6 +60,7 @@ def test_the_tools_of_the_server_are_called(url):
     assert rollout["reward"].sum() == 1 and env.metrics["programs/questions"] == 2
 
 
+@pytest.mark.heavy
 def test_an_answer_without_a_call_ends_the_episode(url):
     rollout, text = played_by_hand(tool_env(url), call("echo_message", message="plot"), "done")
     assert rollout["reward"].sum() == 0 and text.rstrip().endswith("done<|im_end|>")
