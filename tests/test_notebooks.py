@@ -26,7 +26,7 @@ def test_a_notebook_is_its_tutorial_and_was_run(name):
     "name",
     [
         "write-a-reward",
-        # The kernel is that of the first, and tests/test_docs.py runs their code
+        # The kernel is that of the first, and tests/pages runs their code
         pytest.param("swap-in-an-environment", marks=pytest.mark.slow),
         pytest.param("control-and-text", marks=pytest.mark.slow),
     ],

@@ -17,6 +17,29 @@ from pathlib import Path
 from unittest import mock
 
 import gymnasium
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def with_code(paths):
+    """Those pages that have code which a test can run, in alphabetical order."""
+    return sorted(path for path in paths if "```python" in path.read_text() or "```sh\n" in path.read_text())
+
+
+GUIDES = ["runs.md", "watching.md", "evaluating.md", "parallel.md", "rewards.md", "environments.md"]
+# In three parts, which take about as long as one another: the suite gives each test file to one process
+GUIDES_OF_RUNS = with_code(DOCS / name for name in GUIDES[:4])
+TUTORIALS = with_code([*DOCS.glob("tutorials/*.md"), *DOCS.glob("concepts/*.md")])
+OTHERS = ("algorithms", "export", "distillation", "index", "kl", "rewards", "environments")
+OTHER_PAGES = with_code([ROOT / "README.md", *DOCS.glob("from-[csv]*.md"), *(DOCS / f"{name}.md" for name in OTHERS)])
+TRAINING = {
+    "README", "algorithms", "from-cleanrl", "from-stable-baselines3", "conversation", "distillation", "same-world",
+    "train-your-agent", "what-changed", "your-model-and-lora", *(name.removesuffix(".md") for name in GUIDES),
+}  # fmt: skip
+"""Pages that train for more than ten seconds; `make learning` runs them in full length."""
+assert {page.stem for page in [*GUIDES_OF_RUNS, *TUTORIALS, *OTHER_PAGES]} >= TRAINING
 
 BLOCK = re.compile(r"```(python|sh|text)\n(.*?)```\n", re.DOTALL)
 LENGTH = re.compile(r"(\.learn\(|--total-steps )([\d_]+)")
@@ -61,6 +84,24 @@ def run(page, *, divide_steps_by=1):
                 parts += [text[end : block.start()], "```text\n", "\n".join(lines).strip("\n"), "\n```\n"]
                 end = block.end()
     return "".join([*parts, text[end:]])
+
+
+def lengths(pages):
+    """Parameters of a test: each page, with a quarter of the steps if it trains long, and then marked slow in full."""
+    parameters = [pytest.param(page, 4 if page.stem in TRAINING else 1, id=page.stem) for page in pages]
+    for page in pages:
+        if page.stem in TRAINING:
+            parameters.append(pytest.param(page, 1, id=f"{page.stem}-in-full", marks=pytest.mark.slow))
+    return parameters
+
+
+def check_code(page, *, divide_steps_by):
+    """Run a page. Its output is not compared, so that long trainings may have fewer steps, but there must be one."""
+    text = run(page, divide_steps_by=divide_steps_by)
+    assert re.sub(r"```text\n.*?```", "", text, flags=re.DOTALL) == re.sub(
+        r"```text\n.*?```", "", page.read_text(), flags=re.DOTALL
+    )
+    assert "```text\n```" not in text
 
 
 if __name__ == "__main__":

@@ -1,0 +1,13 @@
+"""The guides of runs: their code runs as it stands."""
+
+import pytest
+
+from tests.helpers.pages import GUIDES_OF_RUNS, check_code, lengths
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("page", "divide_steps_by"), lengths(GUIDES_OF_RUNS))
+def test_the_code_of_a_page_runs(page, divide_steps_by):
+    check_code(page, divide_steps_by=divide_steps_by)
