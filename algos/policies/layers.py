@@ -1,4 +1,4 @@
-"""Layers with orthogonal weights, drawn from the generator that is passed in."""
+"""Layers with orthogonal weights, drawn from the generator that is passed in; `draw_uniformly` draws others."""
 
 import math
 from typing import TypeVar
@@ -127,6 +127,19 @@ def lstm(before: int, after: int, generator: torch.Generator) -> nn.LSTM:
         else:
             nn.init.zeros_(parameter)
     return layer
+
+
+def draw_uniformly(network: nn.Module, generator: torch.Generator) -> None:
+    """Draw weights and biases of linear layers and convolutions anew, uniform in ±1/√inputs (LeCun et al. 1998).
+
+    `torch.nn` begins with these. So do SAC and TD3 in Stable-Baselines3, and TD3 in its authors' code (Fujimoto et al.
+    2018). The deviation of weights is 1/√6 of that of orthogonal ones with gain √2.
+    """
+    for layer in network.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            bound = 1 / math.sqrt(layer.weight[0].numel())
+            for parameter in layer.parameters():
+                nn.init.uniform_(parameter, -bound, bound, generator=generator)
 
 
 def _initialize(layer: Layer, gain: float, generator: torch.Generator) -> Layer:

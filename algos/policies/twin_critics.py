@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from algos.envs.images import has_images
 from algos.policies.distributions import NoisyAction, SquashedGaussian
-from algos.policies.layers import CombinedEncoder
+from algos.policies.layers import CombinedEncoder, draw_uniformly
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 from algos.policies.towers import tower, widths
 from algos.storage.onnx_export import NetworkStep
@@ -45,7 +45,7 @@ class TwinCritics(nn.Module):
         super().__init__()
         self.encoder = encoder
         input_size = observation_size + action_size
-        towers = [tower(input_size, hidden, 1, gain=1.0, generator=generator, activation=nn.ReLU) for _ in range(2)]
+        towers = [relu_tower(input_size, hidden, 1, generator) for _ in range(2)]
         first, second = ([layer for layer in layers if isinstance(layer, nn.Linear)] for layers in towers)
         self.weights = nn.ParameterList()
         """For each hidden layer ``[2, inputs, outputs]``, and for the output ``[2, inputs]``."""
@@ -102,11 +102,19 @@ def twin_values(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor
     return (x * weights[-1].unsqueeze(1)).sum(-1) + biases[-1]
 
 
+def relu_tower(size: int, hidden: Sequence[int], outputs: int, generator: torch.Generator) -> nn.Sequential:
+    """Make an MLP with ReLU and `draw_uniformly`'s weights, ``[*, size]`` to ``[*, outputs]``."""
+    network = tower(size, hidden, outputs, gain=1.0, generator=generator, activation=nn.ReLU)
+    draw_uniformly(network, generator)
+    return network
+
+
 class TwinCriticPolicy(ControlPolicy):
     """ReLU actor for bounded Box actions, and twin critics; `SACPolicy` and `TD3Policy` differ in the distribution.
 
     The state value is the lower Q-value of the deterministic action. Images, alone or among other observations, go
     through convolutions (`algos.policies.layers.CombinedEncoder`): those of the actor, and others for both critics.
+    Weights begin uniform (`algos.policies.layers.draw_uniformly`).
 
     Args:
         action_space: space of one environment, a ``Box`` of floats with bounds.
@@ -154,7 +162,9 @@ class TwinCriticPolicy(ControlPolicy):
         if not has_images(self.observation_space):
             return None
         check_at_least("image_features", self.image_features, 1)
-        return CombinedEncoder(self.observation_space, image_features=self.image_features, generator=self.generator)
+        encoder = CombinedEncoder(self.observation_space, image_features=self.image_features, generator=self.generator)
+        draw_uniformly(encoder, self.generator)
+        return encoder
 
     def _make_actor(self, num_features: int) -> nn.Module:
         """Make the actor, whose input has ``num_features`` numbers, and the distribution that its outputs describe."""
@@ -162,7 +172,7 @@ class TwinCriticPolicy(ControlPolicy):
         return self._actor_tower(num_features, self.distribution.size)
 
     def _actor_tower(self, num_features: int, outputs: int) -> nn.Sequential:
-        return tower(num_features, self.hidden, outputs, gain=0.01, generator=self.generator, activation=nn.ReLU)
+        return relu_tower(num_features, self.hidden, outputs, self.generator)
 
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:

@@ -1,7 +1,12 @@
 """Twin critics: two separate networks computed together; the values of a policy; what is saved."""
 
+import math
+from types import SimpleNamespace
+
+import gymnasium as gym
 import numpy as np
 import pytest
+import stable_baselines3
 import torch
 from gymnasium import spaces
 from torch import nn
@@ -51,6 +56,23 @@ def test_both_critics_are_what_separate_networks_are(hidden):
             torch.testing.assert_close(matrix.T, theirs[1 + critic * layers + number])
 
 
+def test_weights_begin_as_those_of_stable_baselines3():
+    """Weights and biases of each layer are uniform in ±1/√inputs, here and there."""
+    env = gym.make("Pendulum-v1")
+    policy = SACPolicy(env.observation_space, env.action_space, hidden=(400, 300), seed=1)
+    peer = stable_baselines3.SAC("MlpPolicy", env, policy_kwargs={"net_arch": [400, 300]}, device="cpu", seed=1)
+    actor_layers = (*peer.actor.latent_pi[::2], peer.actor.mu)
+    layers = list(zip(policy.actor[::2], actor_layers, strict=True))
+    critic_layers = zip(policy.critic.weights, policy.critic.biases, peer.critic.qf0[::2], strict=True)
+    layers += [(SimpleNamespace(weight=weight, bias=bias), layer) for weight, bias, layer in critic_layers]
+    for ours, theirs in layers:
+        bound = 1 / math.sqrt(theirs.in_features)
+        for layer in (ours, theirs):
+            assert 0.9 * bound < layer.weight.abs().max() <= bound
+            assert layer.bias.abs().max() <= bound
+            assert layer.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.1)
+
+
 @pytest.mark.parametrize("kind", [SACPolicy, TD3Policy])
 def test_a_value_is_the_lower_one_of_the_deterministic_action(kind):
     policy = kind(spaces.Box(-1, 1, (3,)), spaces.Box(0, 4, (2,)), hidden=(16,), seed=1)
@@ -65,5 +87,7 @@ def test_bounds_are_not_saved_with_the_weights(kind):
     policy = kind(spaces.Box(-1, 1, (3,)), spaces.Box(0, 4, (2,)), hidden=(16,))
     assert {name.partition(".")[0] for name in policy.state_dict()} == {"actor", "critic"}
     assert policy.arguments() == {"hidden": (16,)}
+    nn.init.zeros_(policy.actor[-1].weight)
+    nn.init.zeros_(policy.actor[-1].bias)
     action, _ = policy.predict(np.zeros(3, np.float32), deterministic=True)
-    assert action == pytest.approx([2.0, 2.0], abs=0.1)
+    assert action == pytest.approx([2.0, 2.0])

@@ -53,9 +53,9 @@ def columns(space, slots=4):
     return SyncVectorEnv([lambda: Column(space)] * slots)
 
 
-def make(algorithm, kind, space=WITH_SPEED, **options):
+def make(algorithm, kind, space=WITH_SPEED, *, hidden=(16,), **options):
     env = columns(space)
-    policy = kind(space, env.single_action_space, hidden=(16,), image_features=12, seed=1)
+    policy = kind(space, env.single_action_space, hidden=hidden, image_features=12, seed=1)
     defaults = dict(num_steps=8, learning_starts=16, batch_size=16, seed=1)
     return algorithm(env, policy, **(defaults | options))
 
@@ -155,10 +155,11 @@ def test_it_learns_from_pixels(algorithm, kind):
     """Standing still gives -.43."""
     options = {} if kind is not SACGSDEPolicy else {"temperature": 0.01}
     agent = make(
-        algorithm, kind, learning_starts=200, batch_size=64, learning_rate=3e-3, updates_per_step=0.5, **options
-    )
+        algorithm, kind, hidden=(64,), learning_starts=200, batch_size=64, learning_rate=1e-3, updates_per_step=0.5,
+        **options,
+    )  # fmt: skip
     assert isinstance(agent.policy.actor, nn.Sequential)
-    agent.learn(2_000)
+    agent.learn(3_000)
     result = algos.evaluate(agent.env, agent.policy, num_episodes=64, deterministic=True, seed=2)
     assert result.mean_return > -0.1
 
