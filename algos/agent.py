@@ -29,6 +29,7 @@ from algos.policies.fitted_value import FittedValue
 from algos.policies.generator import Generator, check_generator
 from algos.policies.normalizers import RewardNormalizer
 from algos.policies.policy import Policy, check_policy, check_spaces, refuse_strings
+from algos.policies.random_streams import ACTIONS, MINIBATCHES, stream_seed
 from algos.policies.registry import PolicyName, make_policy
 from algos.ranks import collectives
 from algos.ranks.sharding import Shards
@@ -149,9 +150,9 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
 
         # Two streams of random numbers: one for minibatch order, the same on all ranks, and one for actions, which
         # differs between ranks
-        self.generator = torch.Generator().manual_seed(config.seed)
+        self.generator = torch.Generator().manual_seed(stream_seed(config.seed, MINIBATCHES))
         """Generator for minibatch order."""
-        self.policy.generator.manual_seed(collectives.local_seed(config.seed) + 2**32)
+        self.policy.generator.manual_seed(stream_seed(collectives.local_seed(config.seed), ACTIONS))
 
     if not TYPE_CHECKING:
 

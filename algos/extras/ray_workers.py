@@ -26,7 +26,7 @@ from tensordict import TensorDict
 from algos.collection import Collector
 from algos.config import ClippedConfig, Config, GroupsConfig, weighs_samples
 from algos.policies.policy import Policy
-from algos.policies.random_streams import episode_seeds
+from algos.policies.random_streams import ACTIONS, episode_seeds, stream_seed
 from algos.ranks import collectives
 from algos.storage.env_state import PartState, env_state, set_env_state
 from algos.storage.weights import load_weights, trained_weights
@@ -195,7 +195,7 @@ class Worker:
         if not isinstance(self.env, VectorEnv) or self.env.num_envs != slots:
             raise ValueError(f"make_env({slots}) returned {self.env!r:.200}, expected that number of environment slots")
         self.collector = Collector(self.env, policy, seed=seed)
-        policy.generator.manual_seed(seed + 2**32)
+        policy.generator.manual_seed(stream_seed(seed, ACTIONS))
 
         # Go on, if the state was saved completely
         state = copy.deepcopy(state)  # Ray's arrays are read-only

@@ -48,7 +48,9 @@ class QPolicy(ControlPolicy):
         super().__init__(observation_space, action_space, normalize_observations=False, seed=seed)
         warn_of_flat_pixels(observation_space, "QPolicy")
         if not isinstance(action_space, spaces.Discrete):
-            raise ValueError(f"action_space is {action_space}, but QPolicy needs a Discrete(n): use PPO")
+            raise ValueError(
+                f"action_space is {action_space}, but QPolicy needs a Discrete(n): use PPO, or SAC or TD3 for a Box"
+            )
         self.distribution = Categorical(action_space)
         self.hidden = widths(hidden)
         self.network = tower(

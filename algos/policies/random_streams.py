@@ -1,4 +1,4 @@
-"""One stream of uniform random numbers per episode, and for each further row of an episode."""
+"""Random streams: of the parts of a training, of each episode, and of each further row of an episode."""
 
 import numpy as np
 import torch
@@ -6,6 +6,19 @@ from torch import Tensor
 
 NUMBERS_AT_ONCE = 64
 """Uniform numbers that a stream generates at a time."""
+ACTIONS = 1
+"""Stream of sampled actions, for `stream_seed`."""
+MINIBATCHES = 2
+"""Stream of the order of minibatches, and of what is drawn from a replay buffer."""
+
+
+def stream_seed(seed: int, stream: int) -> int:
+    """Return the seed of one of the streams of a training, other than ``seed``, which is that of initial weights.
+
+    It is hashed, and has 32 bits: torch's generators on the CPU ignore the higher ones, so that with ``seed`` and
+    ``seed + 2**32`` they generate the same numbers.
+    """
+    return int(np.random.SeedSequence(seed, spawn_key=(stream,)).generate_state(1)[0])
 
 
 class UniformStreams:

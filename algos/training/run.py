@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from algos.config import Config
+from algos.policies.random_streams import ACTIONS, stream_seed
 from algos.ranks import collectives
 from algos.storage.checkpoint import read_checkpoint, write_checkpoint
 from algos.storage.env_state import PartState, env_state, restore_objects, set_env_state
@@ -334,7 +335,7 @@ class Run:
         # What begins anew gets seeds that depend on the steps, so that resuming twice from here gives the same run.
         new_seed = collectives.local_seed(agent.config.seed) + int(state["steps"])
         if not same_ranks:
-            agent.policy.generator.manual_seed(new_seed + 2**32)
+            agent.policy.generator.manual_seed(stream_seed(new_seed, ACTIONS))
             agent.collector.group_seeds = None
         if environment is not None:
             agent.collector.resume()

@@ -8,6 +8,7 @@ from gymnasium.vector import SyncVectorEnv
 from tensordict import TensorDict
 
 from algos import GRPO, RLOO, Collector, GRPOConfig, InvariantError, MLPPolicy, RLOOConfig
+from algos.policies.random_streams import ACTIONS, stream_seed
 from tests.helpers.resumable_agents import AGENTS
 from tests.helpers.rollouts import padded
 from tests.helpers.small_agents import gradients, lm_policy, mlp_for
@@ -38,7 +39,7 @@ def grpo(max_refills, *, scores=by_prompt, starts=STARTS, **options):
 
 def collected(agent, *counts):
     """What a collector of the same seeds gives, if it is asked for these numbers of episodes."""
-    agent.policy.generator.manual_seed(agent.config.seed + 2**32)
+    agent.policy.generator.manual_seed(stream_seed(agent.config.seed, ACTIONS))
     collector = Collector(agent.env, agent.policy, seed=agent.config.seed)
     return [collector.collect(num_episodes=count, group_size=2) for count in counts]
 

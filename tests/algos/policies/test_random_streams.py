@@ -1,8 +1,11 @@
 """Streams of uniform numbers, one for each episode."""
 
+import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 
+from algos import PPO
 from algos.policies.random_streams import NUMBERS_AT_ONCE, UniformStreams
 
 
@@ -24,3 +27,20 @@ def test_neighbouring_seeds_are_independent():
     counts = np.histogram2d(*numbers, bins=5, range=[[0, 1], [0, 1]])[0]
     assert ((counts - 160) ** 2 / 160).sum() < 52  # chi-square, 24 degrees of freedom: once in a thousand
     assert numbers.min() >= 0 and numbers.max() < 1
+
+
+@pytest.mark.parametrize("seed", [0, 3, 2**31])
+def test_weights_actions_and_minibatches_have_streams_of_their_own(seed):
+    """No number of one is among the first 2,000 of another, as all are where seeds differ only above the 32nd bit."""
+    agent = PPO(gym.make_vec("CartPole-v1", num_envs=2), seed=seed)
+    weights = torch.Generator().manual_seed(seed)
+    streams = [
+        torch.rand(2_000, generator=x, dtype=torch.double) for x in (weights, agent.policy.generator, agent.generator)
+    ]
+    assert len(torch.cat(streams).unique()) == 6_000
+
+
+def test_torch_reads_only_the_low_half_of_a_seed():
+    """Why `stream_seed` does not add a large number."""
+    numbers = [torch.rand(3, generator=torch.Generator().manual_seed(seed)) for seed in (3, 3 + 2**32)]
+    assert torch.equal(*numbers)
