@@ -3,9 +3,9 @@
     python examples/benchmarks/off_policy_returns.py --env HalfCheetah-v5 --seeds 1
     python examples/benchmarks/off_policy_returns.py --table
 
-A pair of runs takes hours on one core, so each run is a line of runs/off-policy.jsonl, and is not repeated. The
+A pair of runs takes up to hours on one core, so each run is a line of runs/off-policy.jsonl, and is not repeated. The
 hyper-parameters are those of `algos.presets`, which are rl-baselines3-zoo's. The return is that of 50 episodes without
-noise after the training.
+noise after the training, which begin in the same states for both.
 """
 
 import argparse
@@ -18,16 +18,18 @@ import stable_baselines3
 import torch
 from page import save_table_of_runs
 from recorded_runs import RunFile, print_table
-from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.utils import LinearSchedule
 
 import algos
-from algos import evaluate, presets
+from algos import presets
+from algos.statistics.intervals import bootstrap_interval
 
 RUNS = RunFile(Path("runs/off-policy.jsonl"), ("env", "algorithm", "steps", "seed", "library"))
 EPISODES = 50
 EVALUATION_SEED = 1_000
+SEEDS_IN_FULL = 5
+"""Largest number of seeds of which the table has each."""
 OURS = "ours"
 THEIRS = "Stable-Baselines3"
 
@@ -42,8 +44,7 @@ def our_run(recipe, env_id, steps, seed):
     start = time.process_time()
     agent.learn(steps)
     seconds = time.process_time() - start
-    result = evaluate(env, policy, num_episodes=EPISODES, deterministic=True, seed=EVALUATION_SEED)
-    return list(map(float, result.returns)), seconds
+    return play(policy, env_id, recipe), seconds
 
 
 def their_run(recipe, env_id, steps, seed):
@@ -52,10 +53,7 @@ def their_run(recipe, env_id, steps, seed):
     start = time.process_time()
     agent.learn(steps)
     seconds = time.process_time() - start
-    env = gymnasium.make(env_id, **recipe.env_kwargs)
-    env.reset(seed=EVALUATION_SEED)
-    returns, _ = evaluate_policy(agent, env, EPISODES, return_episode_rewards=True, warn=False)
-    return list(map(float, returns)), seconds
+    return play(agent, env_id, recipe), seconds
 
 
 def their_agent(recipe, env_id, seed):
@@ -82,6 +80,23 @@ def their_agent(recipe, env_id, seed):
     return agent_type("MlpPolicy", env, seed=seed, device="cpu", **options)
 
 
+def play(player, env_id, recipe):
+    """Return the return of each episode that a player (ours or theirs, by its ``predict``) plays without noise."""
+    env = gymnasium.make(env_id, **recipe.env_kwargs)
+    returns = []
+    for episode in range(EPISODES):
+        observation, _ = env.reset(seed=EVALUATION_SEED + episode)
+        rewards = []
+        ended = False
+        while not ended:
+            action, _ = player.predict(observation, deterministic=True)
+            observation, reward, terminated, truncated, _ = env.step(action)
+            rewards.append(float(reward))
+            ended = terminated or truncated
+        returns.append(sum(rewards))
+    return returns
+
+
 def run(*, env, algorithm, steps, seed, library):
     """Train one of the two; return the returns after the training, and its processor seconds."""
     train = {OURS: our_run, THEIRS: their_run}[library]
@@ -104,13 +119,20 @@ def table(runs):
 
 
 def _returns_and_seconds(runs):
-    """Two cells: the mean return and each seed's, and the mean seconds; dashes without runs."""
+    """Two cells: the mean return with each seed's, and the mean seconds; dashes without runs.
+
+    For more than `SEEDS_IN_FULL` seeds, the 95 % confidence interval of the mean takes the place of the seeds.
+    """
     if not runs:
         return ["–", "–"]
-    means = [float(np.mean(run["returns"])) for run in runs]
-    of_seeds = ", ".join(f"{mean:,.1f}" for mean in means)
+    means = np.array([np.mean(run["returns"]) for run in runs])
+    if len(means) > SEEDS_IN_FULL:
+        low, high = bootstrap_interval(means)
+        spread = f"[{low:,.1f}, {high:,.1f}], {len(means)} seeds"
+    else:
+        spread = "(" + ", ".join(f"{mean:,.1f}" for mean in means) + ")"
     seconds = np.mean([run["seconds"] for run in runs])
-    return [f"{np.mean(means):,.1f} ({of_seeds})", f"{seconds:,.0f}"]
+    return [f"{means.mean():,.1f} {spread}", f"{seconds:,.0f}"]
 
 
 def run_missing(options):

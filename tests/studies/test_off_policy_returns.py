@@ -65,6 +65,26 @@ def test_the_table_has_the_mean_of_each_seed(benchmark_script, call, tmp_path):
     assert data["rows"][0][2] == "-850.0 (-1,500.0, -200.0)" and data["runs"] == list(map(json.loads, lines))
 
 
+def test_of_many_seeds_the_table_has_the_interval_of_the_mean(benchmark_script):
+    """Of the numbers 1 to 20, the deviation of a mean is √(33.25/20) = 1.29: the interval is 10.5 ± 2.5."""
+    runs = [
+        {
+            "env": "Pendulum-v1",
+            "algorithm": "td3",
+            "steps": 9,
+            "seed": seed,
+            "library": "ours",
+            "returns": [seed],
+            "seconds": 2,
+        }
+        for seed in range(1, 21)
+    ]
+    _, ((_, _, ours, _, theirs, _),) = benchmark_script.table(runs)
+    mean, low, high = ours.replace("[", "").replace(",", "").replace("]", "").split()[:3]
+    assert ours.endswith("], 20 seeds") and mean == "10.5" and theirs == "–"
+    assert float(low) == pytest.approx(8.0, abs=0.2) and float(high) == pytest.approx(13.0, abs=0.2)
+
+
 @pytest.mark.long
 def test_a_pair_of_runs_of_pendulum_is_not_repeated(benchmark_script, call, monkeypatch):
     monkeypatch.setattr(benchmark_script, "EPISODES", 2)
