@@ -96,7 +96,8 @@ def test_the_best_agent_is_not_the_last_one(tmp_path):
             if len(run.history) == 1:
                 with torch.no_grad():
                     for p in run.agent.policy.parameters():
-                        p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(5)) * 10)
+                        p.zero_()
+                    run.agent.policy.actor[-1].bias[0] = 100  # always to the left: the pole falls in 10 steps
 
     env = cartpole(4)
     rows = ppo_cartpole().learn(1024, run_dir=tmp_path, callbacks=[EvaluateEvery(env, 1, num_episodes=5), Spoil()])
