@@ -253,11 +253,13 @@ def test_images_and_switches_are_learnt_from_together(kind, tmp_path):
     assert type(policy) is MultiInputPolicy
     minibatch_size = 128
     if kind is LSTMPolicy:
-        policy = LSTMPolicy(Lamp.observation_space, TWO)
+        policy = LSTMPolicy(Lamp.observation_space, TWO, image_features=32)
         minibatch_size = 2
-    config = PPOConfig(num_steps=32, minibatch_size=minibatch_size, learning_rate=1e-3, gamma=0.0)
+    config = PPOConfig(
+        num_steps=32, minibatch_size=minibatch_size, learning_rate=1e-3, final_learning_rate=0.0, gamma=0.0
+    )
     agent = PPO(env, policy, config)
-    agent.learn(15_000)
+    agent.learn(20_000)
     assert evaluate(env, policy, num_episodes=40).mean_return > 3.6
 
 
