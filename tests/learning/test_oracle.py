@@ -55,7 +55,7 @@ def test_ppo_finds_the_closed_form_optimum():
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_ppo_finds_the_optimum_on_every_seed(seed, beta):
     optimum, policy = run(seed, beta)
-    assert share(optimum, policy.logits) <= 0.01
+    assert share(optimum, policy.logits) <= 0.015
     if beta == 0.1:
         assert optimum.divergence(response_log_probs(policy.logits)) <= 0.02
 
