@@ -54,8 +54,11 @@ def test_ppo_finds_the_closed_form_optimum():
 @pytest.mark.parametrize("beta", [0.1, 0.3, 1.0])
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_ppo_finds_the_optimum_on_every_seed(seed, beta):
-    optimum, policy = run(seed, beta)
-    assert share(optimum, policy.logits) <= 0.015
+    config = CONFIG
+    if beta == 0.1:  # of few answers, a good one that is rare at first may be given up: 2.9 % were left by some streams
+        config = dataclasses.replace(CONFIG, num_episodes=1024, minibatch_size=256)
+    optimum, policy = run(seed, beta, config=config)
+    assert share(optimum, policy.logits) <= 0.01
     if beta == 0.1:
         assert optimum.divergence(response_log_probs(policy.logits)) <= 0.02
 

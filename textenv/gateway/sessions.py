@@ -136,15 +136,22 @@ class Sessions:
     def running(self, name: str) -> Session:
         """Return a session that has a client; raises as `find`."""
         with self._lock:
-            if name in self._running:
+            if self._is_running(name):
                 return self._running[name]
             raise self._not_running(name)
+
+    def _is_running(self, name: str) -> bool:
+        """Return whether a session has a client, and no reward yet; with its reward it ends, and is removed later."""
+        return name in self._running and not self._running[name].reward.done()
+
+    def _has_ended(self, name: str) -> bool:
+        return name in self._ended or (name in self._running and not self._is_running(name))
 
     def _not_running(self, name: str) -> Exception:
         """Return the error for a name that has no session."""
         if self._is_closed:
             return _closed()
-        if name in self._ended:
+        if self._has_ended(name):
             return GoneError(f"session {name:.100} has ended: it has its reward, or was given up")
         return FileNotFoundError(
             f"there is no session {name:.100}: a program that was started has its address in TEXTENV_SESSION, one that "
@@ -177,9 +184,9 @@ class Sessions:
             )
         with self._lock:
             # Names that are known
-            if name in self._running:
+            if self._is_running(name):
                 return self._running[name]
-            if self._is_closed or name in self._ended or not self._may_join:
+            if self._is_closed or self._has_ended(name) or not self._may_join:
                 raise self._not_running(name)
 
             # New names

@@ -1,5 +1,6 @@
 """Programs in other processes that are trained by the address of their model."""
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -12,6 +13,7 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,6 +30,7 @@ from tests.helpers.programs import program_env, reader_policy, turns_of, word_po
 from tests.helpers.small_agents import agent_of
 from tests.helpers.tool_calls import PLAIN, QUESTION, SIX, byte_tokenizer
 from textenv import Gateway
+from textenv.gateway.sessions import GoneError, Session, Sessions
 
 PLAYER = [sys.executable, str(Path(__file__).parents[2] / "helpers" / "http_player.py")]
 """Command that plays an episode."""
@@ -378,6 +381,21 @@ def test_a_session_that_has_ended_is_gone():
     with gateway() as env:
         _, (refusals,) = play_with(env, play)
     assert [status for status, _ in refusals] == [410] * 3 and "has ended" in refusals[0][1]
+
+
+def test_a_session_ends_with_its_reward_and_not_when_it_is_removed():
+    """Between the two, the thread of the episode has to be woken, which takes time on a busy machine."""
+    sessions = Sessions(may_join=True)
+    sessions.begin(Session(SimpleNamespace(is_present=False), task=None, seed=0))
+    session = asyncio.run(sessions.find("a"))
+    assert sessions.running("a") is session
+    session.set_reward(1.0)
+    with pytest.raises(GoneError, match="session a has ended"):
+        sessions.running("a")
+    with pytest.raises(GoneError, match="session a has ended"):
+        asyncio.run(sessions.find("a"))
+    with pytest.raises(GoneError):
+        session.set_reward(1.0)
 
 
 @pytest.mark.parametrize(
