@@ -209,7 +209,10 @@ Not run here to the end.
 """
 
 MUJOCO_SAC = SACConfig(learning_starts=10_000)
-"""MuJoCo in a million steps; rl-baselines3-zoo, ``hyperparams/sac.yml`` (there v3 and v4), with γ .999 on Swimmer.
+"""MuJoCo in a million steps; rl-baselines3-zoo, ``hyperparams/sac.yml`` (there v4), with γ .999 on Swimmer.
+
+The zoo has Ant, HalfCheetah, Hopper, Humanoid (for two million steps), Swimmer and Walker2d; the other games get the
+same settings here.
 
 Run here for 100,000 steps of HalfCheetah: docs/results/control.md.
 """
@@ -232,7 +235,7 @@ Not run here to the end.
 
 MUJOCO_TD3 = TD3Config(learning_starts=10_000)
 """MuJoCo in a million steps, ``hidden=(400, 300)``; rl-baselines3-zoo, ``hyperparams/td3.yml`` (v4), with γ .9999 on
-Swimmer.
+Swimmer. Which games it has: see `MUJOCO_SAC`.
 
 Not run here to the end.
 """

@@ -13,7 +13,7 @@ from algos.envs.images import warn_of_flat_pixels
 from algos.policies.distributions import Gaussian, SquashedGaussian
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
 from algos.policies.towers import tower, value, widths
-from algos.policies.twin_critics import SACPolicy
+from algos.policies.twin_critics import SACPolicy, relu_tower
 from algos.storage.onnx_export import NetworkStep
 
 SDE_EPSILON = 1e-6
@@ -253,7 +253,7 @@ class SACGSDEPolicy(SACPolicy):
         """See `TwinCriticPolicy`."""
         layer_sizes = [num_features, *self.hidden]
         self.distribution = self.distribution_type(self.action_space, features=layer_sizes[-1])
-        return MeanAndFeatures(self._actor_tower(num_features, self.distribution.bounds.size))
+        return MeanAndFeatures(relu_tower(num_features, self.hidden, self.distribution.bounds.size, self.generator))
 
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:

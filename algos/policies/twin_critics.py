@@ -169,10 +169,7 @@ class TwinCriticPolicy(ControlPolicy):
     def _make_actor(self, num_features: int) -> nn.Module:
         """Make the actor, whose input has ``num_features`` numbers, and the distribution that its outputs describe."""
         self.distribution = self.distribution_type(self.action_space)
-        return self._actor_tower(num_features, self.distribution.size)
-
-    def _actor_tower(self, num_features: int, outputs: int) -> nn.Sequential:
-        return relu_tower(num_features, self.hidden, outputs, self.generator)
+        return relu_tower(num_features, self.hidden, self.distribution.size, self.generator)
 
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:

@@ -67,18 +67,8 @@ def test_the_table_has_the_mean_of_each_seed(benchmark_script, call, tmp_path):
 
 def test_of_many_seeds_the_table_has_the_interval_of_the_mean(benchmark_script):
     """Of the numbers 1 to 20, the deviation of a mean is √(33.25/20) = 1.29: the interval is 10.5 ± 2.5."""
-    runs = [
-        {
-            "env": "Pendulum-v1",
-            "algorithm": "td3",
-            "steps": 9,
-            "seed": seed,
-            "library": "ours",
-            "returns": [seed],
-            "seconds": 2,
-        }
-        for seed in range(1, 21)
-    ]
+    run = {"env": "Pendulum-v1", "algorithm": "td3", "steps": 9, "library": "ours", "seconds": 2}
+    runs = [run | {"seed": seed, "returns": [seed]} for seed in range(1, 21)]
     _, ((_, _, ours, _, theirs, _),) = benchmark_script.table(runs)
     mean, low, high = ours.replace("[", "").replace(",", "").replace("]", "").split()[:3]
     assert ours.endswith("], 20 seeds") and mean == "10.5" and theirs == "–"

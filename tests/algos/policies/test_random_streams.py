@@ -1,4 +1,4 @@
-"""Streams of uniform numbers, one for each episode."""
+"""Random streams: one for each episode, and one for each part of a training."""
 
 import gymnasium as gym
 import numpy as np
