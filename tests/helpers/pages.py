@@ -43,7 +43,7 @@ TRAINING = {
 assert {page.stem for page in [*GUIDES_OF_RUNS, *TUTORIALS, *OTHER_PAGES]} >= TRAINING
 
 BLOCK = re.compile(r"```(python|sh|text)\n(.*?)```\n", re.DOTALL)
-LENGTH = re.compile(r"(\.learn\(|--total-steps )([\d_]+)")
+LENGTH = re.compile(r"(\.learn\(\s*|--total-steps )([\d_]+)")
 """The number of steps of a training."""
 
 
@@ -88,8 +88,8 @@ def run(page, *, divide_steps_by=1):
 
 
 def lengths(pages):
-    """Parameters of a test: each page, with a quarter of the steps if it trains long, and then marked slow in full."""
-    parameters = [pytest.param(page, 4 if page.stem in TRAINING else 1, id=page.stem) for page in pages]
+    """Parameters of a test: each page, with a sixteenth of the steps if it trains long, and then marked slow in full."""
+    parameters = [pytest.param(page, 16 if page.stem in TRAINING else 1, id=page.stem) for page in pages]
     for page in pages:
         if page.stem in TRAINING:
             parameters.append(pytest.param(page, 1, id=f"{page.stem}-in-full", marks=pytest.mark.slow))
