@@ -88,7 +88,7 @@ def run(page, *, divide_steps_by=1):
 
 
 def lengths(pages):
-    """Parameters of a test: each page, with a sixteenth of the steps if it trains long, and then marked slow in full."""
+    """Parameters of a test: each page, a sixteenth of it if it trains long, and then in full, marked slow."""
     parameters = [pytest.param(page, 16 if page.stem in TRAINING else 1, id=page.stem) for page in pages]
     for page in pages:
         if page.stem in TRAINING:
