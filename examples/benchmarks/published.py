@@ -46,7 +46,7 @@ CLASSIC = {
     Case("Pendulum-v1", "ppo"): Published(-172.0, "rl-zoo, 100 k"),
     Case("MountainCarContinuous-v0", "ppo"): Published(88.3, "rl-zoo, 20 k"),
     Case("MountainCar-v0", "ppo"): Published(-110.0, "rl-zoo, 1 M"),
-    Case("LunarLander-v3", "ppo"): Published(242.0, "rl-zoo, 1 M"),
+    Case("LunarLander-v3", "ppo"): Published(242.0, "rl-zoo, v2, 1 M"),
 }
 """rl-baselines3-zoo, ``benchmark.md``."""
 MINIGRID = {
