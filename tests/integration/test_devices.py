@@ -41,7 +41,7 @@ def test_no_tensor_stays_on_the_cpu():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["meta", "second"])
+@pytest.mark.parametrize("kind", [pytest.param("meta", marks=pytest.mark.slow), "second"])
 def test_all_parts_run_on_one_device(kind):
     run(kind)
 
