@@ -19,6 +19,8 @@ from unittest import mock
 import gymnasium
 import pytest
 
+import textenv  # noqa: F401  # its environments are registered before those of a page, which are forgotten
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
@@ -88,8 +90,8 @@ def run(page, *, divide_steps_by=1):
 
 
 def lengths(pages):
-    """Parameters of a test: each page, a sixteenth of it if it trains long, and then in full, marked slow."""
-    parameters = [pytest.param(page, 16 if page.stem in TRAINING else 1, id=page.stem) for page in pages]
+    """Parameters of a test: each page, an eighth of it if it trains long, and then in full, marked slow."""
+    parameters = [pytest.param(page, 8 if page.stem in TRAINING else 1, id=page.stem) for page in pages]
     for page in pages:
         if page.stem in TRAINING:
             parameters.append(pytest.param(page, 1, id=f"{page.stem}-in-full", marks=pytest.mark.slow))
