@@ -114,8 +114,8 @@ vllm: .venv-vllm/ready
 .venv-oldest/ready: constraints-oldest.txt
 .venv/library: EXTRAS := .
 .venv/library: constraints.txt
-# torch comes first, by pip, which knows where this machine has its builds. The rest is installed by uv where UV names it, and by
-# pip where it does not, or uv fails.
+# torch comes first, by pip, which knows where this machine has its builds. The rest is installed by uv if UV names it (as in
+# `UV=uv make test`), and by pip if not, or if uv fails.
 TRY_UV = $(if $(UV),$(UV) pip install --quiet --python $*/bin/python $(1) ||)
 PIP_INSTALL = $*/bin/pip install --quiet --disable-pip-version-check
 REQUIRED = --constraint $(filter constraints%,$^) --editable $(EXTRAS)

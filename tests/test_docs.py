@@ -80,9 +80,14 @@ def test_every_name_with_its_module_exists(page):
 
 @pytest.mark.parametrize("page", WITH_CODE_TO_READ, ids=lambda page: page.stem)
 def test_code_that_no_test_runs_says_why(page):
-    """Pages run ``python`` and ``sh``; a section with code in another language says why tests do not run it."""
-    sections = re.split(r"^##+ ", page.read_text(), flags=re.MULTILINE)
-    unexplained = [section for section in sections if ONLY_READ.search(section) and not SAYS_WHY.search(section)]
+    """Pages run ``python`` and ``sh``; code in another language, or the paragraph next to it, says what tests run."""
+    parts = re.split(r"(```\w+\n.*?\n```\n)", page.read_text(), flags=re.DOTALL)
+    unexplained = []
+    for number in range(1, len(parts), 2):
+        paragraph = parts[number - 1].strip().rpartition("\n\n")[2]
+        following = parts[number + 1].strip().partition("\n\n")[0]
+        if ONLY_READ.search(parts[number]) and not SAYS_WHY.search(paragraph + parts[number] + following):
+            unexplained.append(parts[number])
     assert not unexplained
 
 

@@ -90,7 +90,7 @@ def run(page, *, divide_steps_by=1):
 
 
 def lengths(pages):
-    """Parameters of a test: each page, an eighth of it if it trains long, and then in full, marked slow."""
+    """Parameters of a test: each page, those that train long with an eighth of the steps, and again in full (slow)."""
     parameters = [pytest.param(page, 8 if page.stem in TRAINING else 1, id=page.stem) for page in pages]
     for page in pages:
         if page.stem in TRAINING:
