@@ -321,7 +321,7 @@ def test_observations_may_be_dictionaries():
     assert agent.policy.input_size == 2 + 3 and agent.buffer[:]["observation"].shape[1] == 5
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_it_learns_pendulum():
     """A small network in 10,000 steps; some seconds of processor time."""
     env = gym.make_vec("Pendulum-v1", num_envs=1)

@@ -156,7 +156,7 @@ def test_it_learns_to_reach():
     assert result.mean_return > -0.3
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_it_learns_pendulum():
     """A small network in 8,000 steps; some seconds of processor time."""
     env = gym.make_vec("Pendulum-v1", num_envs=1)

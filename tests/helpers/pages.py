@@ -20,6 +20,7 @@ import gymnasium
 import pytest
 
 import textenv  # noqa: F401  # its environments are registered before those of a page, which are forgotten
+from tests.helpers.warm_start import folder_of_commands
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -49,7 +50,7 @@ LENGTH = re.compile(r"(\.learn\(\s*|--total-steps )([\d_]+)")
 """The number of steps of a training."""
 
 
-def run(page, *, divide_steps_by=1):
+def run(page, *, divide_steps_by=1, commands=Path(sys.executable).parent):
     """Run a page in a folder of its own; returns it with what was printed in its ``text`` blocks.
 
     Environments that it registers are forgotten afterwards.
@@ -57,6 +58,7 @@ def run(page, *, divide_steps_by=1):
     Args:
         page: path of the page.
         divide_steps_by: its trainings have the page's number of steps divided by this.
+        commands: folder of the command ``algos``.
     """
 
     def shortened(length):
@@ -77,7 +79,7 @@ def run(page, *, divide_steps_by=1):
                     exec(compile(code, f"{page.name}: {code.splitlines()[0]}", "exec"), names)  # noqa: S102
                 printed = out.getvalue()
             elif kind == "sh":
-                path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+                path = os.pathsep.join([str(commands), str(Path(sys.executable).parent), os.environ["PATH"]])
                 environment = os.environ | {"PATH": path, "COLUMNS": "120"}
                 done = subprocess.run(["sh", "-ec", code], capture_output=True, text=True, env=environment)
                 assert done.returncode == 0, f"{page.name}: {code}\n{done.stderr}"
@@ -100,7 +102,7 @@ def lengths(pages):
 
 def check_code(page, *, divide_steps_by):
     """Run a page: each block prints something. What, is not compared, so that long trainings may have fewer steps."""
-    text = run(page, divide_steps_by=divide_steps_by)
+    text = run(page, divide_steps_by=divide_steps_by, commands=folder_of_commands())
     assert re.sub(r"```text\n.*?```", "", text, flags=re.DOTALL) == re.sub(
         r"```text\n.*?```", "", page.read_text(), flags=re.DOTALL
     )

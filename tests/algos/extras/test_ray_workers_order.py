@@ -8,7 +8,10 @@ import torch
 
 from algos import GRPO, PPO, PPOConfig
 from algos.extras.ray_workers import rollout_workers
+from algos.training.loop import iterate
+from algos.training.metrics import EpisodeMeter
 from tests.helpers.one_process_ray import OneProcessRay
+from tests.helpers.ranks import weights
 from tests.helpers.resumable_agents import mlp
 from tests.helpers.small_agents import lm_policy
 from tests.helpers.text_envs import text_vector_env
@@ -105,3 +108,16 @@ def test_workers_act_with_weights_of_their_staleness(staleness, monkeypatch):
                 assert stale[:, 0].tolist() == [number - version for version in expected]
             else:
                 assert "staleness" not in rollout.keys()
+
+
+def test_ratios_may_be_taken_to_the_older_weights(monkeypatch):
+    """The gap to them is logged before the first step, and the weights move."""
+    monkeypatch.setitem(sys.modules, "ray", OneProcessRay())
+    env = control(4)
+    agent = PPO(env, mlp(env), num_steps=16, minibatch_size=32, ratio_tolerance=1e9, learning_rate=1e-2)
+    before = weights(agent).clone()
+    with rollout_workers(agent, control, 2, staleness=1):
+        for _ in range(4):
+            metrics = iterate(agent, (EpisodeMeter(), EpisodeMeter()))
+    assert metrics["rollout/staleness"] == 1 and metrics["policy/sampler_gap"] > 1e-4
+    assert "policy/importance_weight" not in metrics and not torch.equal(weights(agent), before)

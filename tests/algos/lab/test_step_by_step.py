@@ -51,8 +51,8 @@ def test_a_network_is_shown_with_its_words():
 
 def test_a_conversation_is_shown_turn_by_turn():
     policy = LMPolicy.load("embedded")
-    options = {"tokenizer": load_tokenizer("embedded"), "num_envs": 1, "allowed": WORDS, "max_turns": 100}
-    env = TokenVectorEnv(lambda: SpokenLake("rgb_array"), max_length=128, **options)
+    options = {"tokenizer": load_tokenizer("embedded"), "num_envs": 1, "allowed": WORDS, "max_turns": 8}
+    env = TokenVectorEnv(lambda: SpokenLake("rgb_array"), max_length=128, **options)  # room for eight whole turns
     task = env.task
     steps = []
     rewards = []

@@ -1,0 +1,103 @@
+"""A command ``algos`` that starts without loading torch: a process that has loaded it already forks.
+
+Half of what a page's short commands take is the import of other libraries, the same for each. None of our modules is
+loaded before the fork, so each command reads the sources as if it were alone. ``python -m tests.helpers.warm_start
+FOLDER`` is that process; it ends with the process that started it.
+"""
+
+import atexit
+import gc
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+
+from tests.helpers.processes import dies_with_the_tests
+
+ROOT = Path(__file__).parents[2]
+CLIENT = """#!{python} -IS
+import array, json, os, socket, sys
+connection = socket.socket(socket.AF_UNIX)
+connection.connect({address!r})
+streams = array.array("i", [0, 1, 2])
+connection.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
+connection.sendall(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode())
+connection.shutdown(socket.SHUT_WR)
+sys.exit(int(connection.makefile().read()))
+"""
+
+
+@cache
+def folder_of_commands() -> str:
+    """Folder with the command, for the beginning of PATH; the process behind it is started at the first call."""
+    folder = tempfile.TemporaryDirectory(prefix="warm")
+    atexit.register(folder.cleanup)
+    address = Path(folder.name, "socket")
+    subprocess.Popen(
+        [sys.executable, "-m", "tests.helpers.warm_start", str(address)], cwd=ROOT, preexec_fn=dies_with_the_tests
+    )
+    while not address.exists():
+        time.sleep(0.05)
+    commands = Path(folder.name, "bin")
+    commands.mkdir()
+    command = commands / "algos"
+    command.write_text(CLIENT.format(python=sys.executable, address=str(address)))
+    command.chmod(0o755)
+    return str(commands)
+
+
+def serve(address: str) -> None:
+    """Fork for each command that asks; return in the process that is to run it."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address + ".new")
+    listener.listen()
+    os.rename(address + ".new", address)  # now it can be asked
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that answer
+    while True:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return answer(connection)
+        connection.close()
+
+
+def answer(connection: socket.socket) -> None:
+    """Fork again; one process returns to run the command, the other sends its exit status."""
+    _, streams, _, _ = socket.recv_fds(connection, 1, 3)
+    with connection.makefile() as request:
+        arguments, folder, environment = json.load(request)
+    command = os.fork()
+    if command != 0:
+        _, status = os.waitpid(command, 0)
+        connection.sendall(str(os.waitstatus_to_exitcode(status) % 256).encode())
+        os._exit(0)
+
+    connection.close()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["algos", *arguments]
+
+
+if __name__ == "__main__":
+    import gymnasium  # noqa: F401
+    import tensordict  # noqa: F401
+    import torch  # noqa: F401
+    import torch._dynamo  # noqa: F401
+    import transformers  # noqa: F401
+
+    gc.freeze()  # or each collection would copy what is shared
+    serve(sys.argv[1])
+    sys.path.remove(str(ROOT))  # what ``python -m`` adds
+    runpy.run_path(str(Path(sys.executable).parent / "algos"), run_name="__main__")
