@@ -1,6 +1,6 @@
-"""Figures of the pages docs/results/critic.md, insight.md, real-text.md and worlds.md, from the tables of these pages.
+"""Figures of pages of docs/results, from the tables of these pages.
 
-python examples/benchmarks/result_figures.py            # all four, into docs/figures
+python examples/benchmarks/result_figures.py            # all, into docs/figures
 python examples/benchmarks/result_figures.py critic     # one of them
 """
 
@@ -104,7 +104,107 @@ def draw_insight(path):
     save(figure, path)
 
 
-DRAWINGS = {"critic": draw_critic, "insight": draw_insight, "real-text": draw_real_text, "worlds": draw_worlds}
+def draw_control(path):
+    """Draw returns relative to the published ones: the mean, and a line over what the table has of its spread."""
+    lines = [*_classic_lines(), *_mujoco_lines(), *_off_policy_lines(), *_minigrid_lines()]
+    lines = [line for line in lines if line[1] and line[2]]
+    figure, axes = new_figure("control", size=(8, 8))
+    axes.axvline(0, color="0.3", lw=1)
+    for height, (_, ours, published) in enumerate(lines):
+        mean, *spread = (100 * (value - published) / abs(published) for value in ours)
+        ends = [mean, *spread]
+        axes.plot([min(ends), max(ends)], [height, height], color=COLOURS[0], lw=2)
+        inside = COLOURS[0] if spread else "white"
+        axes.plot(mean, height, "o", color=COLOURS[0], markerfacecolor=inside)
+    axes.set_yticks(range(len(lines)), [name for name, *_ in lines], fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlabel("difference from the published return, %")
+    axes.grid(axis="x", color="0.9")
+    axes.set_axisbelow(True)
+    save(figure, path)
+
+
+def _classic_lines():
+    """Of classic control: name, our mean with the ends of its interval or with each seed, and the published figure."""
+    _, rows = read_table(DATA / "classic.json")
+    for name, (_, ours, published) in rows.items():
+        of_one_figure = len(ours) == 3 and ours[2] == 5.0  # such as "500 (500 × 5)"
+        yield name, ours[:2] if of_one_figure else ours, published[0] if published else None
+
+
+def _mujoco_lines():
+    """The same of MuJoCo: the mean, and the standard deviation to both sides."""
+    _, rows = read_table(DATA / "mujoco.json")
+    for name, ((mean, deviation), published, *_) in rows.items():
+        yield f"{name}, PPO", [mean, mean - deviation, mean + deviation], published[0]
+
+
+def _off_policy_lines():
+    """The same of SAC and TD3, beside rl-baselines3-zoo and beside Stable-Baselines3."""
+    _, rows = read_table(DATA / "off-policy-zoo.json")
+    for name, (ours, published) in rows.items():
+        yield name, ours, published[0]
+    _, rows = read_table(DATA / "off-policy-returns.json")
+    for name, (steps, ours, _, theirs, _) in rows.items():
+        if steps == [100_000.0]:
+            mean, *seeds = ours
+            yield f"{name}, 100,000 steps", ours if len(seeds) > 1 else [mean], theirs[0]
+
+
+def _minigrid_lines():
+    """The same of MiniGrid: the mean and each seed."""
+    _, rows = read_table(DATA / "minigrid.json")
+    for name, (ours, published) in rows.items():
+        game, *steps = name.split(", ")
+        yield ", ".join([game, "PPO", *steps]), ours, published[0]
+
+
+def draw_distillation(path):
+    """Draw the KL divergence from the teacher, and the share of grammatical answers, of each way and seed."""
+    columns, rows = read_table(DATA / "distillation.json")
+    figure, (left, right) = new_figure("distillation", columns=2, size=(8, 2.8), sharey=True)
+    for axes, column in ((left, "KL, nats a token"), (right, "grammatical")):
+        for height, cells in enumerate(rows.values()):
+            seeds = cells[columns.index(column)]
+            axes.plot(seeds, [height] * len(seeds), "o", color=COLOURS[height], alpha=0.7)
+        axes.grid(axis="x", color="0.9")
+        axes.set_axisbelow(True)
+    left.set_yticks(range(len(rows)), [name.strip("`") for name in rows])
+    left.set_ylim(len(rows) - 0.5, -0.5)
+    left.set_xscale("log")
+    ticks = [0.02, 0.05, 0.1, 0.2, 0.3]
+    left.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    left.minorticks_off()
+    left.set_xlabel("KL to the teacher, nats a token")
+    right.set_xlabel("share of grammatical answers")
+    save(figure, path)
+
+
+def draw_memory(path):
+    """Draw the estimated share of the measured peak of memory, of each run on a CPU and on a GPU."""
+    _, on_cpu = read_table(DATA / "plan-check.json")
+    _, on_gpu = read_table(DATA / "plan-check-gpu.json")
+    figure, axes = new_figure("memory", size=(7, 2.8))
+    axes.axvline(1, color="0.3", lw=1)
+    for i, (label, rows) in enumerate({"on a CPU": on_cpu, "on a GPU": on_gpu}.items()):
+        shares = [cells[-1][0] for cells in rows.values()]
+        axes.plot(shares, range(len(rows)), "oD"[i], color=COLOURS[i], label=label)
+    axes.set_yticks(range(len(on_cpu)), list(on_cpu))
+    axes.set_ylim(len(on_cpu) - 0.5, -0.5)
+    axes.set(xlim=(0.8, 1.1), xlabel="estimate / measured (below 1: the estimate is too low)")
+    axes.legend(frameon=False, loc="center left")
+    save(figure, path)
+
+
+DRAWINGS = {
+    "control": draw_control,
+    "critic": draw_critic,
+    "distillation": draw_distillation,
+    "insight": draw_insight,
+    "memory": draw_memory,
+    "real-text": draw_real_text,
+    "worlds": draw_worlds,
+}
 
 
 def main():
