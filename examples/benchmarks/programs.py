@@ -1,20 +1,26 @@
 """Programs that ask the model beside string environments that answer it: the same dialogue, in turn, in one process.
 
     python examples/benchmarks/programs.py
-    python examples/benchmarks/programs.py --model smollm2 --episodes 16 --rounds 5
+    python examples/benchmarks/programs.py --model embedded smollm2 --json docs/results/data/programs.json
 
 The dialogue has six short turns, once as a string environment in `TokenVectorEnv`, once as a function that plays it
-with ``ask`` in `ProgramVectorEnv`. The ratio is the seconds of the first divided by those of the second; 1 would mean
-that a program costs nothing.
+with ``ask`` in `ProgramVectorEnv`, on one thread. The figures are the processor seconds of a rollout, of 128 episodes
+with the embedded model and of 16 with another; the ratio is the first divided by the second, and 1 would mean that a
+program costs nothing.
 """
 
 import argparse
-import statistics
+import json
+import shlex
+import sys
 import time
+from pathlib import Path
 
 import gymnasium
 import torch
+from alternation import row
 from gymnasium import spaces
+from page import depends, machine, record, table
 
 from algos import LMPolicy, collect
 from textenv import ProgramVectorEnv, TokenVectorEnv
@@ -57,44 +63,47 @@ def film(ask, rng):
     return total
 
 
-def main():
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="embedded")
-    parser.add_argument("--episodes", type=int, default=128)
-    parser.add_argument("--num-envs", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=10, help="pairs of measurements")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+def seconds(env, policy, episodes, seed):
+    """Processor seconds of a rollout, and its actions."""
+    policy.generator.manual_seed(seed)
+    start = time.process_time()
+    rollout = collect(env, policy, num_episodes=episodes, seed=seed)
+    return time.process_time() - start, rollout["action"]
 
-    policy = LMPolicy.load(options.model)
-    arguments = {"tokenizer": policy.tokenizer, "num_envs": options.num_envs, "max_turns": TURNS, **LIMITS}
+
+def measure(model, *, rounds):
+    """A row of the table: pairs of rollouts of a model."""
+    episodes = 128 if model == "embedded" else 16
+    policy = LMPolicy.load(model)
+    arguments = {"tokenizer": policy.tokenizer, "num_envs": min(episodes, 64), "max_turns": TURNS, **LIMITS}
     string_env = TokenVectorEnv(Film, chat=False, max_prompt_tokens=16, pay_at="end", **arguments)
     program_env = ProgramVectorEnv(film, **arguments)
 
-    def seconds(env, seed):
-        """Seconds of a rollout, and its tokens."""
-        start = time.perf_counter()
-        rollout = collect(env, policy, num_episodes=options.episodes, seed=seed)
-        return time.perf_counter() - start, rollout
-
     pairs = []
-    for round_number in range(options.rounds + 1):
-        policy.generator.manual_seed(round_number)
-        of_strings, rollout = seconds(string_env, round_number)
-        policy.generator.manual_seed(round_number)
-        of_program, program_rollout = seconds(program_env, round_number)
-        assert torch.equal(rollout["action"], program_rollout["action"]), "they play the same games"
+    for round_number in range(rounds + 1):
+        of_strings, actions = seconds(string_env, policy, episodes, round_number)
+        of_program, program_actions = seconds(program_env, policy, episodes, round_number)
+        assert torch.equal(actions, program_actions), "they play the same games"
         if round_number > 0:  # the first one warms up
-            pairs.append((of_strings, of_program))
-    ratios = [of_strings / of_program for of_strings, of_program in pairs]
-    print("| model | TokenVectorEnv, s | ProgramVectorEnv, s | ratio | lowest, highest of the pairs |")
-    print("| --- | --- | --- | --- | --- |")
-    print(
-        f"| {options.model} | {statistics.median(first for first, _ in pairs):.2f} | "
-        f"{statistics.median(second for _, second in pairs):.2f} | {statistics.median(ratios):.2f} | "
-        f"{min(ratios):.2f}, {max(ratios):.2f} |"
-    )
+            pairs.append((of_program, of_strings))
+    ours, theirs = zip(*pairs, strict=True)
+    return row("programs", f"a program, {model}", unit="s", peer_name="string environment", ours=ours, peer=theirs)
+
+
+def main():
+    """Print the table, and write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", default=["embedded"])
+    parser.add_argument("--rounds", type=int, default=10, help="pairs of measurements")
+    parser.add_argument("--json", type=Path, help="write the table to this file of docs/results/data")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    about = machine("python " + " ".join(map(shlex.quote, sys.argv)))
+    rows = [measure(model, rounds=options.rounds) for model in options.model]
+    data = record(rows, about) | {"depends": depends("text")}
+    print(table(data))
+    if options.json:
+        options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

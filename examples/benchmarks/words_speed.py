@@ -1,0 +1,154 @@
+"""`WordsPolicy` beside the other way in, `LanguageWrapper`: the same game, model and PPO, in turn in one process.
+
+    python examples/benchmarks/words_speed.py
+    python examples/benchmarks/words_speed.py --rounds 8 --json docs/results/data/words-speed.json
+
+Both read a description of the last observation and write the word of an action, and no other. With `LanguageWrapper`
+(textenv/Words-v0, ``history=1``) that is an episode of text, token by token. 16 environments, about 64 steps in each, 4
+epochs of 4 minibatches, and so low a learning rate that play stays random. The figures are environment steps per second
+of processor time on one thread, of collecting and updating; the ratio is the first divided by the second. The bare work
+is that of `transformers` on the same texts, each read once in the rollout and once with its gradient in every epoch:
+texts that come back, which `WordsPolicy` does not read again, are read again there.
+"""
+
+import argparse
+import dataclasses
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import gymnasium
+import torch
+from alternation import row
+from page import depends, machine, record, table
+
+from algos import PPO, LMPolicy, WordsPolicy, presets
+
+SLOTS = 16
+STEPS = 64
+"""Steps of each environment in a rollout."""
+MINIBATCHES = 4
+GAMES = {
+    "FrozenLake-v1": ({"is_slippery": False}, 128),
+    "CartPole-v1": ({}, 48),
+}
+"""Environments with their arguments, and the number of episodes that have as many steps as a rollout. FrozenLake has 15
+texts, those of CartPole hardly come back."""
+CONFIG = dataclasses.replace(
+    presets.WORDS,
+    num_steps=STEPS,
+    minibatch_size=SLOTS * STEPS // MINIBATCHES,
+    learning_rate=1e-6,
+    final_learning_rate=1e-6,
+)
+
+
+class Counted(gymnasium.Wrapper):
+    """Counts the steps of all environments."""
+
+    steps = 0
+
+    def step(self, action):
+        """Count a step."""
+        Counted.steps += 1
+        return super().step(action)
+
+
+def reader(game):
+    """An agent with a `WordsPolicy`."""
+    (options, _) = GAMES[game]
+    env = gymnasium.make_vec(game, num_envs=SLOTS, vectorization_mode="sync", wrappers=[Counted], **options)
+    return PPO(env, WordsPolicy.of(env, "embedded"), CONFIG)
+
+
+def speaker(game):
+    """An agent whose environment speaks with the model."""
+    (options, episodes) = GAMES[game]
+    env = gymnasium.make_vec(
+        "textenv/Words-v0",
+        env=game,
+        env_kwargs=options,
+        env_wrappers=[Counted],
+        num_envs=SLOTS,
+        history=1,
+    )
+    config = dataclasses.replace(CONFIG, num_steps=None, num_episodes=episodes, minibatch_size=episodes // MINIBATCHES)
+    return PPO(env, LMPolicy.load("embedded"), config)
+
+
+def steps_per_second(agent, iterations):
+    """Environment steps per second of processor time, of some iterations of training."""
+    Counted.steps = 0
+    start = time.process_time()
+    for _ in range(iterations):
+        agent.update(agent.collect())
+    return Counted.steps / (time.process_time() - start)
+
+
+def bare_steps_per_second(agent):
+    """The same of `transformers` alone on the texts of a rollout."""
+    policy = agent.policy
+    rollout = agent.collect()
+    texts = policy.texts(rollout["observation"][rollout["mask"]].numpy())
+    tokenizer = policy.language_model.tokenizer
+    tokenizer.padding_side = "right"
+    batch = tokenizer(texts, return_tensors="pt", padding=True)
+    model = policy.language_model.model
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.0, fused=True)
+
+    start = time.process_time()
+    # The rollout
+    with torch.no_grad():
+        for rows in range(0, len(texts), SLOTS):
+            _last_logits(model, batch, slice(rows, rows + SLOTS))
+
+    # Its epochs
+    for _ in range(CONFIG.num_epochs):
+        for rows in range(0, len(texts), CONFIG.minibatch_size):
+            loss = _last_logits(model, batch, slice(rows, rows + CONFIG.minibatch_size)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return len(texts) / (time.process_time() - start)
+
+
+def _last_logits(model, batch, rows):
+    mask = batch["attention_mask"][rows]
+    hidden = model.base_model(input_ids=batch["input_ids"][rows], attention_mask=mask).last_hidden_state
+    last = hidden[torch.arange(len(mask)), mask.sum(1) - 1]
+    return model.get_output_embeddings()(last)
+
+
+def measure(game, *, rounds, iterations):
+    """A row of the table: pairs of trainings on a game."""
+    agents = (reader(game), speaker(game))
+    for agent in agents:
+        steps_per_second(agent, 1)  # warms up
+    pairs = [[steps_per_second(agent, iterations) for agent in agents] for _ in range(rounds)]
+    ours, theirs = zip(*pairs, strict=True)
+    return row(
+        "words", f"{game}, embedded model", unit="steps/s", peer_name="LanguageWrapper", ours=ours, peer=theirs,
+        rate=True, floor=bare_steps_per_second(reader(game)),
+    )  # fmt: skip
+
+
+def main():
+    """Print the table, and write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=8, help="pairs of measurements")
+    parser.add_argument("--iterations", type=int, default=2, help="iterations of each measurement")
+    parser.add_argument("--json", type=Path, help="write the table to this file of docs/results/data")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    about = machine("python " + " ".join(map(shlex.quote, sys.argv)))
+    rows = [measure(game, rounds=options.rounds, iterations=options.iterations) for game in GAMES]
+    data = record(rows, about) | {"depends": depends("words", "text")}
+    print(table(data))
+    if options.json:
+        options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
