@@ -196,12 +196,28 @@ def draw_memory(path):
     save(figure, path)
 
 
+def draw_prompts_and_rewards(path):
+    """Draw the success at the end of training of each way to choose prompts, on two tasks."""
+    columns, rows = read_table(DATA / "sampling.json")
+    tasks = {
+        "mixed, at the end": "mixed: six of ten prompts\nteach nothing",
+        "steps, at the end": "steps: all can be learnt",
+    }
+    series = {name.replace("`", ""): [cells[columns.index(task)] for task in tasks] for name, cells in rows.items()}
+    figure, axes = new_figure("prompts-and-rewards", size=(8, 3.5))
+    draw_with_ranges(axes, list(tasks.values()), series)
+    axes.set(ylim=(0, 1.05), ylabel="success after 30,000 tokens")
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), fontsize=9)
+    save(figure, path)
+
+
 DRAWINGS = {
     "control": draw_control,
     "critic": draw_critic,
     "distillation": draw_distillation,
     "insight": draw_insight,
     "memory": draw_memory,
+    "prompts-and-rewards": draw_prompts_and_rewards,
     "real-text": draw_real_text,
     "worlds": draw_worlds,
 }
