@@ -298,6 +298,14 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         """Write policy and config; `algos.load` reads the policy back."""
         return save(self, folder)
 
+    def export(self, path: str | Path, *, all_outputs: bool = False) -> Path:
+        """Write the policy as an ONNX file, for programs without torch.
+
+        Arguments, result and errors are those of `algos.policies.policy.ControlPolicy.export`; a language model raises a
+        TypeError.
+        """
+        return self.policy.export(path, all_outputs=all_outputs)
+
 
 def _check_vine(policy: Policy) -> None:
     """Raise a ValueError unless the texts of this policy can be completed from any token on, in this process."""

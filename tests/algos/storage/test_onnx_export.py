@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -180,7 +181,9 @@ def test_the_policy_is_as_before_and_alone_in_the_file(tmp_path, monkeypatch):
     assert [tensor.shape for tensor in session.get_inputs()] == [["N", 4], ["N", 2, 8]]
     actions, _ = session.run(None, {"observation": observation, "state": np.zeros((2, 2, 8), np.float32)})
     np.testing.assert_array_equal(actions, before.action)
-    agent.policy.export("policy.onnx")
+    exported = Path("policy.onnx").read_bytes()
+    assert agent.export("policy.onnx") == Path("policy.onnx")
+    assert Path("policy.onnx").read_bytes() == exported
     agent.learn(32)  # the LSTM's weights are still parameters
 
 
