@@ -301,8 +301,8 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
     def export(self, path: str | Path, *, all_outputs: bool = False) -> Path:
         """Write the policy as an ONNX file, for programs without torch.
 
-        Arguments, result and errors are those of `algos.policies.policy.ControlPolicy.export`; a language model raises a
-        TypeError.
+        Arguments, result and errors are those of `algos.policies.policy.ControlPolicy.export`; a language model raises
+        a TypeError.
         """
         return self.policy.export(path, all_outputs=all_outputs)
 
