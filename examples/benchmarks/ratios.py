@@ -74,7 +74,10 @@ LINES = (
         goal=2.0,
     ),
     _iteration("GRPO, small, varying length", "Text", "text-small", "grpo iteration, varying lengths, small", goal=2.0),
-    Line("PPO, CartPole in words", "Words and programs", "words-speed", "CartPole-v1, embedded model", "LanguageWrapper"),
+    Line(
+        "PPO, CartPole in words", "Words and programs", "words-speed", "CartPole-v1, embedded model",
+        "LanguageWrapper",
+    ),
     Line("a program, tiny", "Words and programs", "programs", "a program, embedded", "string environment", goal=0.8),
     Line("a program, SmolLM2", "Words and programs", "programs", "a program, smollm2", "string environment", goal=0.8),
     _iteration("PPO, SmolLM2, LoRA", "SmolLM2", "smollm2", "SmolLM2 ppo, lora"),

@@ -5,6 +5,7 @@ python examples/benchmarks/result_figures.py critic     # one of them
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -211,6 +212,30 @@ def draw_prompts_and_rewards(path):
     save(figure, path)
 
 
+def draw_scaling(path):
+    """Draw the speed-up by more processes, measured and simulated, on three tasks."""
+    rows = json.loads((DATA / "scaling.json").read_text(encoding="utf-8"))["rows"]
+    labels = {"cartpole": "CartPole", "5 ms": "CartPole that computes for 5 ms a step", "text": "tiny text"}
+    figure, axes = new_figure("scaling", size=(7, 3.5))
+    for i, (task, label) in enumerate(labels.items()):
+        processes = []
+        measured = []
+        simulated = []
+        for name, count, speed, _, simulated_speed, _ in rows:
+            if name == task:
+                processes.append(int(count))
+                measured.append(float(speed.replace(",", "")))
+                simulated.append(float(simulated_speed.replace(",", "")))
+        axes.plot(processes, [speed / measured[0] for speed in measured], "o-", color=COLOURS[i], label=label)
+        axes.plot(processes, [speed / simulated[0] for speed in simulated], "--", color=COLOURS[i])
+    axes.axhline(1, color="0.3", lw=1)
+    axes.axvline(2, color="0.8", lw=1)
+    axes.set_xticks([1, 2, 4])
+    axes.set(ylim=(0, None), xlabel="processes, on two cores", ylabel="speed-up")
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), fontsize=9)
+    save(figure, path)
+
+
 DRAWINGS = {
     "control": draw_control,
     "critic": draw_critic,
@@ -219,6 +244,7 @@ DRAWINGS = {
     "memory": draw_memory,
     "prompts-and-rewards": draw_prompts_and_rewards,
     "real-text": draw_real_text,
+    "scaling": draw_scaling,
     "worlds": draw_worlds,
 }
 
