@@ -34,7 +34,7 @@ def test_a_figure_is_drawn_again_from_the_table_of_its_page(name, call, tmp_path
     assert_published(tmp_path / "figure.svg", name)
 
 
-@pytest.mark.parametrize("name", ["critic", "insight", "real-text", "worlds"])
+@pytest.mark.parametrize("name", load_example("benchmarks/result_figures").DRAWINGS)
 def test_a_figure_of_another_page_is_that_of_its_table_too(name, tmp_path):
     load_example("benchmarks/result_figures").DRAWINGS[name](tmp_path / "figure.svg")
     assert_published(tmp_path / "figure.svg", name)
