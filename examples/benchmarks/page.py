@@ -36,6 +36,7 @@ KINDS = {
     "algorithms": (*LEARNING, "algos/*.py"),
     "text": (*LEARNING, "textenv/lm/*.py", "textenv/envs/*.py", "textenv/kl/*.py", "textenv/prompts/tokenize.py"),
     "words": (*LEARNING, "textenv/words/*.py", "textenv/lm/*.py"),
+    "programs": ("textenv/programs/*.py", "textenv/lm/*.py", "textenv/envs/*.py"),
     "reward models": ("algos/finetuning/*.py", "textenv/lm/*.py"),
     "insight": ("algos/lab/insight/*.py", "textenv/lm/*.py"),
     "memory": ("algos/lab/memory_plan.py", "textenv/lm/*.py", *LEARNING),

@@ -106,7 +106,7 @@ def draw_insight(path):
 
 
 def draw_control(path):
-    """Draw returns relative to the published ones: the mean, and a line over what the table has of its spread."""
+    """Draw returns relative to those of others: the mean, and a line over what the table has of its spread."""
     lines = [*_classic_lines(), *_mujoco_lines(), *_off_policy_lines(), *_minigrid_lines()]
     lines = [line for line in lines if line[1] and line[2]]
     figure, axes = new_figure("control", size=(8, 8))
@@ -119,7 +119,7 @@ def draw_control(path):
         axes.plot(mean, height, "o", color=COLOURS[0], markerfacecolor=inside)
     axes.set_yticks(range(len(lines)), [name for name, *_ in lines], fontsize=9)
     axes.invert_yaxis()
-    axes.set_xlabel("difference from the published return, %")
+    axes.set_xlabel("difference from the other return, %")
     axes.grid(axis="x", color="0.9")
     axes.set_axisbelow(True)
     save(figure, path)

@@ -40,10 +40,11 @@ def folder_of_commands() -> str:
     folder = tempfile.TemporaryDirectory(prefix="warm")
     atexit.register(folder.cleanup)
     address = Path(folder.name, "socket")
-    subprocess.Popen(
+    server = subprocess.Popen(
         [sys.executable, "-m", "tests.helpers.warm_start", str(address)], cwd=ROOT, preexec_fn=dies_with_the_tests
     )
     while not address.exists():
+        assert server.poll() is None, "what loads torch has ended: its error is above"
         time.sleep(0.05)
     commands = Path(folder.name, "bin")
     commands.mkdir()
@@ -77,7 +78,10 @@ def answer(connection: socket.socket) -> None:
     command = os.fork()
     if command != 0:
         _, status = os.waitpid(command, 0)
-        connection.sendall(str(os.waitstatus_to_exitcode(status) % 256).encode())
+        exit_code = os.waitstatus_to_exitcode(status)
+        if exit_code < 0:  # by a signal
+            exit_code = 128 - exit_code
+        connection.sendall(str(exit_code).encode())
         os._exit(0)
 
     connection.close()
