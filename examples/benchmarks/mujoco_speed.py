@@ -9,7 +9,6 @@ per second of processor time, and the ratio is ours divided by theirs.
 """
 
 import argparse
-import json
 import shlex
 import sys
 import time
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 from alternation import row
 from gymnasium import wrappers
-from page import depends, machine, record, table
+from page import machine, print_and_save
 from torch import nn
 
 from algos import presets
@@ -184,10 +183,7 @@ def main():
     torch.set_num_threads(1)
     about = machine("python " + " ".join(map(shlex.quote, sys.argv)))
     rows = [measure(env_id, rounds=options.rounds) for env_id in options.env]
-    data = record(rows, about) | {"depends": depends("control")}
-    print(table(data))
-    if options.json:
-        options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    print_and_save(rows, about, options.json, kinds=["control"])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ processor time of the bare matrix products of an update of SAC, which no impleme
 """
 
 import argparse
-import json
 import shlex
 import sys
 import time
@@ -19,7 +18,7 @@ import gymnasium
 import stable_baselines3
 import torch
 from alternation import row
-from page import depends, machine, record, table
+from page import machine, print_and_save
 
 import algos
 
@@ -120,10 +119,7 @@ def main():
     for env_id in options.env:
         for name in ("SAC", "TD3"):
             rows.append(measure(name, env_id, rounds=options.rounds, steps=options.steps))
-    data = record(rows, about) | {"depends": depends("algorithms")}
-    print(table(data))
-    if options.json:
-        options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    print_and_save(rows, about, options.json, kinds=["algorithms"])
 
     # What no implementation can leave out
     for env_id in options.env:

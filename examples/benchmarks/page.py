@@ -164,6 +164,21 @@ def record(rows, about):
     return about | {"others": load, "final": load <= MOST, "rows": kept}
 
 
+def print_and_save(rows, about, path, *, kinds):
+    """Print a table of rows that a script has measured, and write it.
+
+    Args:
+        rows: as of `alternation.row`.
+        about: of `machine`, at the beginning.
+        path: of the JSON file; None: it is only printed.
+        kinds: of `KINDS`, whose files decide the figures.
+    """
+    data = record(rows, about) | {"depends": depends(*kinds)}
+    print(table(data))
+    if path is not None:
+        _write(path, data)
+
+
 def table(data):
     """Lines of a table, and the line that says where it comes from."""
     if "columns" in data:

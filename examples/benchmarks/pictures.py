@@ -7,6 +7,8 @@ from pathlib import Path
 import matplotlib
 
 NUMBER = re.compile(r"[-+]?\d*\.?\d+")
+TIMES = re.compile(r" × \d+\)")
+"""As in ``500 (500 × 5)``: five seeds with the same figure."""
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999", "#8c564b", "#332288")
 """Okabe and Ito's, which colour-blind people tell apart, and three more."""
@@ -41,6 +43,6 @@ def read_table(path):
     data = json.loads(Path(path).read_text())
     rows = {}
     for name, *cells in data["rows"]:
-        plain = [THOUSANDS.sub("", cell.replace("−", "-")) for cell in cells]
+        plain = [THOUSANDS.sub("", TIMES.sub("", cell).replace("−", "-")) for cell in cells]
         rows[name] = [[float(number) for number in NUMBER.findall(cell)] for cell in plain]
     return data["columns"][1:], rows

@@ -10,7 +10,6 @@ program costs nothing. Threads wait for one another, so other work on the machin
 """
 
 import argparse
-import json
 import shlex
 import sys
 import time
@@ -20,7 +19,7 @@ import gymnasium
 import torch
 from alternation import row
 from gymnasium import spaces
-from page import depends, machine, record, table
+from page import machine, print_and_save
 
 from algos import LMPolicy, collect
 from textenv import ProgramVectorEnv, TokenVectorEnv
@@ -104,10 +103,7 @@ def main():
     torch.set_num_threads(1)
     about = machine("python " + " ".join(map(shlex.quote, sys.argv)))
     rows = [measure(model, rounds=options.rounds) for model in options.model]
-    data = record(rows, about) | {"depends": depends("programs", "text")}
-    print(table(data))
-    if options.json:
-        options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    print_and_save(rows, about, options.json, kinds=["programs", "text"])
 
 
 if __name__ == "__main__":

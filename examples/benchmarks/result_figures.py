@@ -107,8 +107,10 @@ def draw_insight(path):
 
 def draw_control(path):
     """Draw returns relative to those of others: the mean, and a line over what the table has of its spread."""
-    lines = [*_classic_lines(), *_mujoco_lines(), *_off_policy_lines(), *_minigrid_lines()]
-    lines = [line for line in lines if line[1] and line[2]]
+    lines = []
+    for name, ours, others in (*_classic_lines(), *_mujoco_lines(), *_off_policy_lines(), *_minigrid_lines()):
+        if ours and others:  # both were measured
+            lines.append((name, ours, others[0]))
     figure, axes = new_figure("control", size=(8, 8))
     axes.axvline(0, color="0.3", lw=1)
     for height, (_, ours, published) in enumerate(lines):
@@ -126,30 +128,31 @@ def draw_control(path):
 
 
 def _classic_lines():
-    """Of classic control: name, our mean with the ends of its interval or with each seed, and the published figure."""
+    """Of classic control: name, our mean with the ends of its interval or with each seed, and what is published."""
     _, rows = read_table(DATA / "classic.json")
     for name, (_, ours, published) in rows.items():
-        of_one_figure = len(ours) == 3 and ours[2] == 5.0  # such as "500 (500 × 5)"
-        yield name, ours[:2] if of_one_figure else ours, published[0] if published else None
+        yield name, ours, published
 
 
 def _mujoco_lines():
     """The same of MuJoCo: the mean, and the standard deviation to both sides."""
     _, rows = read_table(DATA / "mujoco.json")
     for name, ((mean, deviation), published, *_) in rows.items():
-        yield f"{name}, PPO", [mean, mean - deviation, mean + deviation], published[0]
+        yield f"{name}, PPO", [mean, mean - deviation, mean + deviation], published
 
 
 def _off_policy_lines():
     """The same of SAC and TD3, beside rl-baselines3-zoo and beside Stable-Baselines3."""
     _, rows = read_table(DATA / "off-policy-zoo.json")
     for name, (ours, published) in rows.items():
-        yield name, ours, published[0]
+        yield name, ours, published
     _, rows = read_table(DATA / "off-policy-returns.json")
     for name, (steps, ours, _, theirs, _) in rows.items():
         if steps == [100_000.0]:
             mean, *seeds = ours
-            yield f"{name}, 100,000 steps", ours if len(seeds) > 1 else [mean], theirs[0]
+            if len(seeds) == 1:
+                seeds = []  # it is the mean
+            yield f"{name}, 100,000 steps", [mean, *seeds], theirs
 
 
 def _minigrid_lines():
@@ -157,7 +160,7 @@ def _minigrid_lines():
     _, rows = read_table(DATA / "minigrid.json")
     for name, (ours, published) in rows.items():
         game, *steps = name.split(", ")
-        yield ", ".join([game, "PPO", *steps]), ours, published[0]
+        yield ", ".join([game, "PPO", *steps]), ours, published
 
 
 def draw_distillation(path):
@@ -204,7 +207,9 @@ def draw_prompts_and_rewards(path):
         "mixed, at the end": "mixed: six of ten prompts\nteach nothing",
         "steps, at the end": "steps: all can be learnt",
     }
-    series = {name.replace("`", ""): [cells[columns.index(task)] for task in tasks] for name, cells in rows.items()}
+    series = {}
+    for name, cells in rows.items():
+        series[name.replace("`", "")] = [cells[columns.index(task)] for task in tasks]
     figure, axes = new_figure("prompts-and-rewards", size=(8, 3.5))
     draw_with_ranges(axes, list(tasks.values()), series)
     axes.set(ylim=(0, 1.05), ylabel="success after 30,000 tokens")

@@ -11,7 +11,6 @@ of processor time on one thread, of collecting and updating; the ratio is the fi
 
 import argparse
 import dataclasses
-import json
 import shlex
 import sys
 import time
@@ -20,7 +19,7 @@ from pathlib import Path
 import gymnasium
 import torch
 from alternation import row
-from page import depends, machine, record, table
+from page import machine, print_and_save
 
 from algos import PPO, LMPolicy, WordsPolicy, presets
 
@@ -108,10 +107,7 @@ def main():
     torch.set_num_threads(1)
     about = machine("python " + " ".join(map(shlex.quote, sys.argv)))
     rows = [measure(game, rounds=options.rounds, iterations=options.iterations) for game in GAMES]
-    data = record(rows, about) | {"depends": depends("words", "text")}
-    print(table(data))
-    if options.json:
-        options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    print_and_save(rows, about, options.json, kinds=["words", "text"])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Half of what a page's short commands take is the import of other libraries, the same for each. None of our modules is
 loaded before the fork, so each command reads the sources as if it were alone. ``python -m tests.helpers.warm_start
-FOLDER`` is that process; it ends with the process that started it.
+SOCKET`` is that process, and listens at the path SOCKET; it ends with the process that started it.
 """
 
 import atexit

@@ -88,13 +88,16 @@ def batch_of(space, count):
 def decisive(policy, observation_space):
     """Initial actors hardly depend on the observation, and a normalizer has seen nothing.
 
-    The noise is that of about 1 in each output: sums of larger numbers that cancel out would differ by their rounding.
+    The noise of a weight falls with the number of its layer's inputs, so that no output is a sum of large numbers that
+    cancel out: these would differ by their rounding.
     """
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in policy.parameters():
-            inputs = parameter[0].numel() if parameter.ndim > 1 else 10
-            parameter.add_(torch.randn(parameter.shape, generator=generator) / inputs**0.5)
+            deviation = 0.3
+            if parameter.ndim > 1:
+                deviation = parameter[0].numel() ** -0.5
+            parameter.add_(deviation * torch.randn(parameter.shape, generator=generator))
     flat = torch.from_numpy(flatten(observation_space, batch_of(observation_space, 50)))
     policy.update_normalizer({"observation": flat, "mask": torch.ones(50, dtype=torch.bool)})
     return policy
