@@ -12,8 +12,10 @@ from dataclasses import replace
 
 import gymnasium
 import matplotlib
+import matplotlib.patches
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 import textenv  # noqa: F401 (registers textenv/Reviews-v0)
 from algos import PPO, LMPolicy, WordsPolicy, make_policy, presets
@@ -113,9 +115,6 @@ def main(
 ):
     """Train everything and draw it into ``path``."""
     torch.set_num_threads(1)
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
     look = {"svg.hashsalt": "front page", "font.size": 11, "axes.titlesize": 12, "savefig.facecolor": "white"}
     matplotlib.rcParams |= look | {"axes.spines.top": False, "axes.spines.right": False}
 
@@ -131,7 +130,7 @@ def main(
     trained = {coef: [reviews(coef, seed, text_steps) for seed in frontier_seeds] for coef in coefficients}
 
     # The environment and both policies
-    figure = pyplot.figure(figsize=(12, 7), layout="constrained")
+    figure = Figure(figsize=(12, 7), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=(1, 1.2))
     axes = above.subplots(1, 3, width_ratios=(1, 1.3, 1.3))
     draw_map(axes[0])

@@ -37,6 +37,7 @@ import matplotlib
 import minigrid.wrappers
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 from algos import PPO, MLPPolicy, WordsPolicy, evaluate, presets
 from textenv.envs.limits import check_at_least
@@ -315,14 +316,12 @@ def draw(runs, path):
 
     Minds that no game has are left out, and so are those with adapters on all layers.
     """
-    matplotlib.use("svg")
     matplotlib.rcParams |= {"svg.hashsalt": "same world", "font.size": 11}
-    from matplotlib import pyplot
-
     minds = [mind for mind in LOOKS if any(run["mind"] == mind for run in runs)]
     games = [game for game in GAMES if any(run["game"] == game for run in runs)]
     never = 2 * max(game.steps for game in GAMES.values())
-    figure, axes = pyplot.subplots(figsize=(12, 1 + 0.75 * len(games)), layout="constrained")
+    figure = Figure(figsize=(12, 1 + 0.75 * len(games)), layout="constrained")
+    axes = figure.subplots()
     for index, mind in enumerate(minds):
         colour, marker = LOOKS[mind]
         for row, game in enumerate(games):

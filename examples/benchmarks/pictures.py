@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import matplotlib
+from matplotlib.figure import Figure
 
 NUMBER = re.compile(r"[-+]?\d*\.?\d+")
 TIMES = re.compile(r" × \d+\)")
@@ -16,7 +17,6 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 
 def new_figure(name, columns=1, rows=1, size=(7, 4), **options):
     """Return a figure and its axes. Equal data give equal files, and the background is white on dark pages too."""
-    matplotlib.use("svg")
     matplotlib.rcParams |= {
         "svg.hashsalt": name,
         "font.size": 11,
@@ -25,9 +25,8 @@ def new_figure(name, columns=1, rows=1, size=(7, 4), **options):
         "axes.spines.right": False,
         "axes.prop_cycle": matplotlib.cycler(color=COLOURS),
     }
-    from matplotlib import pyplot
-
-    return pyplot.subplots(rows, columns, figsize=size, layout="constrained", **options)
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns, **options)
 
 
 def save(figure, path):

@@ -62,9 +62,10 @@ class ActionMasks:
         self.complete_turns: frozenset[tuple[int, ...]] = frozenset()
         """Turns that are over without a token that ends them, see `WordRule`."""
         self.room = 1
-        """Number of tokens for which a turn needs room, so that no word is cut."""
+        """Number of tokens for which a turn needs room, so that no text of the rule is cut."""
         if isinstance(rule, WordRule):
             self.complete_turns = rule.complete
+        if isinstance(rule, (WordRule, TextRule)):
             self.room = rule.num_tokens
         self.active = bool(len(forbidden) or min_new_tokens or rule)
         """False if every token is allowed everywhere."""
@@ -244,7 +245,7 @@ def as_rule(
     if not entries:
         raise ValueError(f"allowed is empty, which leaves no token: {expected}")
     if all(isinstance(entry, str) for entry in entries):
-        return _rule_of_texts(entries, tokenizer, ends=ends, longest=longest)
+        return TextRule(entries, tokenizer, ends=ends, longest=longest)
     if not all(isinstance(entry, numbers.Integral) and not isinstance(entry, bool) for entry in entries):
         raise TypeError(f"allowed is {allowed!r:.200}, {expected}")
     ids = [int(entry) for entry in entries]
@@ -263,28 +264,46 @@ def _rule_of_ids(ids: list[int], *, ends: Sequence[int]) -> Rule:
     return rule
 
 
-def _rule_of_texts(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, ends: Sequence[int], longest: int
-) -> Rule:
-    """Return a rule for turns that are one of these texts and then end."""
-    next_of: dict[tuple[int, ...], set[int]] = {}  # ids that may follow, by the ids so far
-    for text in texts:
-        ids = text_ids(text, tokenizer)
-        if not ids or len(ids) > longest:
-            raise ValueError(
-                f"allowed has {text!r:.200}, which has {len(ids)} tokens, expected 1 to max_new_tokens, {longest}"
-            )
-        if not ends and len(ids) < longest:
-            raise ValueError(f"allowed has {text!r:.200}, which cannot end: the tokenizer has no EOS, give stop=[id]")
-        for position, token in enumerate(ids):
-            so_far = tuple(ids[:position])
-            next_of.setdefault(so_far, set()).add(token)
-        next_of.setdefault(tuple(ids), set()).update(ends)
+class TextRule:
+    """Rule for turns that are one of these texts, and then end as the model ends its turns.
 
-    def rule(turn: Turn) -> Collection[int]:
-        return next_of.get(tuple(turn.completion_ids), ends)
+    Args:
+        texts: one or more texts.
+        tokenizer: the policy's tokenizer.
+        ends: ids that end a turn.
+        longest: maximum tokens of a turn.
 
-    return rule
+    Raises:
+        ValueError: if a text has no token, or more than fit into a turn.
+    """
+
+    def __init__(
+        self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, ends: Sequence[int], longest: int
+    ) -> None:
+        self._ends = tuple(ends)
+        self._next_of: dict[tuple[int, ...], set[int]] = {}
+        """By the token ids so far, those that may follow."""
+        self.num_tokens = 0
+        """Number of tokens of the longest text."""
+        for text in texts:
+            ids = text_ids(text, tokenizer)
+            if not ids or len(ids) > longest:
+                raise ValueError(
+                    f"allowed has {text!r:.200}, which has {len(ids)} tokens, expected 1 to max_new_tokens, {longest}"
+                )
+            if not ends and len(ids) < longest:
+                raise ValueError(
+                    f"allowed has {text!r:.200}, which cannot end: the tokenizer has no EOS, give stop=[id]"
+                )
+            self.num_tokens = max(self.num_tokens, len(ids))
+            for position, token in enumerate(ids):
+                so_far = tuple(ids[:position])
+                self._next_of.setdefault(so_far, set()).add(token)
+            self._next_of.setdefault(tuple(ids), set()).update(ends)
+
+    def __call__(self, turn: Turn) -> Collection[int]:
+        """Return the ids that continue the turn; see `Rule`."""
+        return self._next_of.get(tuple(turn.completion_ids), self._ends)
 
 
 class WordRule:

@@ -130,7 +130,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         forbidden: token ids that no turn may contain (such as all ids of `textenv.lm.ends.turn_ends`, for a fixed
             length).
         allowed: for constrained decoding: texts, one of which is the whole turn; token ids, of which a turn consists
-            until it ends; or a function from the turn so far (`Turn`) to the ids allowed next (None: all).
+            until it ends; or a function from the turn so far (`Turn`) to the ids allowed next (None: all). An episode
+            is truncated before a turn for which the longest text has no room.
         autoreset_mode: Gymnasium's autoreset mode.
         score_while_generating: score finished turns in another thread while `advance` generates others; for slow
             rewards. A call of the reward gets at least a quarter as many turns as there are episodes, the last call the
@@ -248,7 +249,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         if max_length is not None and max_length < max_prompt_tokens + self._masks.room:
             raise ValueError(
                 f"max_length is {max_length}, expected at least max_prompt_tokens, {max_prompt_tokens}, and the tokens "
-                f"of the longest word, {self._masks.room}: lower max_prompt_tokens or raise max_length"
+                f"of the longest text in allowed, {self._masks.room}: lower max_prompt_tokens or raise max_length"
             )
 
         # Episodes of `step`: row i of their transcript is slot i

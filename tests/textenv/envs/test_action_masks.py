@@ -150,7 +150,7 @@ def test_no_word_is_cut_after_the_longest_prompt():
     tokenizer = make_tokenizer(WORDS)
     rule = WordRule(["a b c", "d"], tokenizer, ends=[EOS])
     arguments = dict(prompts=["a"], reward=zero, tokenizer=tokenizer, allowed=rule)
-    with refused(ValueError, "max_length is 34", "max_prompt_tokens, 32", "word, 3"):
+    with refused(ValueError, "max_length is 34", "max_prompt_tokens, 32", "longest text in allowed, 3"):
         TextVectorEnv(**arguments, max_length=34)
     assert TextVectorEnv(**arguments, max_length=35).max_length == 35
 

@@ -182,7 +182,7 @@ def test_the_turn_limit_follows_from_the_longest_word():
         assert inner.actions == [CONTINUED.index("go left")]
     with refused(ValueError, "max_new_tokens is 6", "at least 7, the tokens of the longest word"):
         make_env(tokenizer, max_new_tokens=6)
-    with refused(ValueError, "max_length is 10", "max_prompt_tokens, 8", "word, 7"):
+    with refused(ValueError, "max_length is 10", "max_prompt_tokens, 8", "longest text in allowed, 7"):
         make_env(tokenizer, max_prompt_tokens=8, max_length=10)
 
 
@@ -221,6 +221,26 @@ def test_a_list_of_words_serves_any_string_environment():
     heard = [word for row in range(6) for word in written(env, row)]
     assert {*heard} == {"good", "bad"}
     assert rollout["reward"].sum() == heard.count("good")
+
+
+@pytest.mark.parametrize("max_length", range(16, 28))
+def test_no_text_of_a_list_is_cut_by_the_length_of_an_episode(max_length):
+    tokenizer = byte_tokenizer()
+    games = []
+    env = TokenVectorEnv(
+        lambda: games.append(Parrot()) or games[-1], tokenizer=tokenizer, num_envs=2,
+        max_prompt_tokens=8, max_new_tokens=8, max_length=max_length, allowed=["good", "very bad"],
+    )  # fmt: skip
+    policy = LMPolicy(make_gpt2(len(tokenizer), n_positions=64), tokenizer, seed=1)
+    rollout = collect(env, policy, num_episodes=8, seed=max_length)
+    assert {word for game in games for word in game.heard} <= {"good", "very bad"}
+    assert rollout["truncated"].any() and max(len(game.heard) for game in games) < 3
+
+
+def test_a_context_too_short_for_a_text_of_a_list_is_refused():
+    options = {"tokenizer": byte_tokenizer(), "max_prompt_tokens": 8, "max_new_tokens": 8, "max_length": 15}
+    with refused(ValueError, "max_length is 15", "longest text in allowed, 8"):
+        TokenVectorEnv(Parrot, allowed=["good", "very bad"], **options)
 
 
 # --- instructions, and the chat template ------------------------------------------------------------------------
