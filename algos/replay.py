@@ -118,7 +118,7 @@ def buffer_state(buffer: "TensorDictReplayBuffer") -> dict[str, object]:
 
 
 def restore_buffer(buffer: "TensorDictReplayBuffer", state: Mapping[str, Any], space: spaces.Space) -> None:
-    """Restore what `buffer_state` returned, in an empty buffer of the same size.
+    """Restore what `buffer_state` returned, in an empty buffer. One of another size goes on with the newest steps.
 
     Args:
         buffer: the buffer.
@@ -132,6 +132,21 @@ def restore_buffer(buffer: "TensorDictReplayBuffer", state: Mapping[str, Any], s
         steps = _with_short_observations(steps)
         for name in ("observation", "next_observation"):
             steps[name] = torch.from_numpy(pack(space, steps[name].cpu().numpy()))
+
+        # A full buffer writes over its oldest step next, at the cursor
+        cursor = state["writer"]["_cursor"]
+        size = buffer.storage.max_size
+        was_full = cursor < len(steps)
+        if (was_full and size != len(steps)) or size < len(steps):
+            ages = torch.arange(len(steps))
+            if was_full:
+                ages = ages.roll(-cursor)
+            if size < len(steps):
+                logger.warning(
+                    "buffer_size is %s, and the run remembers %s steps: the oldest are dropped", size, len(steps)
+                )
+            buffer.extend(steps[ages[-size:]])
+            return
         buffer.extend(steps)
     buffer.writer.load_state_dict(state["writer"])
 

@@ -54,7 +54,8 @@ class ModelCommand(Command):
 def with_files(arguments: list[str], switches: Collection[str]) -> list[str]:
     """Return the arguments of ``train`` or ``plan`` together with the options of files.
 
-    Options of the command line replace those of ``--config FILE``, and these replace those of the run to resume.
+    Options of the command line replace those of ``--config FILE``, a later file those of an earlier one, and these
+    replace those of the run to resume.
 
     Raises:
         OSError: if a file or the run cannot be read.
@@ -66,13 +67,17 @@ def with_files(arguments: list[str], switches: Collection[str]) -> list[str]:
     _check_values(typed_options)
 
     # Options of --config FILE
+    file_env = ""
     file_options: dict[str, list[str]] = {}
-    if typed_options.pop("config", None):
-        path = Path(named(arguments, "--config"))
-        file_env, file_options = read_options(path, switches)
+    typed_options.pop("config", None)
+    for name in uses(arguments, "--config"):
+        path = Path(name)
+        env_of_file, options_of_file = read_options(path, switches)
         if path.name == RUN:  # of a run, which may be somebody else's
-            _check_own(path.parent, file_env, file_options, named_env=env, named_again=typed_options)
-        env = env or file_env
+            _check_own(path.parent, env_of_file, options_of_file, named_env=env, named_again=typed_options)
+        file_env = env_of_file or file_env
+        file_options |= options_of_file
+    env = env or file_env
 
     # Options of the run to resume
     if "resume" in typed_options:
@@ -243,7 +248,7 @@ def options(arguments: Sequence[str], switches: Collection[str]) -> tuple[str, d
     name = ""
     words: dict[str, list[str]] = {"": []}
     for previous, word in itertools.pairwise(arguments):
-        is_value = previous.startswith("-") and "=" not in previous and name not in switches
+        is_value = previous.startswith("--") and "=" not in previous and name not in switches
         if word.startswith("--"):
             # "--config.lr=1" has the name config.lr, and "--no-quiet" the name quiet
             written_name = word.partition("=")[0].replace("_", "-")
@@ -260,12 +265,17 @@ def options(arguments: Sequence[str], switches: Collection[str]) -> tuple[str, d
 
 def named(arguments: Sequence[str], option: str, default: str = "") -> str:
     """Return the value of an option's last use, before the arguments are parsed; empty if that has none."""
-    pairs = [*itertools.pairwise([*arguments, ""])]
-    for word, following in reversed(pairs):
+    return [default, *uses(arguments, option)][-1]
+
+
+def uses(arguments: Sequence[str], option: str) -> list[str]:
+    """Return the value of each use of an option, before the arguments are parsed; empty for one that has none."""
+    values = []
+    for word, following in itertools.pairwise([*arguments, ""]):
         written_name, _, value = word.partition("=")
         if written_name == option:
-            return value or following
-    return default
+            values.append(value or following)
+    return values
 
 
 def flag(name: str) -> str:

@@ -28,7 +28,7 @@ from algos.config import ClippedConfig, Config, GroupsConfig, weighs_samples
 from algos.policies.policy import Policy
 from algos.policies.random_streams import ACTIONS, episode_seeds, stream_seed
 from algos.ranks import collectives
-from algos.storage.env_state import PartState, env_state, set_env_state
+from algos.storage.env_state import PartState, changed_arguments, env_state, set_env_state
 from algos.storage.weights import load_weights, trained_weights
 from algos.training.learner import Learner
 from textenv.envs.task import FunctionTask
@@ -203,6 +203,10 @@ class Worker:
             assert state is not None
             set_states(self.env.user_objects, state["objects"])
         elif state is not None and state["environment"] is not None:
+            change = changed_arguments(self.env, state["environment"])
+            if change:
+                logger.warning("%s: its episodes begin anew", change)
+                return
             set_env_state(self.env, state["environment"])
             policy.generator.set_state(state["generator"].get_state())
             policy.memory = dict(state["memory"])

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict
@@ -11,6 +12,7 @@ from weakref import WeakSet
 import gymnasium
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.wrappers.utils import RunningMeanStd
 from torch import Tensor
 
 from algos.storage.run_files import OBJECTS
@@ -33,12 +35,17 @@ KNOWN_PACKAGES = (
 INERT_TYPES = (spaces.Space, EnvSpec, gymnasium.Env, gymnasium.vector.VectorEnv, Enum, str, int, float, type(None))
 """Types of attributes that hold no state of an episode, or whose state is saved elsewhere."""
 
+NO_SETTINGS = ("num_envs", "vectorization_mode", "render_mode")
+"""Arguments of environments that do not change an episode, or are compared elsewhere."""
+
 AnyEnv: TypeAlias = gymnasium.Env | gymnasium.vector.VectorEnv
 """One environment, or several in a vector."""
 PartState = TypedDict(
-    "PartState", {"class": str, "state": dict[str, Any], "objects": dict[str, dict[str, object]]}, total=False
+    "PartState",
+    {"class": str, "state": dict[str, Any], "objects": dict[str, dict[str, object]], "made_with": str},
+    total=False,
 )
-"""State of one wrapper or environment, with the name of its class, and of the objects that it holds."""
+"""State of one wrapper or environment, with the name of its class, the objects that it holds, and its arguments."""
 
 _WARNED: WeakSet[AnyEnv] = WeakSet()
 """Environments that cannot be saved, for which a warning was logged."""
@@ -86,7 +93,36 @@ def _state_of(part: object) -> PartState:
         if not object_state or object_state.keys() != vars(value).keys():
             raise TypeError(f"{class_name(part)} cannot be saved mid-episode: its {name} is a {type(value).__name__}")
         objects[name] = object_state
-    return {"class": class_name(part), "state": state, "objects": objects}
+    return {"class": class_name(part), "state": state, "objects": objects, "made_with": _made_with(part)}
+
+
+def _made_with(part: object) -> str:
+    """Return the arguments with which a wrapper or environment was made, as JSON, as far as Gymnasium knows them."""
+    arguments = dict(vars(part).get("_saved_kwargs", {}))
+    spec = vars(part).get("spec")
+    if isinstance(spec, EnvSpec):
+        arguments |= {"id": spec.id, "max_episode_steps": spec.max_episode_steps} | spec.kwargs
+    plain_arguments = {}
+    for name, value in arguments.items():
+        if name in NO_SETTINGS:
+            continue
+        with suppress(TypeError, ValueError):  # objects say nothing of their state
+            plain_arguments[name] = json.loads(json.dumps(value))
+    return json.dumps(plain_arguments, sort_keys=True)
+
+
+def changed_arguments(env: AnyEnv, state: list[PartState]) -> str:
+    """Say which arguments an environment was made with, and which the saved one; empty if they are equal or unknown.
+
+    Args:
+        env: an environment.
+        state: of `env_state`; those of earlier versions do not know the arguments.
+    """
+    for part, saved in zip(_parts(env), state, strict=False):
+        made_with = _made_with(part)
+        if saved["class"] == class_name(part) and saved.get("made_with", made_with) != made_with:
+            return f"{class_name(part)} was made with {saved['made_with']}, now with {made_with}"
+    return ""
 
 
 def set_env_state(env: AnyEnv, state: list[PartState]) -> None:
@@ -117,6 +153,15 @@ def set_env_state(env: AnyEnv, state: list[PartState]) -> None:
             set_attributes(part, saved["state"])
             for name, values in saved["objects"].items():
                 set_attributes(vars(part)[name], values)
+
+
+def with_statistics(env: AnyEnv) -> list[str]:
+    """Return the names of the wrappers with running statistics, such as Gymnasium's ``NormalizeObservation``."""
+    names: dict[str, None] = {}
+    for part in _parts(env):
+        if any(isinstance(value, RunningMeanStd) for value in vars(part).values()):
+            names[type(part).__name__] = None
+    return [*names]
 
 
 def user_objects(env: object) -> dict[str, object]:

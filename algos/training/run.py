@@ -14,7 +14,14 @@ from algos.config import Config
 from algos.policies.random_streams import ACTIONS, stream_seed
 from algos.ranks import collectives
 from algos.storage.checkpoint import read_checkpoint, write_checkpoint
-from algos.storage.env_state import PartState, env_state, restore_objects, set_env_state
+from algos.storage.env_state import (
+    PartState,
+    changed_arguments,
+    env_state,
+    restore_objects,
+    set_env_state,
+    with_statistics,
+)
 from algos.storage.run_files import METRICS
 from algos.storage.run_folder import checkpoint_steps, checkpoints, run_folder_of
 from algos.storage.serialization import attributes, set_attributes
@@ -200,6 +207,14 @@ class Run:
     ) -> None:
         self.agent = agent
         self.total_steps = total_steps
+        wrappers = with_statistics(agent.env)
+        if wrappers:
+            logger.warning(
+                "the running statistics of %s stay in the environments of the training: another environment, as in an "
+                "evaluation, begins without them, and a saved agent lacks them. Instead take normalize_observations="
+                "True of the policy or normalize_rewards=True of the config",
+                " and ".join(wrappers),
+            )
 
         # What the training has done so far
         self.agent.steps = 0
@@ -318,6 +333,13 @@ class Run:
             environment = state_of_rank.pop("environment", environment)
             random_states = state_of_rank.pop("random", random_states)
             state["agent"] |= state_of_rank
+
+        # An environment with other arguments begins anew, because its state would bring the former ones back
+        if environment is not None:
+            change = changed_arguments(agent.env, environment)
+            if change:
+                logger.warning("%s: its episodes begin anew", change)
+                environment = None
 
         # The environment first: if it shares a random generator with the agent, the agent's state is kept.
         if environment is not None:

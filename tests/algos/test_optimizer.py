@@ -1,5 +1,6 @@
 """`Optimizer`: its schedule and its clipping, by hand."""
 
+import copy
 import json
 import math
 
@@ -135,3 +136,22 @@ def test_a_restored_optimizer_steps_transposed_weights_as_torch_does():
         ((plain.weight - target) ** 2).sum().backward()
         reference.step()
         assert torch.allclose(policy.weight, plain.weight, atol=1e-5), number
+
+
+def test_a_restored_optimizer_has_the_settings_of_its_config():
+    """Weights after a step are those of torch's AdamW with the same averages and the new settings."""
+    weight = nn.Parameter(torch.tensor([1.0, -2.0]))
+    first = Optimizer([weight], Config(learning_rate=0.1))
+    batch = TensorDict({}, batch_size=[1])
+    first.step(lambda part: (weight.square().sum(), {}), batch)
+    settings = dict(adam_eps=0.1, adam_betas=(0.5, 0.9), weight_decay=0.5)
+    resumed = Optimizer([weight], Config(learning_rate=0.1, max_grad_norm=1e9, **settings))
+    resumed.load_state_dict(first.state_dict())
+
+    expected = nn.Parameter(weight.detach().clone())
+    adam = torch.optim.AdamW([expected], lr=0.1, eps=0.1, betas=(0.5, 0.9), weight_decay=0.5)
+    adam.load_state_dict(copy.deepcopy(first.state_dict()) | {"param_groups": adam.state_dict()["param_groups"]})
+    resumed.step(lambda part: (weight.square().sum(), {}), batch)
+    expected.square().sum().backward()
+    adam.step()
+    torch.testing.assert_close(weight, expected)

@@ -98,8 +98,8 @@ RULES = (
         ),
         advice=(
             "Read what the policy does (algos sample, algos evaluate --video). If the goal is never reached, begin "
-            "with an easier task, reward steps towards it, or raise ent_coef. If the reward is constant, try algos "
-            "check-reward."
+            "with an easier task, reward steps towards it, or explore more (ent_coef; of DQN final_exploration, of TD3 "
+            "exploration_noise). If the reward is constant, try algos check-reward."
         ),
         check=signs.constant_return,
         unless=("no_signal_in_groups",),
@@ -256,7 +256,7 @@ RULES = (
             "The policy has settled on one action without having learnt: its entropy fell from {first:.2g} to "
             "{last:.2g} nats."
         ),
-        advice="Raise ent_coef (.01), or lower the learning rate.",
+        advice="Raise ent_coef (.01; of SAC give a fixed temperature instead), or lower the learning rate.",
         check=signs.entropy_collapsed,
     ),
     Rule(
@@ -286,7 +286,8 @@ RULES = (
         source="a value is a return to come; healthy runs without normalised rewards: at most 1",
         message="The mean value is {value:.3g}, but no mean return was ever beyond {largest:.3g}: the values run away.",
         advice=(
-            "Lower the learning rate or gamma, update the target network more slowly, or set normalize_rewards=True."
+            "Lower the learning rate or gamma, update the target network more slowly, or make rewards smaller: by "
+            "normalize_rewards=True, and for DQN, SAC and TD3, which lack it, in the environment."
         ),
         check=signs.values_diverge,
     ),

@@ -1,0 +1,54 @@
+"""The replay buffer that DQN, SAC and TD3 share, restored in a buffer of the same or another size."""
+
+import copy
+
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+
+from algos import DQNConfig
+from algos.replay import buffer_state, replay_buffer, restore_buffer
+
+SPACE = spaces.Box(0, 1000, (1,))
+
+
+def steps(start, count):
+    """Steps whose columns are their number."""
+    numbers = torch.arange(start, start + count, dtype=torch.float32)
+    columns = dict.fromkeys(("observation", "next_observation"), numbers[:, None])
+    return TensorDict(columns | {"action": numbers, "reward": numbers, "terminated": numbers > 1e9}, batch_size=[count])
+
+
+def empty(size):
+    return replay_buffer(DQNConfig(buffer_size=size, learning_starts=1, batch_size=1), torch.Generator())
+
+
+def filled(size, count):
+    """A buffer of this size that was given ``count`` steps, three at a time."""
+    buffer = empty(size)
+    for start in range(0, count, 3):
+        buffer.extend(steps(start, min(3, count - start)))
+    return buffer
+
+
+@pytest.mark.parametrize("count", [0, 3, 10, 11, 12, 13, 25])
+@pytest.mark.parametrize("sizes", [(12, 12), (12, 30), (12, 7), (12, 13), (12, 1)], ids=str)
+def test_a_restored_buffer_goes_on_with_the_newest_steps(sizes, count, caplog):
+    size, other_size = sizes
+    restored = empty(other_size)
+    before = filled(size, count)
+    restore_buffer(restored, copy.deepcopy(buffer_state(before)), SPACE)
+    kept = min(count, size, other_size)
+    if kept:
+        assert sorted(restored[:]["reward"].tolist()) == list(range(count - kept, count))
+    if size == other_size and count:
+        assert restored[:]["reward"].tolist() == before[:]["reward"].tolist()  # the same batches are drawn
+
+    # And then one by one over the oldest
+    for new in range(count, count + other_size):
+        restored.extend(steps(new, 1))
+        assert restored[:]["reward"].max() == new
+        expected = min(new + 1, other_size, kept + new + 1 - count)
+        assert sorted(restored[:]["reward"].tolist()) == list(range(new + 1 - expected, new + 1))
+    assert ("the oldest are dropped" in caplog.text) == (other_size < min(count, size))
