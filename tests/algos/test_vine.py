@@ -246,3 +246,21 @@ def test_what_cannot_be_completed_is_refused():
         PPO(text_env(stop=["c d"]), lm_policy(), **VINE)
     with refused(ValueError, "the scores of step come from elsewhere"):
         PPO(text_env(), lm_policy(), **VINE).step(["a b"] * 8, ["c"] * 8, [1.0] * 8)
+
+
+def test_completions_are_as_long_as_answers_may_be():
+    """Of an environment whose ``max_length`` is reached before ``max_new_tokens``."""
+    lengths = []
+
+    def reward(completion_ids):
+        lengths.append(max(map(len, completion_ids)))
+        return [float(len(ids)) for ids in completion_ids]
+
+    policy = lm_policy()
+    env = TextVectorEnv(
+        prompts=["a b", "a"], reward=reward, tokenizer=policy.tokenizer, num_envs=4, max_prompt_tokens=3,
+        max_new_tokens=20, max_length=9, forbidden=[GOOD],
+    )  # fmt: skip
+    agent = PPO(env, policy, **(VINE | {"vine_samples": 3}), minibatch_size=8)
+    agent.learn(1)
+    assert len(lengths) > 1 and max(lengths) <= 8

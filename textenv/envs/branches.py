@@ -31,12 +31,14 @@ class Branches(Task):
         task: scores the turns.
         beginnings: what is completed.
         max_new_tokens: maximum length of a whole turn, in tokens.
+        max_length: maximum length of prompt and turn, in tokens.
     """
 
-    def __init__(self, task: Task, beginnings: Sequence[Beginning], *, max_new_tokens: int) -> None:
+    def __init__(self, task: Task, beginnings: Sequence[Beginning], *, max_new_tokens: int, max_length: int) -> None:
         self.task = task
         self.beginnings = beginnings
         self.max_new_tokens = max_new_tokens
+        self.max_length = max_length
 
     def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
         """Return the beginnings in their order, whatever the seed; see `Task.sample_prompts`."""
@@ -45,7 +47,8 @@ class Branches(Task):
             turn, length = self.beginnings[number]
             tokens = tuple(turn.prompt_ids + turn.completion_ids[:length])
             most = turn.prompt.limits.max_new_tokens or self.max_new_tokens
-            limits = TurnLimits(max_new_tokens=min(most, self.max_new_tokens) - length)
+            room = self.max_length - len(turn.prompt_ids)
+            limits = TurnLimits(max_new_tokens=min(most, self.max_new_tokens, room) - length)
             prompts.append(Prompt(tokens, row=number, limits=limits))
         return prompts
 
@@ -113,13 +116,14 @@ def branch_env(env: TextVectorEnv, beginnings: Sequence[Beginning], *, num_envs:
     """
     limits = env.limits
     longest = max(len(turn.prompt_ids) + length for turn, length in beginnings)
+    longest_prompt = max(len(turn.prompt_ids) for turn, _ in beginnings)
     return TextVectorEnv(
-        Branches(env.task, beginnings, max_new_tokens=limits.max_new_tokens),
+        Branches(env.task, beginnings, max_new_tokens=limits.max_new_tokens, max_length=limits.width),
         tokenizer=env.tokenizer,
         num_envs=num_envs,
         max_prompt_tokens=longest,
         max_new_tokens=limits.max_new_tokens,
-        max_length=max(len(turn.prompt_ids) for turn, _ in beginnings) + limits.max_new_tokens,
+        max_length=min(longest_prompt + limits.max_new_tokens, limits.width),
         stop=limits.stop,
         forbidden=env.forbidden,
     )

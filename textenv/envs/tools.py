@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -111,10 +113,19 @@ class Tools:
             )
         function = self.functions[call["name"]]
         arguments = call.get("arguments") or {}
-        result = function(**arguments)
+        result: object = function(**arguments)
+        if inspect.isawaitable(result):
+            result = asyncio.run(_wait_for(result))
+        if isinstance(result, Iterator):
+            result = list(result)
         if isinstance(result, str):
             return result
         return json.dumps(result, default=str, ensure_ascii=False)
+
+
+async def _wait_for(result: Awaitable[object]) -> object:
+    """Return what an ``async`` function returns."""
+    return await result
 
 
 def _record(call: object, result: str | Exception) -> ToolCall:

@@ -207,7 +207,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         if max_turns is None:
             max_turns = 6 if tools else 1
         max_turns_per_row = None
-        if isinstance(self.task, ShortRows):
+        if isinstance(self.task, ShortRows) and not tools:  # each call of a tool would be a turn in the row, too
             max_turns_per_row = self.task.max_turns_per_row
         self._agents = self.task.agents if isinstance(self.task, SeveralAgents) else 1
         if isinstance(stop, (str, int, np.integer)):

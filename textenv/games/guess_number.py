@@ -7,6 +7,8 @@ from textenv.games.dialogue import Game
 
 MAX_BOUND = 10**12
 """Maximum absolute value of the bounds."""
+# A number with commas between its thousands, such as 5,123
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])", re.ASCII)
 # A whole number that is not part of a longer one or of a decimal; "1-5" is 1 and 5, not -5.
 _WHOLE_NUMBER = re.compile(r"(?<!\d)(?<!\d\.)(?:(?<![\w)])-)?\d++(?!\.\d)", re.ASCII)
 
@@ -88,7 +90,8 @@ class GuessNumber(Game[int]):
 
 def last_whole_number(text: str) -> int | None:
     """Return the last whole number in a text, or None; one of more than 18 digits as ±10**18, out of every range."""
-    numbers = _WHOLE_NUMBER.findall(text)
+    without_commas = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
+    numbers = _WHOLE_NUMBER.findall(without_commas)
     if not numbers:
         return None
     last = numbers[-1]

@@ -222,6 +222,11 @@ class Programs:
             try:
                 if question.agent in run.learners:
                     return self._as_reply(run, question)
+                if question.tools or self.tools is not None:
+                    raise ValueError(
+                        f"the opponent {run.opponent_name!r} cannot call functions: leave out tools=, or let the "
+                        "policy play all agents (no opponents)"
+                    )
                 if isinstance(run.opponent, BatchOpponent):
                     self._as_reply(run, question)  # only to refuse what a model could not read
                 return question

@@ -101,8 +101,8 @@ class ProgramVectorEnv(TextVectorEnv):
             `TextVectorEnv`.
         timeout: seconds that programs may take between an answer and their next question or their return; None: no
             limit. A program that takes longer has failed.
-        arguments: other arguments of `TextVectorEnv`: ``stop``, ``forbidden``, ``min_new_tokens``, ``tools``,
-            ``chat_template_kwargs``, ``earlier_turns``, ….
+        arguments: other arguments of `TextVectorEnv`: ``stop``, ``forbidden``, ``min_new_tokens``, ``tools``
+            (which opponents cannot call), ``chat_template_kwargs``, ``earlier_turns``, ….
 
     The episode of a program that fails is left out of the update: if it raises an error, takes too long, or never asks.
     The log has the number of failures and the first one's traceback. If all fail from the beginning, it is raised.

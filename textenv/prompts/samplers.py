@@ -189,7 +189,7 @@ class Curriculum:
         self,
         *,
         column: str,
-        order: Sequence[str] | None = None,
+        order: Sequence[object] | None = None,
         threshold: float = 0.8,
         window: int = 64,
         newest: float = 0.5,
@@ -238,9 +238,10 @@ class Curriculum:
         value = prompt.columns[self.column]
         where = f"prompt {prompt.row} has {value!r:.100} in the column {self.column!r}"
         if self.order is not None:
-            if value not in self.order:
+            names = [str(name) for name in self.order]
+            if str(value) not in names:
                 raise ValueError(f"{where}, expected one of order: {', '.join(map(repr, self.order)):.200}")
-            return list(self.order).index(str(value))
+            return names.index(str(value))
         if isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and np.isfinite(value):
             return float(value)
         raise ValueError(f"{where}, expected a finite number; give other values as order=[...], the easiest first")

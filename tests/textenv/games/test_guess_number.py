@@ -44,7 +44,8 @@ def test_a_game_of_guessing_word_for_word():
 @pytest.mark.parametrize(
     ("text", "number"),
     [("1-5", 5), ("-5", -5), ("x=-5", -5), ("1.5", None), ("50.", 50), ("7, or 8!", 8), ("0012", 12), ("٣", None),
-     ("a7b", 7), ("3 to 4.5", 3), ("9" * 5000, 10**18), ("-" + "9" * 5000, -(10**18)), ("", None)],
+     ("a7b", 7), ("3 to 4.5", 3), ("5,123", 5123), ("-1,234,567.", -1234567), ("1,2,30", 30), ("12,34", 34),
+     ("1,234.5", None), ("1,100 to 2,300", 2300), ("9" * 5000, 10**18), ("-" + "9" * 5000, -(10**18)), ("", None)],
 )  # fmt: skip
 def test_the_last_whole_number_is_the_guess(text, number):
     assert last_whole_number(text) == number

@@ -3,6 +3,7 @@
 import json
 
 import gymnasium
+import numpy as np
 import pytest
 
 import textenv  # noqa: F401 (registers the environments)
@@ -44,6 +45,24 @@ def test_tasks_of_a_file_are_split_by_content(folder):
 
     env = make(play="agent.py:play", tasks=[{"film": "one"}], split="test")
     assert len(env.task.tasks) == 1, "too few to hold one out"
+
+
+def test_every_kind_of_table_is_split_alike(folder):
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    datasets = pytest.importorskip("datasets", reason="needs datasets")
+    rows = [{"film": f"film {number}"} for number in range(40)]
+    texts = [row["film"] for row in rows]
+    kinds = {
+        "list": (rows, rows), "frame": (pandas.DataFrame(rows), rows),
+        "data set": (datasets.Dataset.from_list(rows), rows),
+        "labelled frame": (pandas.DataFrame(rows, index=range(100, 140)), rows),
+        "series": (pandas.Series(texts), texts), "array": (np.array(texts), texts),
+    }  # fmt: skip
+    for name, (tasks, expected) in kinds.items():
+        parts = [[*make(play="agent.py:play", tasks=tasks, split=split).task.tasks] for split in ("train", "test")]
+        together = sorted(map(str, parts[0] + parts[1]))
+        assert together == sorted(map(str, expected)), name
+        assert 1 < len(parts[1]) < len(parts[0]), name
 
 
 def test_the_best_return_of_a_program_is_not_known():

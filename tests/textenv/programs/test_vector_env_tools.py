@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from transformers.utils import get_json_schema
 
 from tests.helpers.programs import write
 from tests.helpers.tool_calls import PLAIN, QUESTION, SIX, byte_tokenizer, multiply
@@ -139,3 +140,31 @@ def test_tools_of_environment_and_program_are_refused():
     env.start_episodes(1, seed=0)
     write(env, "a")
     assert env.take_episodes()["reward"].sum() == 1
+
+
+class Mute:
+    """Opponent that answers a batch."""
+
+    def answer(self, questions):
+        return ["hm"] * len(questions)
+
+
+@pytest.mark.parametrize("opponent", [Mute(), lambda content: "hm"], ids=["batch", "function"])
+@pytest.mark.parametrize("of_env", [True, False], ids=["of the environment", "of the question"])
+def test_opponents_that_would_play_without_the_tools_are_refused(opponent, of_env):
+    def play(first, second):
+        schemas = [] if of_env else [get_json_schema(multiply)]
+        for ask in (first, second):
+            ask.message(QUESTION, tools=schemas)
+        return 1.0, 0.0
+
+    tools = [multiply] if of_env else None
+    env = ProgramVectorEnv(
+        play, agents=2, opponents={"old": opponent}, tokenizer=byte_tokenizer(PLAIN), tools=tools, max_length=3000,
+        max_new_tokens=400, num_envs=2,
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match="the opponent 'old' cannot call functions: leave out tools="):
+        env.start_episodes(2, seed=0)
+        while env.running.any():
+            env.advance(np.full(2, env.tokenizer.eos_token_id))
+        env.take_episodes()

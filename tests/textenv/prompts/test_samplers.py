@@ -90,6 +90,12 @@ def test_levels_open_in_order_and_stay_open():
     assert sampler.metrics() == {"sampler/open_levels": 3, "sampler/newest_return": 1.0}
 
 
+def test_numbers_may_have_an_order_too():
+    prompts = [{"prompt": "a", "level": 3}, {"prompt": "b", "level": 1}, {"prompt": "c", "level": 2}]
+    for order in ([1, 3, 2], ["1", "3", "2"]):
+        assert started(Curriculum(column="level", order=order), prompts).level_of_prompt.tolist() == [1, 0, 2]
+
+
 def test_texts_have_an_order():
     prompts = [{"prompt": [i], "kind": kind} for i, kind in enumerate(["hard", "easy", "medium", "easy"])]
     sampler = started(Curriculum(column="kind", order=["easy", "medium", "hard"]), prompts)

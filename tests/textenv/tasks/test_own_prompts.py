@@ -165,3 +165,18 @@ def test_what_is_missing_is_named_at_construction(own, said):
     """And what is of another kind."""
     with pytest.raises((ValueError, TypeError, FileNotFoundError), match=said):
         gymnasium.make_vec("textenv/Prompts-v0", **own)
+
+
+def one(completions):
+    return [1.0] * len(completions)
+
+
+@pytest.mark.parametrize("reward", [[one, (zero, 0.5)], [(one, 1.0)], [(one, 0.5), (zero, 2.0)]])
+def test_functions_may_have_weights(reward):
+    weights = [entry[1] if isinstance(entry, tuple) else 1.0 for entry in reward]
+    rewards = read_rewards(reward)
+    scores = rewards(prompts=["?"], completions=["a"], completion_ids=[[7]])
+    assert scores.score == [weights[0]]
+    for wrong in ((one, 0.5), [(one, "much", 3)], [0.5]):
+        with refused(TypeError, "is no function"):
+            read_rewards(wrong)

@@ -181,3 +181,37 @@ def test_a_description_that_is_no_text_is_an_error_at_once(functions):
 def test_an_unknown_argument_is_an_error():
     with refused(TypeError, "slippery"):
         make_vec(env="FrozenLake-v1", slippery=True)
+
+
+class Longer(gymnasium.Env):
+    """Its first observation is shorter than the later ones; it ends after ten steps."""
+
+    observation_space = spaces.Discrete(20)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return 0, {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.steps, 1.0, self.steps == 10, False, {}
+
+
+gymnasium.register("WordsLonger-v0", Longer, max_episode_steps=10)
+
+
+@pytest.mark.parametrize("history", [1, 2, 3])
+def test_later_observations_have_room(history):
+    tokenizer = byte_tokenizer(["<|im_start|>", "<|im_end|>"], template=CHATML, eos="<|im_end|>")
+    task, limits, _ = make_task(
+        "Words", tokenizer=tokenizer, env="WordsLonger-v0", actions=["left", "right"], history=history,
+        instructions="", describe=lambda number: "A door." if number == 0 else "A red lamp on a table. " * 6,
+    )  # fmt: skip
+    env = textenv.TextVectorEnv(task, tokenizer=tokenizer, num_envs=2, **limits)
+    env.start_episodes(2, seed=0)
+    while env.running.any():
+        env.advance(env.action_mask.int().argmax(1).numpy())
+    rollout = env.take_episodes()
+    assert rollout["reward"].sum() == 20 and rollout["terminated"].any()
