@@ -9,6 +9,8 @@ from functools import cache
 from numbers import Real
 from typing import Any, Literal
 
+import numpy as np
+
 from textenv.prompts.messages import Message, is_messages, read_messages, without_prompt
 from textenv.prompts.prompts import Prompt, by_position, content_hash
 from textenv.prompts.tokenize import warn_of_spelling
@@ -57,7 +59,10 @@ def read_reward_rows(data: Sequence[Mapping[str, object]], model: RewardModel) -
     Raises:
         ValueError: if a row has neither form, both kinds are mixed, a number is not finite, or there are no rows.
     """
+    is_frame = hasattr(data, "columns")
     data = by_position(data)
+    if is_frame:  # pandas writes NaN for None
+        data = [{name: None if _is_missing(value) else value for name, value in row.items()} for row in data]
     kinds = [_kind(index, row) for index, row in enumerate(data)]
     if len(set(kinds)) != 1:
         raise ValueError(
@@ -74,6 +79,11 @@ def read_reward_rows(data: Sequence[Mapping[str, object]], model: RewardModel) -
         prompt, answers = _prompt_and_answers(index, row, names, repeated=repeated)
         rows.append(_reward_row(index, row, kinds[0], prompt, answers, model))
     return RewardRows(kind=kinds[0], rows=rows, skipped=len(data) - len(rows))
+
+
+def _is_missing(value: object) -> bool:
+    """Return True for what pandas writes into empty cells."""
+    return type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and math.isnan(value))
 
 
 def _kind(index: int, row: object) -> Kind:
@@ -176,7 +186,11 @@ def _reward_row(
     index: int, row: Mapping[str, object], kind: Kind, prompt: Content, answers: Sequence[Content], model: RewardModel
 ) -> RewardRow:
     """Encode a row, of which prompt and answers are texts or lists of messages."""
-    ids = tuple(_encode(prompt, answer, model, ended=bool(row.get("terminated", True))) for answer in answers)
+    terminated = row.get("terminated")
+    if not (terminated is None or isinstance(terminated, (bool, np.bool_)) or terminated in (0, 1)):
+        raise ValueError(f"row {index} has terminated {terminated!r:.100}, expected True or False")
+    ended = terminated is None or bool(terminated)
+    ids = tuple(_encode(prompt, answer, model, ended=ended) for answer in answers)
     number = "margin" if kind == "pairs" else "score"
     target = 0.0 if row.get(number) is None else row[number]
     if not (isinstance(target, Real) and math.isfinite(target)):

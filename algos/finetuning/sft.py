@@ -27,7 +27,7 @@ from algos.storage.run_folder import lock_run_folder
 from algos.training.live_view import LiveView
 from algos.training.loggers import Logger, Logs, make_loggers
 from textenv.lm.model import LanguageModel
-from textenv.prompts.prompts import by_position
+from textenv.prompts.prompts import rows_by_position
 
 DEFAULT_MAX_LENGTH = 1024
 """Upper limit of the default ``max_length``, tokens; the context of some models is too long for memory."""
@@ -151,7 +151,7 @@ def _read_all(examples: Sequence[object], lm: LanguageModel, max_length: int, na
         ValueError: if rows cannot be read (it says how many), or no example has a target.
     """
     # Read all rows, to say how many are wrong
-    rows = by_position(examples)
+    rows = rows_by_position(examples, name)
     full_examples: list[Example] = []
     errors: list[ValueError] = []
     for index, row in enumerate(rows):

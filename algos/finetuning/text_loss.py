@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from algos.finetuning.sft import check_context
 from textenv.lm.model import HoldsLanguageModel, LanguageModel, language_model_of
-from textenv.prompts.prompts import PromptList, as_prompt, by_position
+from textenv.prompts.prompts import PromptList, as_prompt, rows_by_position
 from textenv.prompts.tokenize import prompt_ids, without_end
 from textenv.rollout import masked_mean
 
@@ -42,8 +42,8 @@ class TextLoss:
     def __init__(
         self, texts: Sequence[str], *, coef: float, batch_size: int = 8, max_length: int = 128, seed: int = 1
     ) -> None:
-        texts = by_position(texts)
-        if isinstance(texts, str) or not len(texts) or not all(isinstance(text, str) for text in texts):
+        texts = rows_by_position(texts, "texts")
+        if not len(texts) or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"texts is {texts!r:.100}, expected a list of at least one text")
         if not coef >= 0:
             raise ValueError(f"coef is {coef}, expected a number of at least 0")

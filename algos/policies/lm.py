@@ -29,6 +29,7 @@ from textenv.lm.loading import (
     is_adapted,
     load_causal_lm,
     merged,
+    model_folder,
     save_model,
     trial_logits,
 )
@@ -38,7 +39,7 @@ from textenv.lm.sampling import greedy, restrict, sample, truncate
 from textenv.lm.seq2seq import Seq2SeqDecoder
 from textenv.names import check_names
 from textenv.prompts.prompts import as_prompt, by_position
-from textenv.prompts.tokenize import prompt_ids
+from textenv.prompts.tokenize import prompt_ids, warn_of_unwritten
 from textenv.rewards.reward_model import RewardModel
 from textenv.rollout import Evaluation, following, scoring_inputs
 
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
 CRITIC_FOLDER = "critic"
 """Subfolder for the critic in a saved policy's folder."""
+CHAT_TEMPLATES = ("chat_template.jinja", "additional_chat_templates")
+"""File and folder of chat templates in a tokenizer's folder."""
 TOKEN_HEAD_KEY = "tokens"
 """Name of `LMPolicy.token_head` among the value head's weights in a saved policy's folder."""
 MIN_PRETRAINED_PARAMETERS = 10_000_000
@@ -172,8 +175,9 @@ class LMPolicy(nn.Module, Policy):
         critic = make_critic(critic, lm)
 
         # A policy that was saved with a critic has it in a subfolder, in place of a value head
-        critic_folder = Path(name) / CRITIC_FOLDER
-        head_file = Path(name) / VALUE_HEAD_FILE
+        folder = Path(model_folder(name))
+        critic_folder = folder / CRITIC_FOLDER
+        head_file = folder / VALUE_HEAD_FILE
         if (critic_folder / VALUE_HEAD_FILE).is_file():
             head_file = critic_folder / VALUE_HEAD_FILE
             if critic is None:
@@ -183,6 +187,8 @@ class LMPolicy(nn.Module, Policy):
 
         # Saved options, and the saved value head unless a critic replaces it
         weights, saved_options = _read_head(head_file)
+        if critic is not None:  # it has a network of its own, whose gradient is not the policy's
+            saved_options.pop("detach_value", None)
         policy = cls(lm.model, lm.tokenizer, critic=critic, **(saved_options | options))
         if critic is None:
             token_head = weights.pop(TOKEN_HEAD_KEY, policy.token_head)  # absent in version 0.4.0
@@ -311,6 +317,8 @@ class LMPolicy(nn.Module, Policy):
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {max_new_tokens}, expected at least 1")
         parsed_prompts = [as_prompt(i, prompt) for i, prompt in enumerate(prompts)]
+        if parsed_prompts:
+            warn_of_unwritten(parsed_prompts[0], self.tokenizer)
         prompt_tokens = [prompt_ids(prompt, self.tokenizer) for prompt in parsed_prompts]
         num_rows = len(prompt_tokens)
 
@@ -439,7 +447,7 @@ class LMPolicy(nn.Module, Policy):
                 self._write(merged(self.lm.model), Path(draft))
                 self._check_merged(draft)
                 # Replace all files of a policy that was saved here before
-                former_names = (ADAPTER_CONFIG, ORIGIN_FILE, BASE, VALUE_HEAD_FILE, CRITIC_FOLDER)
+                former_names = (ADAPTER_CONFIG, ORIGIN_FILE, BASE, VALUE_HEAD_FILE, CRITIC_FOLDER, *CHAT_TEMPLATES)
                 new_names = [path.name for path in Path(draft).iterdir()]
                 for name in {*former_names, *new_names}:
                     _remove(folder / name)
@@ -462,8 +470,10 @@ class LMPolicy(nn.Module, Policy):
         """Write a model, the tokenizer, and the value head or critic with the policy's options."""
         from safetensors.torch import save_file
 
-        # Model and tokenizer
+        # Model and tokenizer; a tokenizer without a template leaves an earlier one where it is
         save_model(model, folder)
+        for name in CHAT_TEMPLATES:
+            _remove(folder / name)
         self.lm.tokenizer.save_pretrained(folder)
 
         # Options that `load` restores, as metadata of the value head

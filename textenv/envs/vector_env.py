@@ -43,7 +43,7 @@ from textenv.prompts.plain_text import warn_of_opened_tag
 from textenv.prompts.prompts import Prompt, PromptList, PromptOrder, as_prompt
 from textenv.prompts.samplers import PromptDraws, PromptSampler, as_sampler
 from textenv.prompts.template_variables import set_template_variables
-from textenv.prompts.tokenize import is_chat
+from textenv.prompts.tokenize import is_chat, warn_of_unwritten
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.metrics import reward_metrics
 from textenv.rewards.scores import Scores, check_count, read_scores, reward_parts
@@ -267,8 +267,10 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Number of prompts that ``overlong="skip"`` leaves out."""
         if isinstance(self.task, PromptList):
             self.task = self._checked_prompts(self.task)
-            if is_chat(self.task.prompt(0)):
+            first_prompt = self.task.prompt(0)
+            if is_chat(first_prompt):
                 warn_of_opened_tag(tokenizer)
+            warn_of_unwritten(first_prompt, tokenizer)
         elif overlong == "skip":
             raise ValueError(
                 f"overlong is 'skip', but {type(self.task).__name__} makes its prompts itself: leave it out"

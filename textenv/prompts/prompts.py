@@ -85,6 +85,20 @@ def by_position(rows: Sequence[ItemT]) -> Sequence[ItemT]:
     return _rows_of_pandas(rows)
 
 
+def rows_by_position(rows: Sequence[ItemT], name: str) -> Sequence[ItemT]:
+    """Return what `by_position` does; raise a ValueError, with this name, if it is no sequence of rows.
+
+    A mapping from column to values, or from split to rows, would be read as the names of its columns or splits.
+    """
+    rows = by_position(rows)
+    if isinstance(rows, (str, Mapping)) or not isinstance(rows, _Indexable):
+        raise ValueError(
+            f"{name} is {rows!r:.200}, expected a sequence of rows: texts, id lists, chats or mappings (for a dataset, "
+            "give one split; for a streamed one, open its file with textenv.load_prompts)"
+        )
+    return rows
+
+
 def _rows_of_pandas(table: Any) -> list[Any]:
     """Return the values of a pandas Series, or the rows of a data frame; raise as `by_position`."""
     if not hasattr(table, "columns"):
@@ -117,15 +131,9 @@ class PromptList:
     """
 
     def __init__(self, prompts: Sequence[object]) -> None:
-        prompts = by_position(prompts)
-        if isinstance(prompts, (str, Mapping)) or not isinstance(prompts, _Indexable):
-            raise ValueError(
-                f"prompts is {prompts!r:.200}, expected a sequence of texts, id lists, chats or mappings (for a "
-                "dataset, give one split; for a streamed one, open its file with textenv.load_prompts)"
-            )
-        if not len(prompts):
+        self.prompts = rows_by_position(prompts, "prompts")
+        if not len(self.prompts):
             raise ValueError("prompts is empty, expected at least one")
-        self.prompts = prompts
 
     def prompt(self, index: int) -> Prompt:
         """Return the prompt at this index of the sequence; raise as `as_prompt` does."""
@@ -332,7 +340,7 @@ def split_prompts(prompts: Sequence[ItemT], split: str, *, all_if_few: bool = Fa
     """
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}, expected one of {sorted(SPLITS)}")
-    prompts = by_position(prompts)
+    prompts = rows_by_position(prompts, "prompts")
     indices = []
     count = 0
     for index, prompt in enumerate(prompts):
@@ -350,8 +358,8 @@ def split_prompts(prompts: Sequence[ItemT], split: str, *, all_if_few: bool = Fa
 
 def check_no_overlap(train: Sequence[object], test: Sequence[object]) -> None:
     """Raise a ValueError if a prompt is in both, by content; for splits not made by `split_prompts`."""
-    train = by_position(train)
-    test = by_position(test)
+    train = rows_by_position(train, "train")
+    test = rows_by_position(test, "test")
     train_hashes = {content_hash(as_prompt(index, prompt)) for index, prompt in enumerate(train)}
     in_both = []
     for index, prompt in enumerate(test):

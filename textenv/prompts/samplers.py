@@ -14,18 +14,21 @@ from __future__ import annotations
 
 import copy
 import inspect
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 
 from textenv.names import check_names
-from textenv.prompts.prompts import Prompt, PromptList
+from textenv.prompts.prompts import Prompt, PromptList, content_hash
 
 SUM_TOLERANCE = 1e-6
 """Largest distance of the sum of all probabilities from 1."""
 PRIOR = 0.5
 """Episodes passed, and episodes failed, that each prompt has before its first one: Jeffreys' prior of a rate."""
+HASHED_PROMPTS = 256
+"""Maximum number of prompts in the checksum of a sampler's state."""
 
 
 @runtime_checkable
@@ -61,6 +64,8 @@ class PassRateState(TypedDict):
     """float64 ``[prompts]``, episodes of each prompt that passed, among those that are remembered."""
     played: np.ndarray
     """float64 ``[prompts]``, episodes of each prompt that are remembered."""
+    checksum: int
+    """Of the prompts, see `_checksum_of_prompts`; absent before version 1.0."""
 
 
 class ByPassRate:
@@ -101,11 +106,14 @@ class ByPassRate:
         """See `PassRateState`."""
         self.played = np.zeros(0)
         """See `PassRateState`."""
+        self.checksum = 0
+        """See `PassRateState`."""
 
     def start(self, prompts: PromptList) -> None:
         """See `PromptSampler.start`."""
         self.passed = np.zeros(len(prompts.prompts))
         self.played = np.zeros(len(prompts.prompts))
+        self.checksum = _checksum_of_prompts(prompts)
 
     @property
     def pass_rates(self) -> np.ndarray:
@@ -136,11 +144,12 @@ class ByPassRate:
 
     def state_dict(self) -> PassRateState:
         """See `PromptSampler.state_dict`."""
-        return {"passed": self.passed.copy(), "played": self.played.copy()}
+        return {"passed": self.passed.copy(), "played": self.played.copy(), "checksum": self.checksum}
 
     def load_state_dict(self, state: PassRateState) -> None:
         """See `PromptSampler.load_state_dict`."""
         _check_same_prompts(len(state["played"]), len(self.played))
+        _check_same_checksum(state, self.checksum, "other prompts, or the same in another order")
         self.passed = state["passed"].copy()
         self.played = state["played"].copy()
 
@@ -154,6 +163,8 @@ class CurriculumState(TypedDict):
     """Returns of the last episodes of this level."""
     prompts: int
     """Number of prompts."""
+    checksum: int
+    """Of the levels of all prompts; absent before version 1.0."""
 
 
 class Curriculum:
@@ -278,11 +289,17 @@ class Curriculum:
 
     def state_dict(self) -> CurriculumState:
         """See `PromptSampler.state_dict`."""
-        return {"level": self.level, "recent": list(self.recent), "prompts": len(self.level_of_prompt)}
+        return {
+            "level": self.level,
+            "recent": list(self.recent),
+            "prompts": len(self.level_of_prompt),
+            "checksum": zlib.crc32(self.level_of_prompt.tobytes()),
+        }
 
     def load_state_dict(self, state: CurriculumState) -> None:
         """See `PromptSampler.load_state_dict`."""
         _check_same_prompts(state["prompts"], len(self.level_of_prompt))
+        _check_same_checksum(state, zlib.crc32(self.level_of_prompt.tobytes()), "prompts with other levels")
         self.level = int(state["level"])
         self.recent = list(state["recent"])
 
@@ -314,6 +331,22 @@ def _check_same_prompts(saved: int, present: int) -> None:
             f"the sampler's state is of {saved} prompts, but the environment has {present}: give the same prompts as "
             "for the run"
         )
+
+
+def _check_same_checksum(state: Mapping[str, Any], present: int, others: str) -> None:
+    """Raise a ValueError if a state has another checksum; ``others`` says what it is then of."""
+    if state.get("checksum", present) != present:
+        raise ValueError(
+            f"the sampler's state is of {others}: give the same prompts, and the same arguments, as for the run"
+        )
+
+
+def _checksum_of_prompts(prompts: PromptList) -> int:
+    """Return a 32-bit checksum of the contents of prompts; of many, of `HASHED_PROMPTS` at equal distances."""
+    count = len(prompts.prompts)
+    indices = np.unique(np.linspace(0, count - 1, min(count, HASHED_PROMPTS)).astype(np.int64))
+    hashes = [content_hash(prompts.prompt(int(index))) for index in indices]
+    return zlib.crc32(repr(hashes).encode())
 
 
 SAMPLERS: dict[str, type[ByPassRate] | type[Curriculum]] = {"pass_rate": ByPassRate, "curriculum": Curriculum}

@@ -175,6 +175,32 @@ def has_system_message(tokenizer: PreTrainedTokenizerBase) -> bool:
         return False
 
 
+def warn_of_unwritten(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Log a warning, once for each cause, if the text of a chat lacks something that the prompt has.
+
+    That is a system message that the chat template leaves out, or a column that only `algos.sft` reads.
+    """
+    if not is_chat(prompt):
+        return
+    roles = {message["role"] for message in prompt.messages}
+    if "system" in roles and not has_system_message(tokenizer):
+        _warn(
+            "the chat template does not write system messages, so the model never reads them: put their text into the "
+            "user's first message"
+        )
+    columns = []
+    for name in ("chat_template_kwargs", "tools"):
+        value = prompt.columns.get(name)
+        if isinstance(value, Mapping) or (isinstance(value, Sequence) and any(isinstance(v, Mapping) for v in value)):
+            columns.append(name)
+    if columns:
+        _warn(
+            "the prompts have the column %s, which only sft reads: their texts are written without it (an environment "
+            "takes chat_template_kwargs= and tools= for all its prompts)",
+            " and ".join(columns),
+        )
+
+
 def protect(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> tuple[list[Message], bool]:
     """Put marks around the control tokens that messages spell, so that `rendered_ids` reads them as text.
 

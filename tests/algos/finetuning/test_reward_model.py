@@ -5,6 +5,7 @@ import math
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ from algos import RewardModelConfig, train_reward_model
 from algos.finetuning.reward_data import read_reward_rows
 from algos.finetuning.reward_model import bradley_terry_loss, expected_calibration_error, spearman
 from tests.helpers.conversations import CHAT_WORDS, CHATML
+from tests.helpers.errors import refused
 from tests.helpers.lora import peft
 from tests.helpers.models import WORDS, load_example, make_tokenizer
 from tests.helpers.reward_models import NAMES, make_model
@@ -380,3 +382,28 @@ def test_real_thumbs_are_learnt_from_scratch():
     report = train_reward_model(rate, train, RewardModelConfig(num_epochs=4, learning_rate=1e-3), held_out=dev)
     print(f"accuracy {report.accuracy:.3f}, calibration error {report.calibration_error:.3f}")
     assert report.accuracy >= 0.76 and report.spearman > 0.5
+
+
+@pytest.mark.parametrize("rows", [
+    [{"prompt": "a", "completion": "b", "score": 1.0}, {"prompt": "a", "completion": "c", "score": None}],
+    [{"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "chosen": None, "rejected": None}],
+    [{"chosen": "b", "rejected": "c", "margin": 1.0}, {"chosen": "b", "rejected": "d"}],
+    [{"prompt": "a", "chosen": "b", "rejected": "c"}, {"chosen": "b", "rejected": "d"}],
+])  # fmt: skip
+def test_a_data_frame_is_read_as_the_list_is(rows):
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    model = judge()
+    expected = read_reward_rows(rows, model)
+    for frame in (pandas.DataFrame(rows), pandas.DataFrame(rows).convert_dtypes()):
+        assert read_reward_rows(frame, model) == expected
+
+
+def test_terminated_is_no_text():
+    row = {"prompt": "a", "completion": "b", "score": 1.0}
+    model = judge()
+    whole, cut = (read_reward_rows([row | {"terminated": flag}], model).rows[0].ids[0] for flag in (True, False))
+    assert cut == whole[:-1]
+    for same, flag in ((whole, None), (whole, 1), (cut, np.bool_(False))):
+        assert read_reward_rows([row | {"terminated": flag}], model).rows[0].ids[0] == same
+    with refused(ValueError, "row 0 has terminated 'False', expected True or False"):
+        read_reward_rows([row | {"terminated": "False"}], model)

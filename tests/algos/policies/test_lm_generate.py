@@ -60,3 +60,37 @@ def test_wrong_arguments_are_answered(tokenizer):
         policy.generate(PROMPTS, max_new_tokens=0)
     with pytest.raises(ValueError, match="prompt 1 is empty"):
         policy.generate(["a", ""])
+
+
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}\nEND\n{% endfor %}"
+
+
+@pytest.mark.parametrize("write", [LMPolicy.save, LMPolicy.merge])
+def test_a_folder_that_was_used_before_has_no_template_left(write, tmp_path):
+    first = LMPolicy.load("embedded")
+    first.lm.tokenizer.chat_template = TEMPLATE
+    first.save(tmp_path)
+    assert LMPolicy.load(tmp_path).tokenizer.chat_template == TEMPLATE
+    second = LMPolicy.load("embedded", lora="r=2")
+    write(second, tmp_path)
+    loaded = LMPolicy.load(tmp_path)
+    assert loaded.tokenizer.chat_template is None and str(loaded.ends) == str(second.ends)
+
+
+def test_a_folder_with_the_name_of_a_built_in_model_is_not_mixed_with_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plain = LMPolicy.load("embedded")
+    other = LMPolicy.load("embedded", temperature=0.5)
+    with torch.no_grad():
+        other.value_head.bias.fill_(7)
+    other.save(tmp_path / "embedded")
+    again = LMPolicy.load("embedded")
+    assert again.temperature == plain.temperature == 1.0 and again.value_head.bias == plain.value_head.bias
+    assert LMPolicy.load("./embedded").temperature == 0.5
+
+
+def test_a_critic_replaces_a_saved_value_head_and_its_option(tmp_path):
+    LMPolicy.load("embedded", detach_value=True).save(tmp_path)
+    assert LMPolicy.load(tmp_path, critic="copy").critic is not None
+    with pytest.raises(ValueError, match="detach_value"):
+        LMPolicy.load(tmp_path, critic="copy", detach_value=True)

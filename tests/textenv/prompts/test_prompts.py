@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from algos import PPO, LMPolicy, PPOConfig, collect, evaluate
+from algos import PPO, LMPolicy, PPOConfig, SFTConfig, TextLoss, collect, evaluate, sft
 from tests.helpers.conversations import Parrot, chat_tokenizer
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.text_envs import EOS, GOOD, prompt_env
@@ -283,3 +283,55 @@ def test_skipping_needs_one_prompt_that_fits():
         prompt_env(overlong="cut")
     with pytest.raises(ValueError, match="makes its prompts itself"):
         TokenVectorEnv(Parrot, tokenizer=chat_tokenizer(), overlong="skip")
+
+
+ROWS = [{"prompt": "a b", "completion": "good ."}] * 8
+NO_ROWS = {
+    "a text": "a b good", "columns": {"prompt": ["a b"] * 8, "completion": ["good ."] * 8}, "splits": {"train": ROWS},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", NO_ROWS.values(), ids=NO_ROWS)
+def test_what_is_no_sequence_of_rows_is_refused_everywhere(rows):
+    """By its keys, sft would learn the names of columns or splits."""
+    policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS))
+    readers = [
+        PromptList,
+        lambda rows: sft(policy, rows, SFTConfig(max_length=16)),
+        lambda rows: sft(policy, ROWS, SFTConfig(max_length=16), held_out=rows),
+        lambda rows: TextLoss(rows, coef=0.1),
+        lambda rows: split_prompts(rows, "train"),
+        lambda rows: check_no_overlap(["c"], rows),
+        lambda rows: check_no_overlap(rows, ["c"]),
+    ]
+    for read in readers:
+        with pytest.raises(ValueError, match="expected a sequence of rows"):
+            read(rows)
+
+
+def system_tokenizer(written):
+    tokenizer = chat_tokenizer()
+    message = "{{ m.content }} "
+    if not written:
+        message = "{% if m.role != 'system' %}" + message + "{% endif %}"
+    tokenizer.chat_template = "{% for m in messages %}" + message + "{% endfor %}"
+    return tokenizer
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_system_message_that_the_template_leaves_out_is_warned_of(written, caplog):
+    tokenizer = system_tokenizer(written)
+    chat = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    TextVectorEnv(prompts=[chat], reward=lambda completions: [0.0], tokenizer=tokenizer)
+    assert ("does not write system messages" in caplog.text) == (not written)
+
+
+def test_columns_of_chats_that_only_sft_reads_are_warned_of(caplog):
+    chat = [{"role": "user", "content": "b"}]
+    tool = {"type": "function", "function": {"name": "add"}}
+    tokenizer = chat_tokenizer()
+    policy = LMPolicy(make_gpt2(len(tokenizer)), tokenizer)
+    policy.generate([{"prompt": chat, "tools": ["hammer"]}], max_new_tokens=1)
+    assert "only sft reads" not in caplog.text
+    policy.generate([{"prompt": chat, "tools": [tool], "chat_template_kwargs": {"deep": False}}], max_new_tokens=1)
+    assert "the column chat_template_kwargs and tools, which only sft reads" in caplog.text

@@ -1,5 +1,6 @@
 """Samplers: probabilities and states by hand, drawn frequencies, and environments that draw and learn by them."""
 
+import copy
 import json
 
 import numpy as np
@@ -9,6 +10,7 @@ from algos import Recipe, collect, evaluate
 from algos.cli import main
 from algos.extras.ray_workers import rollout_workers
 from algos.storage.checkpoint import checkpoints, read_checkpoint
+from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_tokenizer
 from tests.helpers.resumable_agents import AGENTS
 from tests.helpers.small_agents import lm_policy
@@ -404,3 +406,19 @@ def test_the_command_line_trains_resumes_and_evaluates_with_a_sampler(tmp_path, 
     with pytest.raises(SystemExit):
         main(["train", "CartPole-v1", "--sampler", "pass_rate"])
     assert "--sampler: only for text environments" in capsys.readouterr().err
+
+
+def test_a_state_of_other_prompts_is_refused():
+    prompts = [{"prompt": f"a {number}", "level": number % 3, "other": number % 2} for number in range(600)]
+    for sampler in (ByPassRate(), Curriculum(column="level")):
+        state = started(sampler, prompts).state_dict()
+        started(copy.deepcopy(sampler), prompts).load_state_dict(state)
+        for others in (prompts[::-1], [*prompts[1:], prompts[0]]):
+            with refused(ValueError, "the sampler's state is of"):
+                started(copy.deepcopy(sampler), others).load_state_dict(state)
+        # As earlier versions have it
+        del state["checksum"]
+        started(copy.deepcopy(sampler), prompts).load_state_dict(state)
+    with refused(ValueError, "prompts with other levels"):
+        state = started(Curriculum(column="level"), prompts).state_dict()
+        started(Curriculum(column="other"), prompts).load_state_dict(state)
