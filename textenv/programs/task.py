@@ -222,19 +222,23 @@ class Programs:
             try:
                 if question.agent in run.learners:
                     return self._as_reply(run, question)
-                if question.tools or self.tools is not None:
-                    raise ValueError(
-                        f"the opponent {run.opponent_name!r} cannot call functions: leave out tools=, or let the "
-                        "policy play all agents (no opponents)"
-                    )
-                if isinstance(run.opponent, BatchOpponent):
-                    self._as_reply(run, question)  # only to refuse what a model could not read
+                self._check_for_opponent(run, question)
                 return question
             except (ValueError, LimitReached) as error:  # the chat template refuses it, or it is too long
                 run.refuse_question(error)
             question = run.next_question(deadline)
         self._running.discard(run)
         return TRUNCATED if run.has_failed or run.has_reached_limit else None
+
+    def _check_for_opponent(self, run: ProgramRun, question: Question) -> None:
+        """Raise as `_as_reply`, or a ValueError, if an opponent cannot answer a question as the policy could."""
+        if question.tools or self.tools is not None:
+            raise ValueError(
+                f"the opponent {run.opponent_name!r} cannot call functions: leave out tools=, or let the policy play "
+                "all agents (no opponents)"
+            )
+        if isinstance(run.opponent, BatchOpponent):
+            self._as_reply(run, question)  # only to refuse what a model could not read
 
     def _end_at_limit(self, run: ProgramRun, deadline: float | None) -> None:
         """Let the program return its reward, without a further question."""

@@ -237,6 +237,8 @@ def _observed_lengths(games: StringGames, tokenizer: PreTrainedTokenizerBase) ->
         ids = prompt_ids(prompt, tokenizer)
         first_length = max(first_length, len(ids))
         env_in_words = language_wrapper_of(prompt.state.env)
+
+        # Play some turns
         for index in range(MEASURED_TURNS):
             if env_in_words is None:
                 break

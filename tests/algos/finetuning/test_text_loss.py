@@ -98,7 +98,7 @@ def test_two_integers_resume_it_in_mid_round():
     ("arguments", "said"),
     [
         ({"texts": []}, "expected a list of at least one text"),
-        ({"texts": "a b"}, "expected a list of at least one text"),
+        ({"texts": "a b"}, "expected a sequence of rows"),
         ({"coef": -1.0}, "coef is -1"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"max_length": 0}, "max_length 0"),
