@@ -137,15 +137,16 @@ def restore_buffer(buffer: "TensorDictReplayBuffer", state: Mapping[str, Any], s
         cursor = state["writer"]["_cursor"]
         size = buffer.storage.max_size
         was_full = cursor < len(steps)
-        if (was_full and size != len(steps)) or size < len(steps):
-            ages = torch.arange(len(steps))
-            if was_full:
-                ages = ages.roll(-cursor)
+        is_as_before = size >= len(steps)
+        if was_full:
+            is_as_before = size == len(steps)
+        if not is_as_before:
+            oldest_first = torch.arange(len(steps)).roll(-cursor)
             if size < len(steps):
                 logger.warning(
                     "buffer_size is %s, and the run remembers %s steps: the oldest are dropped", size, len(steps)
                 )
-            buffer.extend(steps[ages[-size:]])
+            buffer.extend(steps[oldest_first[-size:]])
             return
         buffer.extend(steps)
     buffer.writer.load_state_dict(state["writer"])

@@ -61,8 +61,8 @@ def read_reward_rows(data: Sequence[Mapping[str, object]], model: RewardModel) -
     """
     is_frame = hasattr(data, "columns")
     data = by_position(data)
-    if is_frame:  # pandas writes NaN for None
-        data = [{name: None if _is_missing(value) else value for name, value in row.items()} for row in data]
+    if is_frame:
+        data = [_with_none(row) for row in data]
     kinds = [_kind(index, row) for index, row in enumerate(data)]
     if len(set(kinds)) != 1:
         raise ValueError(
@@ -81,9 +81,14 @@ def read_reward_rows(data: Sequence[Mapping[str, object]], model: RewardModel) -
     return RewardRows(kind=kinds[0], rows=rows, skipped=len(data) - len(rows))
 
 
-def _is_missing(value: object) -> bool:
-    """Return True for what pandas writes into empty cells."""
-    return type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and math.isnan(value))
+def _with_none(row: Mapping[str, object]) -> dict[str, object]:
+    """Return a row of a data frame with None in its empty cells, into which pandas writes NaN, NA or NaT."""
+    filled: dict[str, object] = dict(row)
+    for name, value in row.items():
+        is_nan = isinstance(value, float) and math.isnan(value)
+        if is_nan or type(value).__name__ in ("NAType", "NaTType"):
+            filled[name] = None
+    return filled
 
 
 def _kind(index: int, row: object) -> Kind:
@@ -186,10 +191,7 @@ def _reward_row(
     index: int, row: Mapping[str, object], kind: Kind, prompt: Content, answers: Sequence[Content], model: RewardModel
 ) -> RewardRow:
     """Encode a row, of which prompt and answers are texts or lists of messages."""
-    terminated = row.get("terminated")
-    if not (terminated is None or isinstance(terminated, (bool, np.bool_)) or terminated in (0, 1)):
-        raise ValueError(f"row {index} has terminated {terminated!r:.100}, expected True or False")
-    ended = terminated is None or bool(terminated)
+    ended = _is_ended(index, row)
     ids = tuple(_encode(prompt, answer, model, ended=ended) for answer in answers)
     number = "margin" if kind == "pairs" else "score"
     target = 0.0 if row.get(number) is None else row[number]
@@ -201,6 +203,16 @@ def _reward_row(
     hashed = content if isinstance(content, str) else tuple(content)
     key = content_hash(Prompt(hashed))
     return RewardRow(ids=ids, target=float(target), key=key)
+
+
+def _is_ended(index: int, row: Mapping[str, object]) -> bool:
+    """Return whether the model has ended the answers itself, as it has if the row does not say; texts are refused."""
+    terminated = row.get("terminated")
+    if terminated is None:
+        return True
+    if not isinstance(terminated, (bool, int, float, np.bool_, np.number)) or terminated not in (0, 1):
+        raise ValueError(f"row {index} has terminated {terminated!r:.100}, expected True or False")
+    return bool(terminated)
 
 
 def _encode(prompt: Content, answer: Content, model: RewardModel, *, ended: bool) -> list[int]:

@@ -106,7 +106,7 @@ def _made_with(part: object) -> str:
     for name, value in arguments.items():
         if name in NO_SETTINGS:
             continue
-        with suppress(TypeError, ValueError):  # objects say nothing of their state
+        with suppress(TypeError, ValueError):  # what JSON does not have, such as functions, cannot be compared
             plain_arguments[name] = json.loads(json.dumps(value))
     return json.dumps(plain_arguments, sort_keys=True)
 
@@ -155,13 +155,13 @@ def set_env_state(env: AnyEnv, state: list[PartState]) -> None:
                 set_attributes(vars(part)[name], values)
 
 
-def with_statistics(env: AnyEnv) -> list[str]:
+def wrappers_with_statistics(env: AnyEnv) -> list[str]:
     """Return the names of the wrappers with running statistics, such as Gymnasium's ``NormalizeObservation``."""
-    names: dict[str, None] = {}
+    names = []
     for part in _parts(env):
         if any(isinstance(value, RunningMeanStd) for value in vars(part).values()):
-            names[type(part).__name__] = None
-    return [*names]
+            names.append(type(part).__name__)
+    return list(dict.fromkeys(names))  # each slot has its own
 
 
 def user_objects(env: object) -> dict[str, object]:

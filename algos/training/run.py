@@ -20,7 +20,7 @@ from algos.storage.env_state import (
     env_state,
     restore_objects,
     set_env_state,
-    with_statistics,
+    wrappers_with_statistics,
 )
 from algos.storage.run_files import METRICS
 from algos.storage.run_folder import checkpoint_steps, checkpoints, run_folder_of
@@ -207,7 +207,7 @@ class Run:
     ) -> None:
         self.agent = agent
         self.total_steps = total_steps
-        wrappers = with_statistics(agent.env)
+        wrappers = wrappers_with_statistics(agent.env)
         if wrappers:
             logger.warning(
                 "the running statistics of %s stay in the environments of the training: another environment, as in an "

@@ -23,8 +23,8 @@ from textenv.json_files import parse_json
 from textenv.names import check_names, refuse_unknown
 from textenv.programs.builtin import tasks_of_split
 from textenv.programs.run import Ask, ProgramEnded, ProgramStopped, Question, read_question
+from textenv.programs.task import checked_tasks
 from textenv.programs.vector_env import MADE_HERE, ProgramVectorEnv
-from textenv.prompts.prompts import by_position
 from textenv.prompts.template_variables import template_defaults
 
 if TYPE_CHECKING:
@@ -110,8 +110,9 @@ class Gateway(ProgramVectorEnv):
         processes = None
         if command is not None:
             processes = Processes(command)
-        if tasks is not None and len(tasks):
-            _task_as_json(by_position(tasks)[0])
+        if tasks is not None:
+            tasks = checked_tasks(tasks)
+            _task_as_json(tasks[0])
         sessions = Sessions(may_join=command is None)
         play = _SessionProgram(sessions, processes)
         options = arguments | {"tasks": tasks, "num_envs": num_envs, "timeout": timeout}

@@ -11,9 +11,10 @@ import numpy as np
 from textenv.importing import load_function
 from textenv.programs import kuhn_poker, tic_tac_toe
 from textenv.programs.opponents import SELF, Opponent, with_names
+from textenv.programs.task import checked_tasks
 from textenv.programs.vector_env import ProgramVectorEnv
 from textenv.prompts.files import load_prompts
-from textenv.prompts.prompts import SPLITS, Subset, by_position, split_prompts
+from textenv.prompts.prompts import SPLITS, Subset, split_prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -108,11 +109,7 @@ def tasks_of_split(tasks: object, split: str) -> object:
         return None
     if isinstance(tasks, (str, Path)):
         tasks = load_prompts(tasks, prompt_column=None)
-    tasks = by_position(cast("Sequence[object]", tasks))
-    if isinstance(tasks, Mapping) or not (hasattr(tasks, "__len__") and hasattr(tasks, "__getitem__")):
-        return tasks  # refused by `ProgramVectorEnv`
-    if not len(tasks):
-        return tasks  # refused, too
+    tasks = checked_tasks(cast("Sequence[object]", tasks))
     texts = split_prompts([repr(task) for task in tasks], split, all_if_few=True)
     indices = [texts.row(index) for index in range(len(texts))]
     return Subset(tasks, np.array(indices))

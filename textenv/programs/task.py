@@ -76,7 +76,7 @@ class Programs:
 
         # The program, its tasks and limits
         self.play = play
-        self.tasks = _checked_tasks(tasks)
+        self.tasks = None if tasks is None else checked_tasks(tasks)
         self.tokenizer = tokenizer
         self.agents = agents
         self.max_turns = max_turns
@@ -380,10 +380,8 @@ def program_metrics(runs: Sequence[ProgramRun]) -> dict[str, float]:
     return metrics | opponent_metrics(runs)
 
 
-def _checked_tasks(tasks: Sequence[object] | None) -> Sequence[object] | None:
-    """Return the tasks; raise as `ProgramVectorEnv` if they are no list, or empty."""
-    if tasks is None:
-        return None
+def checked_tasks(tasks: Sequence[object]) -> Sequence[object]:
+    """Return the tasks by position; raise a TypeError if they are no list, a ValueError if there are none."""
     tasks = by_position(tasks)
     is_list = hasattr(tasks, "__getitem__") and hasattr(tasks, "__len__")
     if isinstance(tasks, (str, Mapping)) or not is_list:

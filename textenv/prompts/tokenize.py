@@ -188,17 +188,18 @@ def warn_of_unwritten(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Non
             "the chat template does not write system messages, so the model never reads them: put their text into the "
             "user's first message"
         )
-    columns = []
     for name in ("chat_template_kwargs", "tools"):
         value = prompt.columns.get(name)
-        if isinstance(value, Mapping) or (isinstance(value, Sequence) and any(isinstance(v, Mapping) for v in value)):
-            columns.append(name)
-    if columns:
-        _warn(
-            "the prompts have the column %s, which only sft reads: their texts are written without it (an environment "
-            "takes chat_template_kwargs= and tools= for all its prompts)",
-            " and ".join(columns),
-        )
+        entries = [value]
+        if isinstance(value, Sequence):
+            entries = list(value)
+        if any(isinstance(entry, Mapping) for entry in entries):  # another column may have the same name
+            _warn(
+                "the prompts have the column %s, which only sft reads: their texts are written without it (an "
+                "environment takes %s= for all its prompts)",
+                name,
+                name,
+            )
 
 
 def protect(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> tuple[list[Message], bool]:
