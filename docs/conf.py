@@ -33,7 +33,13 @@ html_theme = "pydata_sphinx_theme"
 html_title = "textenv and algos"
 html_show_sourcelink = False
 html_static_path, html_css_files = ["_static"], ["wide.css"]
-html_theme_options = {"show_prev_next": False, "navbar_align": "left", "header_links_before_dropdown": 6}
+html_theme_options = {
+    "show_prev_next": False,
+    "navbar_align": "left",
+    "header_links_before_dropdown": 6,
+    # A page of results begins with a table that links to its sections.
+    "secondary_sidebar_items": dict.fromkeys(("*", "tutorials/*", "concepts/*", "reference/*"), ["page-toc"]),
+}
 
 
 # The reference: what autodoc shows of configs, presets and attributes would be hard to read.

@@ -31,6 +31,18 @@ def test_the_summary_of_speeds_is_that_of_the_measured_files():
         assert f" {ratios.cells(line)[2].partition(';')[0]} |" in section, line
 
 
+@pytest.mark.parametrize(
+    ("verdict", "heading"), [("**not reached**", "missed"), ("reached by some pairs", "undecided")]
+)
+def test_the_goals_that_the_page_of_speed_names_are_those_of_the_summary(verdict, heading):
+    text = (ratios.DATA.parent / "speed.md").read_text()
+    entry = text.partition(f"\n| {heading} |")[2].partition("\n")[0]
+    lines = [line for line in ratios.LINES if ratios.cells(line)[2].endswith(verdict) and line.file != "gpu"]
+    assert lines
+    for line in lines:
+        assert f"{ratios.ratios(line, line.case)[1]:.2f}".lstrip("0") in entry, line
+
+
 def test_a_line_of_the_summary_names_the_goal_and_a_missing_row(tmp_path, monkeypatch):
     rows = [{"case": "a", "peer_name": "other", "ratio": 1.2, "ratios": [1.1, 1.2, 1.6], "note": ""}]
     (tmp_path / "one.json").write_text(json.dumps({"rows": rows}))
