@@ -1,6 +1,7 @@
 """``algos train`` for control: environments by name, the policy, what is refused."""
 
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -52,3 +53,16 @@ def test_the_command_chooses_policy_and_normalisation(options, tmp_path, capsys)
     with pytest.raises(SystemExit):
         main(["train", "textenv/Copy-v0", *options])
     assert "language model" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_with_other_arguments_of_its_environment(tmp_path, capsys, caplog):
+    """Its episodes begin anew, which the log says; the training and the evaluation have the new arguments."""
+    small = ["--num-envs", "2", "--config.num-steps", "64", "--config.minibatch-size", "128", "--num-episodes", "3"]
+    main(["train", "CartPole-v1", "--total-steps", "128", "--run-dir", str(tmp_path), *small])
+    with caplog.at_level(logging.WARNING):
+        arguments = ["--env-kwargs", '{"max_episode_steps": 7}']
+        main(["train", "--resume", str(tmp_path), "--total-steps", "256", "--json", *arguments])
+    assert "its episodes begin anew" in caplog.text and '"max_episode_steps": 500' in caplog.text
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["mean_return"] <= 7
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["steps"] >= 256 and last["episode/length"] <= 7

@@ -1,5 +1,6 @@
 """Which prompts workers get and how old their weights are, by hand, with workers that run in this process in turn."""
 
+import logging
 import sys
 
 import gymnasium as gym
@@ -7,7 +8,8 @@ import pytest
 import torch
 
 from algos import GRPO, PPO, PPOConfig
-from algos.extras.ray_workers import rollout_workers
+from algos.extras.ray_workers import Worker, rollout_workers
+from algos.storage.weights import trained_weights
 from algos.training.loop import iterate
 from algos.training.metrics import EpisodeMeter
 from tests.helpers.one_process_ray import OneProcessRay
@@ -121,3 +123,24 @@ def test_ratios_may_be_taken_to_the_older_weights(monkeypatch):
             metrics = iterate(agent, (EpisodeMeter(), EpisodeMeter()))
     assert metrics["rollout/staleness"] == 1 and metrics["policy/sampler_gap"] > 1e-4
     assert "policy/importance_weight" not in metrics and not torch.equal(weights(agent), before)
+
+
+@pytest.mark.parametrize(("g", "goes_on"), [(9.0, True), (3.0, False)])
+def test_a_worker_goes_on_only_with_the_same_arguments_of_its_environment(g, goes_on, caplog):
+    def worker_of(g, state):
+        env = gym.make_vec("Pendulum-v1", num_envs=2, g=g)
+        worker = Worker()
+        worker.start(lambda slots: env, 2, mlp(env), 1, state)
+        return worker
+
+    # After seven steps, an episode of 200 goes on or a new one begins
+    job = {"num_steps": 7, "num_episodes": None}
+    first = worker_of(9.0, None)
+    own = trained_weights(first.policy)
+    _, state, _ = first.collect(None, own, dict(job), (0, 0.0))
+    with caplog.at_level(logging.WARNING):
+        second = worker_of(g, state)
+    assert ('"g": 9.0' in caplog.text and "its episodes begin anew" in caplog.text) == (not goes_on)
+    second.collect(None, own, dict(job), (0, 0.0))
+    played = [env.get_wrapper_attr("_elapsed_steps") for env in second.env.unwrapped.envs]
+    assert played == [14 if goes_on else 7] * 2
