@@ -5,6 +5,7 @@ BIN := .venv/bin
 DEVICE ?= cuda
 TESTS ?= tests
 ONLY ?=
+MARKS ?= not slow and not long
 
 .PHONY: compare real test test-all rounding oldest lint results docs release-check dist release learning architectures fuzz gpu vllm clean
 
@@ -23,9 +24,10 @@ test: .venv/ready
 test-all: .venv/ready
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -q -rs -m "not slow"
 
-# The suite as another processor rounds (tests/helpers/rounding.py), or the TESTS that are named; two to three times as long.
+# The suite as another processor rounds (tests/helpers/rounding.py), or the TESTS and MARKS that are named; two to three
+# times as long.
 rounding: .venv/ready
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -q -rs -m "not slow and not long" -p tests.helpers.rounding --timeout 900 $(TESTS)
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -q -rs -m "$(MARKS)" -p tests.helpers.rounding --timeout 900 $(TESTS)
 
 # The import, and what touches transformers most, with the oldest transformers that pyproject.toml allows: a minute.
 oldest: .venv-oldest/ready

@@ -210,8 +210,14 @@ def test_a_composite_reward_is_learnt_by_parts(capsys):
     assert shown(output, "score")[-1] > shown(output, "score")[0] + 0.1
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("way", "share"), [("loss", 0.77), ("token", 0.87), ("sft", 0.74)])
+@pytest.mark.parametrize(
+    ("way", "share"),
+    [
+        pytest.param("loss", 0.77, marks=pytest.mark.long),
+        pytest.param("token", 0.87, marks=pytest.mark.slow),
+        pytest.param("sft", 0.74, marks=pytest.mark.long),
+    ],
+)
 def test_a_student_comes_near_its_teacher(way, share, capsys):
     """In miniature: the KL a token as a share of that before; seen: .31, .62 and .22."""
     figures = load_example("distil").main(way, 10_000, warm_up=10_000, teacher_steps=4_500)

@@ -92,8 +92,8 @@ def run(page, *, divide_steps_by=1, commands=Path(sys.executable).parent):
 
 
 def lengths(pages):
-    """Parameters of a test: each page, those that train long with an eighth of the steps, and again in full (slow)."""
-    parameters = [pytest.param(page, 8 if page.stem in TRAINING else 1, id=page.stem) for page in pages]
+    """Parameters of a test: each page, those that train long with a twentieth of the steps, and again in full (slow)."""
+    parameters = [pytest.param(page, 20 if page.stem in TRAINING else 1, id=page.stem) for page in pages]
     for page in pages:
         if page.stem in TRAINING:
             parameters.append(pytest.param(page, 1, id=f"{page.stem}-in-full", marks=pytest.mark.slow))

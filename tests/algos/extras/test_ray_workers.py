@@ -181,7 +181,7 @@ def test_a_killed_workers_rollout_counts_exactly_once(cluster, tmp_path, caplog)
     assert found[:2] == wanted[:2] and not torch.equal(weights(several), weights(one))
 
 
-@pytest.mark.long
+@pytest.mark.slow  # in CI by tests/algos/extras/test_ray_workers_order.py, in this process
 def test_asynchronous_weights_are_one_version_old_and_runs_repeat(cluster):
     """Larger staleness: test_ray_workers_order.py."""
     runs = []
@@ -206,7 +206,7 @@ class Keep(Callback):
         self.seen.append(rollout)
 
 
-@pytest.mark.long
+@pytest.mark.slow  # in CI by tests/algos/extras/test_ray_workers_order.py, in this process
 def test_asynchronous_texts_are_collected_once_each(cluster, tmp_path):
     """Also after a resume."""
 

@@ -441,8 +441,9 @@ def comparison_of_four(tmp_path):
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("SIGTERM", marks=pytest.mark.slow), pytest.param("SIGINT", marks=pytest.mark.long)]
+)
 def test_a_signal_to_a_comparison_reaches_workers(name, tmp_path):
     """They went on with all jobs that waited for them, after it had gone (SIGTERM) or with it waiting (SIGINT)."""
     with comparison_of_four(tmp_path) as (run_dir, process):
