@@ -92,7 +92,7 @@ def run(page, *, divide_steps_by=1, commands=Path(sys.executable).parent):
 
 
 def lengths(pages):
-    """Parameters of a test: each page, those that train long with a twentieth of the steps, and again in full (slow)."""
+    """Parameters of a test: each page, those that train long in a twentieth of the steps; in full too (slow)."""
     parameters = [pytest.param(page, 20 if page.stem in TRAINING else 1, id=page.stem) for page in pages]
     for page in pages:
         if page.stem in TRAINING:

@@ -327,7 +327,7 @@ def test_the_recorded_digests_are_those_of_the_sources():
 
 @pytest.mark.parametrize("name", closed_form.STANDS_FOR)
 def test_after_an_edit_the_update_is_by_autograd(name, monkeypatch, caplog):
-    agent = agent_of("box" if "Gaussian" in name else "native", minibatch_size=48, num_epochs=1)
+    agent = agent_of("box" if "Gaussian" in name else "native", minibatch_size=48)
     assert logged_path(agent, caplog) == (2, [])
     monkeypatch.setattr(*owner_of(name), edited(name))
     path, lines = logged_path(agent, caplog)
@@ -339,7 +339,7 @@ def test_after_an_edit_the_update_is_by_autograd(name, monkeypatch, caplog):
 @pytest.mark.parametrize("name", closed_form.STANDS_FOR)
 def test_a_wrapped_or_recoded_function_is_another(name, monkeypatch, caplog):
     """By a decorator that passes on its name, and in place, as IPython's autoreload does."""
-    agent = agent_of("box" if "Gaussian" in name else "native", minibatch_size=48, num_epochs=1)
+    agent = agent_of("box" if "Gaussian" in name else "native", minibatch_size=48)
     function = find(name)
     wrapper = functools.wraps(function)(lambda *arguments, **options: function(*arguments, **options))
     with monkeypatch.context() as patch:
