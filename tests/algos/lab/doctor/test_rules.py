@@ -356,7 +356,7 @@ SLOW = {
     "CartPole by DQN": ["CartPole-v1", "--algo", "dqn", "--total-steps", "50000"],
     "Pendulum by SAC": ["Pendulum-v1", "--algo", "sac", "--total-steps", "8000"],
 }
-"""DQN and SAC take minutes. After 20,000 steps DQN has lost what it had learnt in one of two seeds, and that is told."""
+"""DQN and SAC take minutes. After 20,000 steps DQN has lost what it had learnt in one of two seeds, which is told."""
 
 
 @pytest.mark.timeout(600)
