@@ -131,8 +131,9 @@ def test_a_second_ctrl_c_keeps_the_last_checkpoint(tmp_path):
     assert [row["steps"] for row in history][:1] == [expected[0]["steps"]] and len(history) == len(expected)
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-@pytest.mark.long
+@pytest.mark.parametrize(
+    "name", [pytest.param("SIGINT", marks=pytest.mark.long), pytest.param("SIGTERM", marks=pytest.mark.slow)]
+)
 def test_a_signal_in_the_last_evaluation_is_heeded(name, tmp_path):
     run = tmp_path / "run"
     words = ["CartPole-v1", "--num-envs", "4", "--total-steps", "128", "--num-episodes", "10000000", "--quiet"]
@@ -277,11 +278,16 @@ def test_a_closed_pipe_is_a_sentence_and_a_status(words, tmp_path, capsys, monke
     assert "algos: the result could not be printed: [Errno 32] Broken pipe" in capsys.readouterr().err
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("redirection", "status"), [
-    ("| true", 141), ("2>&1 | true", 141), ("2> >(true)", 0), (">&-", 0), ("2>&-", 0), ("<&- >&- 2>&-", 0),
-    ("> /dev/full", 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("redirection", "status"),
+    [
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("| true", 141), ("2>&-", 0), ("> /dev/full", 1))),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("2>&1 | true", 141), ("2> >(true)", 0), (">&-", 0), ("<&- >&- 2>&-", 0))
+        ),
+    ],
+)
 def test_a_training_is_complete_if_nobody_reads_it(redirection, status, tmp_path):
     run = tmp_path / "run"
     words = "train CartPole-v1 --num-envs 4 --total-steps 2000 --num-episodes 1"

@@ -140,8 +140,9 @@ def test_an_error_text_cannot_control_the_terminal(here, capfd, process):
         assert last[0].startswith("algos: environment 0 failed 11 times, max_restarts is 10")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["reward", "environment"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("reward", marks=pytest.mark.long), pytest.param("environment", marks=pytest.mark.slow)]
+)
 def test_a_process_that_is_forked_does_not_train_too(here, name):
     command = f"{TEXT} --reward rewards.py:forks --json"
     if name == "environment":

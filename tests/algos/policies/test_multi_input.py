@@ -244,8 +244,9 @@ class Lamp(gym.Env):
         return self.observe(), reward, False, self.time == 4, {}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kind", [MultiInputPolicy, LSTMPolicy])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(MultiInputPolicy, marks=pytest.mark.long), pytest.param(LSTMPolicy, marks=pytest.mark.slow)]
+)
 def test_images_and_switches_are_learnt_from_together(kind, tmp_path):
     """Neither alone is of any use."""
     env = SyncVectorEnv([Lamp] * 8, autoreset_mode=AutoresetMode.SAME_STEP)

@@ -149,8 +149,14 @@ def test_large_steps_are_copied_a_few_at_a_time():
     assert batches[0].untyped_storage().nbytes() < 0.6 * BYTES_AT_ONCE
 
 
-@pytest.mark.long
-@KINDS
+@pytest.mark.parametrize(
+    ("algorithm", "kind"),
+    [
+        pytest.param(SAC, SACPolicy, marks=pytest.mark.long),
+        pytest.param(SAC, SACGSDEPolicy, marks=pytest.mark.slow),
+        pytest.param(TD3, TD3Policy, marks=pytest.mark.slow),
+    ],
+)
 def test_it_learns_from_pixels(algorithm, kind):
     """Standing still gives -.43."""
     options = {} if kind is not SACGSDEPolicy else {"temperature": 0.01}
