@@ -74,7 +74,7 @@ dist: constraints.txt
 release: release-check dist
 	@cat .ci/release-checklist
 
-# The learning claims of docs/results, all seeds, with their figures: about 15 minutes on 2 cores.
+# The tests marked `slow`, among them the learning claims of docs/results, all seeds, with their figures.
 learning: .venv/ready
 	$(BIN)/pytest -n 2 -q -m slow --timeout 3600 -rP
 
