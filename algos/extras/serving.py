@@ -23,8 +23,9 @@ from textenv.gateway.answers import Piece
 from textenv.gateway.requests import CompletionRequest, check_size, not_within
 from textenv.lm.sampling import greedy, sample, truncate
 from textenv.prompts.prompts import Prompt, as_prompt
+from textenv.prompts.special_tokens import first_special_token
 from textenv.prompts.template_variables import check_template_variables
-from textenv.prompts.tokenize import prompt_ids
+from textenv.prompts.tokenize import has_system_message, is_chat, prompt_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -153,6 +154,7 @@ class PolicyAnswerer:
 
         # Token ids of the prompt
         prompt = as_prompt(0, request.content)
+        _check_written(prompt, self.policy.tokenizer)
         variables: dict[str, object] = {}
         if request.chat_template_kwargs:
             variables = check_template_variables(request.chat_template_kwargs, self.policy.tokenizer)
@@ -201,6 +203,22 @@ class PolicyAnswerer:
             )
             jobs.append(job)
         return jobs
+
+
+def _check_written(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise a ValueError if the model would not read what the client wrote: system messages, or special tokens."""
+    if is_chat(prompt):
+        roles = {message["role"] for message in prompt.messages}
+        if "system" in roles and not has_system_message(tokenizer):
+            raise ValueError(
+                "the model's chat template does not write system messages: put their text into the user's first message"
+            )
+    elif isinstance(prompt.content, str):
+        token = first_special_token(prompt.content.removeprefix(tokenizer.bos_token or ""), tokenizer)
+        if token:
+            raise ValueError(
+                f"the text spells {token!r}, which would be read as ordinary letters: send messages, or token ids"
+            )
 
 
 class _Writer:

@@ -13,7 +13,15 @@ from textenv.envs.turn import Turn
 from textenv.lm.ends import turn_ends
 from textenv.prompts.messages import Message
 from textenv.prompts.prompts import Messages, Prompt
-from textenv.prompts.tokenize import is_chat, prompt_ids, render, reply_ids, without_end
+from textenv.prompts.tokenize import (
+    has_system_message,
+    is_chat,
+    prompt_ids,
+    render,
+    reply_ids,
+    with_written_calls,
+    without_end,
+)
 from textenv.rewards.workers import attempt
 
 if TYPE_CHECKING:
@@ -41,7 +49,7 @@ class ToolSchemas:
         tokenizer: the policy's tokenizer.
 
     Raises:
-        ValueError: if the chat template would lose the calls or their results.
+        ValueError: if the chat template would lose the schemas, the calls or their results.
     """
 
     def __init__(self, schemas: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> None:
@@ -51,6 +59,11 @@ class ToolSchemas:
         self.text = "\n".join(lines)
         """Description of the functions, for prompts in which no chat template shows the schemas."""
         self.template_shows_schemas = bool(tokenizer.chat_template) and self._check_template()
+        if tokenizer.chat_template and not self.template_shows_schemas and not has_system_message(tokenizer):
+            raise ValueError(
+                "the chat template writes neither tools nor system messages, so the model would not read which "
+                "functions there are: set another template"
+            )
 
     def prompt_ids(self, prompt: Prompt, **variables: object) -> list[int]:
         """Return the token ids of a prompt with the schemas; see `textenv.prompts.tokenize.prompt_ids`.
@@ -68,7 +81,7 @@ class ToolSchemas:
         elif not is_chat(prompt):
             raise ValueError(f"prompt {content!r:.200} is token ids, expected a chat or a text, to show the tools in")
         elif not self.template_shows_schemas:
-            content = self._with_system_message(_with_written_calls(prompt.messages))
+            content = self._with_system_message(tuple(with_written_calls(prompt.messages)))
         schemas = self.schemas if self.template_shows_schemas else ()
         return prompt_ids(replace(prompt, content=content), self.tokenizer, tools=schemas, **variables)
 
@@ -159,19 +172,6 @@ class ToolSchemas:
         return shows_schemas
 
 
-def _with_written_calls(messages: Messages) -> Messages:
-    """Return a chat whose earlier calls stand in the texts, as the model writes them, for templates without tools."""
-    written: list[Message] = []
-    for message in messages:
-        calls = message.get("tool_calls")
-        if calls:
-            lines = [f"<tool_call>\n{json.dumps(call.get('function'))}\n</tool_call>" for call in calls]
-            content = "\n".join(filter(None, [message.get("content", ""), *lines]))
-            message = {"role": message["role"], "content": content}
-        written.append(message)
-    return tuple(written)
-
-
 def _is_call(call: object) -> TypeGuard[Mapping[str, Any]]:
     """Return True for a call with a name and, if any, arguments by name."""
     if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
@@ -180,7 +180,10 @@ def _is_call(call: object) -> TypeGuard[Mapping[str, Any]]:
         json.dumps(call, allow_nan=False)
     except ValueError:  # Python reads NaN and Infinity, which are no JSON
         return False
-    return isinstance(call.get("arguments") or {}, Mapping)
+    arguments = call.get("arguments")
+    if arguments is None:
+        return set(call) <= {"name", "arguments"}  # what else it has, such as "parameters", may be the arguments
+    return isinstance(arguments, Mapping)
 
 
 def _encodable(function: Mapping[str, Any]) -> dict[str, Any]:

@@ -112,7 +112,11 @@ class Tools:
                 f'expected {{"name": ..., "arguments": {{...}}}}, where the name is one of {[*self.functions]}'
             )
         function = self.functions[call["name"]]
-        arguments = call.get("arguments") or {}
+        if call.get("arguments") is None and not set(call) <= {"name", "arguments"}:
+            raise ValueError(f'expected the arguments as {{"name": ..., "arguments": {{...}}}}, not in {[*call]}')
+        arguments = call.get("arguments")
+        if arguments is None:
+            arguments = {}
         result: object = function(**arguments)
         if inspect.isawaitable(result):
             result = asyncio.run(_wait_for(result))

@@ -154,7 +154,7 @@ class AnswerWriter:
             return {"tokens": texts, "token_logprobs": log_probs}
         content = []
         for text, log_prob in zip(texts, log_probs, strict=True):
-            content.append({"token": text, "logprob": log_prob, "top_logprobs": []})
+            content.append({"token": text, "logprob": log_prob, "bytes": None, "top_logprobs": []})
         return {"content": content}
 
 

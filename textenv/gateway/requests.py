@@ -37,10 +37,15 @@ NEUTRAL: dict[str, object] = {
     "tool_choice": "auto",
     "parallel_tool_calls": True,
 }
-"""Values of fields with which they change nothing; so do null, false, 0 and what is empty, unless the field is one of
-`MEANS_SOMETHING`."""
-MEANS_SOMETHING = {"top_p", "repetition_penalty", "best_of", "parallel_tool_calls"}
-"""Fields in which 0 or false would change the answer."""
+"""Values of fields with which they change nothing; so does null."""
+NEUTRAL_IF_EMPTY = {"allowed_token_ids", "audio", "bad_words", "echo", "functions", "function_call", "ignore_eos",
+                    "include_stop_str_in_output", "logit_bias", "logprobs", "min_p", "min_tokens", "modalities",
+                    "presence_penalty", "frequency_penalty", "prediction", "response_format", "stop_token_ids",
+                    "suffix", "tool_choice", "tools", "top_k", "top_logprobs", "use_beam_search",
+                    "web_search_options"}  # fmt: skip
+"""Fields that change nothing by false, 0, or what is empty, either. In others, such as ``enable_thinking``, false may
+mean something."""
+STREAM_OPTIONS = {"include_usage", "include_obfuscation"}
 
 TYPES = {
     "model": (str, "a text"),
@@ -209,6 +214,8 @@ def _check_fields(body: object, *, chat: bool) -> dict[str, object]:
     # What is inside
     stream_options = body.get("stream_options") or {}
     for name, value in stream_options.items():
+        if name not in STREAM_OPTIONS:
+            raise ValueError(f"stream_options has {name!r:.100}, expected one of {', '.join(sorted(STREAM_OPTIONS))}")
         if not isinstance(value, bool):
             raise ValueError(f"stream_options has {name} {value!r:.100}, expected true or false")
     return body
@@ -221,7 +228,7 @@ def _check_supported(fields: Mapping[str, object], *, chat: bool) -> None:
         belongs = name in FIELDS and (chat or name not in CHAT_FIELDS)
         if name == "logprobs" and not chat and value:
             belongs = False  # a number of other tokens
-        changes_nothing = not value and name not in MEANS_SOMETHING
+        changes_nothing = not value and name in NEUTRAL_IF_EMPTY
         if value is None or (name in NEUTRAL and _is_equal(value, NEUTRAL[name])):
             changes_nothing = True
         if not belongs and not changes_nothing:
@@ -246,7 +253,7 @@ def _read_prompt(prompt: object) -> str | list[int]:
 
 
 def _read_chat(messages: object) -> list[Message]:
-    """Return messages, the arguments of whose calls are objects, as chat templates read them.
+    """Return messages as chat templates read them: the arguments of calls are objects, a developer is the system.
 
     Raises:
         ValueError: if they are no list of objects with roles and texts.
@@ -258,6 +265,8 @@ def _read_chat(messages: object) -> list[Message]:
             raise ValueError(f'messages has {message!r:.200}, expected a role, such as "user"')
     chat = read_messages(messages, where="messages")
     for message in chat:
+        if message["role"] == "developer":  # the name of newer clients, which most templates do not know
+            message["role"] = "system"
         for call in message.get("tool_calls", ()):
             call["function"] = _with_objects(call.get("function"))
     return chat

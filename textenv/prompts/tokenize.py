@@ -6,6 +6,7 @@ Token ids are made once and appended; the policy's completions are never tokeniz
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +51,8 @@ def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, **options: ob
 
     A text gets the tokenizer's own special tokens, with at most one BOS. A chat is rendered by the chat template up to
     the start of the assistant's message. If the chat ends with an assistant's message, this message is the beginning of
-    the answer, and the ids end with it. Special tokens spelled in a text or message are read as plain text; to use
+    the answer, and the ids end with it. Calls of tools that the template would leave out are written into the messages'
+    texts (`with_written_calls`). Special tokens spelled in a text or message are read as plain text; to use
     these tokens, give ids.
 
     Raises:
@@ -60,6 +62,8 @@ def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, **options: ob
     if is_chat(prompt):
         messages = read_messages(prompt.messages, where="the prompt")
         template_options = _start_options(messages) | options
+        if _loses_calls(messages, tokenizer, **template_options):
+            messages = with_written_calls(messages)
         ids = chat_ids(messages, tokenizer, after="", **template_options)
     elif isinstance(prompt.content, str):
         ids = _prompt_text_ids(prompt.content, tokenizer)
@@ -68,6 +72,35 @@ def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, **options: ob
     if not ids:
         raise ValueError(f"prompt {prompt.content!r:.200} has no tokens: a policy needs at least one to start from")
     return ids
+
+
+def with_written_calls(messages: Sequence[Message]) -> list[Message]:
+    """Return a chat whose earlier calls stand in the texts, as a model writes them, for templates without tools."""
+    written: list[Message] = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        if calls:
+            lines = [f"<tool_call>\n{json.dumps(call.get('function'))}\n</tool_call>" for call in calls]
+            content = "\n".join(filter(None, [message.get("content", ""), *lines]))
+            message = {"role": message["role"], "content": content}
+        written.append(message)
+    return written
+
+
+def _loses_calls(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, **options: object) -> bool:
+    """Return True if the chat template writes the same without the calls that messages have."""
+    if not any(message.get("tool_calls") for message in messages):
+        return False
+    without: list[Message] = []
+    for message in messages:
+        if message.get("tool_calls"):
+            message = {"role": message["role"], "content": message.get("content") or ""}
+        without.append(message)
+    check_template(messages, tokenizer)
+    try:
+        return render(messages, tokenizer, **options) == render(without, tokenizer, **options)
+    except ValueError:  # it refuses one of them, so the calls make a difference
+        return False
 
 
 def reply_ids(
@@ -167,8 +200,13 @@ def check_template(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBa
 
 def has_system_message(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return True if the tokenizer's chat template writes a system message; some refuse it, others leave it out."""
+    return _writes_role("system", tokenizer)
+
+
+def _writes_role(role: str, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return True if the chat template writes a first message of this role."""
     content = chr(_PRIVATE_USE[0])
-    messages: list[Message] = [{"role": "system", "content": content}, {"role": "user", "content": "."}]
+    messages: list[Message] = [{"role": role, "content": content}, {"role": "user", "content": "."}]
     try:
         return content in render(messages, tokenizer, add_generation_prompt=True)
     except ValueError:
@@ -178,16 +216,19 @@ def has_system_message(tokenizer: PreTrainedTokenizerBase) -> bool:
 def warn_of_unwritten(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> None:
     """Log a warning, once for each cause, if the text of a chat lacks something that the prompt has.
 
-    That is a system message that the chat template leaves out, or a column that only `algos.sft` reads.
+    That is a message of the system or developer that the chat template leaves out, or a column that only `algos.sft`
+    reads.
     """
     if not is_chat(prompt):
         return
     roles = {message["role"] for message in prompt.messages}
-    if "system" in roles and not has_system_message(tokenizer):
-        _warn(
-            "the chat template does not write system messages, so the model never reads them: put their text into the "
-            "user's first message"
-        )
+    for role in ("system", "developer"):
+        if role in roles and not _writes_role(role, tokenizer):
+            _warn(
+                "the chat template does not write %s messages, so the model never reads them: put their text into the "
+                "user's first message",
+                role,
+            )
     for name in ("chat_template_kwargs", "tools"):
         value = prompt.columns.get(name)
         entries = [value]

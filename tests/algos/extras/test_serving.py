@@ -264,6 +264,10 @@ def test_a_malformed_field_is_refused_before_answering(server, path, stream):
         ({"messages": [{"role": 1, "content": "a"}]}, "expected a role"),
         ({"temperature": 1e-38}, "temperature is 1e-38, expected 0 (the most probable token) or at least 0.001"),
         ({"stop": ["a"] * 65}, "stop has 65 texts of up to 1 characters, expected at most 64"),
+        ({"enable_thinking": False}, "does not support enable_thinking"),
+        ({"prompt_logprobs": 0}, "does not support prompt_logprobs"),
+        ({"add_generation_prompt": False}, "does not support add_generation_prompt"),
+        ({"stream_options": {"continuous_usage_stats": True}}, "stream_options has 'continuous_usage_stats'"),
     ],
 )
 def test_a_refused_field_is_named(server, field, words):
@@ -398,3 +402,40 @@ def test_calls_of_tools_have_names_of_their_own():
     assert [call.function.arguments for call in calls] == ['{"a": 2, "b": 3}'] * 4
     assert {choice.finish_reason for choice in answer.choices} == {"tool_calls"}
     assert len({call.id for call in calls}) == 4
+
+
+def read_by(policy, messages, **options):
+    """What the model reads of a chat, as a text; or what the server says of it."""
+    with serving(policy, limit=1) as server:
+        body = {"model": "critic", "messages": messages, "return_token_ids": True} | options
+        status, content = post(server, body)
+    if status != 200:
+        return json.loads(content)["error"]["message"]
+    return policy.tokenizer.decode(json.loads(content)["prompt_token_ids"])
+
+
+def test_a_model_reads_all_that_a_client_writes():
+    """Instructions of a developer, earlier calls without the tools of now; or an error says what it does not read."""
+    policy = calling_policy()
+    instruction = {"role": "developer", "content": "Answer in French."}
+    french = "<|im_start|>system\nAnswer in French.<|im_end|>\n"
+    assert read_by(policy, [instruction, *QUESTION]).startswith(french + "<|im_start|>user\n")
+
+    function = {"name": "multiply", "arguments": '{"a": 2}'}
+    calls = [{"id": "1", "type": "function", "function": function}]
+    chat = [*QUESTION, {"role": "assistant", "content": None, "tool_calls": calls}, {"role": "tool", "content": "6"}]
+    call = '<tool_call>\n{"name": "multiply", "arguments": {"a": 2}}\n</tool_call>'
+    assert f"<|im_start|>assistant\n{call}<|im_end|>\n<|im_start|>tool\n6<|im_end|>" in read_by(policy, chat)
+
+    policy.tokenizer.chat_template = PLAIN.replace("messages", "messages if m.role != 'system'", 1)
+    assert "does not write system messages" in read_by(policy, [instruction, *QUESTION])
+    assert "French" not in read_by(policy, QUESTION)
+
+
+def test_a_text_with_special_tokens_is_refused(client, policy):
+    """They would be read as letters; ids and a BOS at the beginning are read."""
+    end = policy.tokenizer.eos_token
+    with pytest.raises(openai.BadRequestError, match="which would be read as ordinary letters"):
+        client.completions.create(model="critic", prompt=f"the film{end} the plot", max_tokens=1)
+    ids = [*policy.tokenizer("the film")["input_ids"], policy.tokenizer.eos_token_id]
+    assert client.completions.create(model="critic", prompt=ids, max_tokens=1).usage.prompt_tokens == len(ids)

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.helpers.tool_calls import PLAIN, QUESTION, byte_tokenizer
-from textenv.envs.tool_schemas import ToolSchemas
+from textenv.envs.tool_schemas import ToolSchemas, _is_call
 from textenv.prompts.prompts import Prompt
 
 SCHEMA = {"type": "function", "function": {"name": "multiply", "parameters": {"type": "object", "properties": {}}}}
@@ -19,3 +19,24 @@ def test_earlier_calls_stand_in_the_text_where_the_template_has_no_tools(content
     written = '<tool_call>\n{"name": "multiply", "arguments": {"a": 2}}\n</tool_call>'
     answer = "\n".join(filter(None, [content, written]))
     assert f"<|im_start|>assistant\n{answer}<|im_end|>\n<|im_start|>tool\n6<|im_end|>" in text
+
+
+@pytest.mark.parametrize(
+    ("call", "readable"),
+    [
+        ({"name": "f", "arguments": {"a": 2}}, True),
+        ({"name": "f", "arguments": None}, True),
+        ({"name": "f"}, True),
+        ({"name": "f", "parameters": {"a": 2}}, False),  # as models like Llama write them: not a call without arguments
+        ({"name": "f", "arguments": []}, False),
+        ({"name": "f", "arguments": "a"}, False),
+    ],
+)
+def test_a_call_whose_arguments_stand_elsewhere_is_no_call(call, readable):
+    assert _is_call(call) == readable
+
+
+def test_a_template_that_would_write_no_schemas_is_refused():
+    only_users = "{% for m in messages if m.role != 'system' %}{{ m.content }}<|im_end|>{% endfor %}"
+    with pytest.raises(ValueError, match="writes neither tools nor system messages"):
+        ToolSchemas([SCHEMA], byte_tokenizer(only_users))
