@@ -93,7 +93,12 @@ def run(page, *, divide_steps_by=1, commands=Path(sys.executable).parent):
 
 def lengths(pages):
     """Parameters of a test: each page, those that train long in a twentieth of the steps; in full too (slow)."""
-    parameters = [pytest.param(page, 20 if page.stem in TRAINING else 1, id=page.stem) for page in pages]
+    parameters = []
+    for page in pages:
+        divisor = 20 if page.stem in TRAINING else 1
+        if page.stem == "conversation":  # it prints every quarter of its iterations
+            divisor = 8
+        parameters.append(pytest.param(page, divisor, id=page.stem))
     for page in pages:
         if page.stem in TRAINING:
             parameters.append(pytest.param(page, 1, id=f"{page.stem}-in-full", marks=pytest.mark.slow))
