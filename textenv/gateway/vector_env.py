@@ -62,10 +62,11 @@ class Gateway(ProgramVectorEnv):
     ``X-Session-ID``, as harnesses of verifiers do. If no episode is free, they wait; and an iteration waits until each
     slot has a program.
 
-    The answers are samples of the policy as it is. So requests for another distribution (``temperature``, ``top_p``,
-    penalties, ``logit_bias``) are refused. Messages that continue what the model has read and written in this episode
-    are appended to it, as in `ProgramVectorEnv`. A request's ``chat_template_kwargs`` must be those of the environment.
-    What the model writes in tags of calls becomes ``tool_calls`` if the request has ``tools``.
+    The answers are samples of the policy as it is. So requests for another distribution (``temperature`` other than 1,
+    which stands for the policy's own, ``top_p``, penalties, ``logit_bias``) are refused, and ``seed`` has no effect.
+    Messages that continue what the model has read and written in this episode are appended to it, as in
+    `ProgramVectorEnv`. A request's ``chat_template_kwargs`` must be those of the environment. What the model writes in
+    tags of calls becomes ``tool_calls`` if the request has ``tools``.
 
     Args:
         command: the program with its arguments, such as ``"python agent.py"``; None waits for programs that connect.
