@@ -50,8 +50,9 @@ results: .venv/ready
 docs: .venv/ready
 	$(BIN)/python -m sphinx -q -W --keep-going -E docs site
 
-# Before a release: everything that CI runs, and nothing that is not committed or not yet under a version.
-release-check: lint oldest test-all docs
+# Before a release: everything that CI runs, the whole suite in other rounding, and nothing that is not committed or not yet
+# under a version.
+release-check: lint oldest rounding test-all docs
 	@! grep -q '^## Unreleased' CHANGELOG.md || { echo 'CHANGELOG.md: give "Unreleased" its version, in pyproject.toml and CITATION.cff too'; exit 1; }
 	@test -z "$$(git status --porcelain)" || { git status --short; echo 'commit these first'; exit 1; }
 
