@@ -56,9 +56,12 @@ def longest_prompt(prompt_list: PromptList, count_tokens: Callable[[Prompt], int
 
 
 def _form(prompt: Prompt) -> Form | None:
-    """Return the form of a prompt: prompts of one form get the same tokens beside their texts. None for token ids."""
+    """Return the form of a prompt: prompts of one form get the same tokens beside their texts.
+
+    None for token ids, and for chats with calls of tools, which have numbers, too, and any number of brackets.
+    """
     if isinstance(prompt.content, str):
         return ()
-    if not prompt.messages:
+    if not prompt.messages or any(message.get("tool_calls") for message in prompt.messages):
         return None
     return tuple((message["role"], *sorted(message)) for message in prompt.messages)
