@@ -221,6 +221,8 @@ def warn_of_unwritten(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Non
     """
     if not is_chat(prompt):
         return
+
+    # Messages of roles that the template leaves out
     roles = {message["role"] for message in prompt.messages}
     for role in ("system", "developer"):
         if role in roles and not _writes_role(role, tokenizer):
@@ -229,6 +231,8 @@ def warn_of_unwritten(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Non
                 "user's first message",
                 role,
             )
+
+    # Columns
     for name in ("chat_template_kwargs", "tools"):
         value = prompt.columns.get(name)
         entries = [value]

@@ -1,9 +1,12 @@
 """Schemas of functions in prompts, and calls in answers."""
 
+import json
+
 import pytest
 
 from tests.helpers.tool_calls import PLAIN, QUESTION, byte_tokenizer
-from textenv.envs.tool_schemas import ToolSchemas, _is_call
+from textenv.envs.tool_schemas import ToolSchemas
+from textenv.envs.turn import Turn
 from textenv.prompts.prompts import Prompt
 
 SCHEMA = {"type": "function", "function": {"name": "multiply", "parameters": {"type": "object", "properties": {}}}}
@@ -33,7 +36,15 @@ def test_earlier_calls_stand_in_the_text_where_the_template_has_no_tools(content
     ],
 )
 def test_a_call_whose_arguments_stand_elsewhere_is_no_call(call, readable):
-    assert _is_call(call) == readable
+    tokenizer = byte_tokenizer(PLAIN)
+    text = f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    ids = tokenizer(text)["input_ids"]
+    turn = Turn(Prompt(tuple(QUESTION)), [1], [1], ids, terminated=True, tokenizer=tokenizer)
+    message = ToolSchemas([SCHEMA], tokenizer).message(turn, number=0)
+    if readable:
+        assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": call.get("arguments") or {}}
+    else:
+        assert message == {"role": "assistant", "content": text}
 
 
 def test_a_template_that_would_write_no_schemas_is_refused():
