@@ -23,9 +23,8 @@ from textenv.gateway.answers import Piece
 from textenv.gateway.requests import CompletionRequest, check_size, not_within
 from textenv.lm.sampling import greedy, sample, truncate
 from textenv.prompts.prompts import Prompt, as_prompt
-from textenv.prompts.special_tokens import first_special_token
 from textenv.prompts.template_variables import check_template_variables
-from textenv.prompts.tokenize import has_system_message, is_chat, prompt_ids
+from textenv.prompts.tokenize import has_system_message, is_chat, prompt_ids, spelled_token
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -214,7 +213,7 @@ def _check_written(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> None:
                 "the model's chat template does not write system messages: put their text into the user's first message"
             )
     elif isinstance(prompt.content, str):
-        token = first_special_token(prompt.content.removeprefix(tokenizer.bos_token or ""), tokenizer)
+        token = spelled_token(prompt.content, tokenizer)
         if token:
             raise ValueError(
                 f"the text spells {token!r}, which would be read as ordinary letters: send messages, or token ids"

@@ -18,6 +18,7 @@ from textenv.prompts.special_tokens import (
     broken_up,
     check_unicode,
     field_names,
+    first_special_token,
     ordinary_ids,
     special_tokens,
     strings,
@@ -306,12 +307,7 @@ def warn_of_spelling(text: str, tokenizer: PreTrainedTokenizerBase) -> None:
 
 def _prompt_text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the token ids of a prompt that is a text."""
-    # A spelled BOS would stand beside the one that the tokenizer adds
-    bos = tokenizer.bos_token
-    if bos and text.startswith(bos):
-        added_ids = tokenizer("", verbose=False)["input_ids"]
-        while text.startswith(bos) and added_ids[:1] == [tokenizer.bos_token_id]:
-            text = text.removeprefix(bos)
+    text = _without_bos(text, tokenizer)
     warn_of_spelling(text, tokenizer)
     ids = ordinary_ids(text, tokenizer)
 
@@ -319,6 +315,21 @@ def _prompt_text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]
     while len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:
         ids.pop()
     return ids
+
+
+def _without_bos(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a text without a BOS at its beginning, which would stand beside the one that the tokenizer adds."""
+    bos = tokenizer.bos_token
+    if bos and text.startswith(bos):
+        added_ids = tokenizer("", verbose=False)["input_ids"]
+        while text.startswith(bos) and added_ids[:1] == [tokenizer.bos_token_id]:
+            text = text.removeprefix(bos)
+    return text
+
+
+def spelled_token(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the first special token that a prompt's text spells, and that is read as letters; empty if none."""
+    return first_special_token(_without_bos(text, tokenizer), tokenizer)
 
 
 def _control_tokens(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> list[re.Pattern[str]] | None:
