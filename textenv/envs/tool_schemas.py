@@ -129,7 +129,7 @@ class ToolSchemas:
         tool_calls: list[dict[str, Any]] = []
         for index, call in enumerate(calls):
             call_id = f"{number % 10**5:05d}{index % 10**4:04d}"  # nine characters, see CALL_ID
-            function = _encodable({"name": call["name"], "arguments": call.get("arguments") or {}})
+            function = _encodable({"name": call["name"], "arguments": arguments_of(call)})
             tool_calls.append({"id": call_id, "type": "function", "function": function})
         text, _, _ = turn.completion.partition(CALL_TAG)
         if self.tokenizer.response_template:
@@ -173,17 +173,28 @@ class ToolSchemas:
 
 
 def _is_call(call: object) -> TypeGuard[Mapping[str, Any]]:
-    """Return True for a call with a name and, if any, arguments by name."""
+    """Return True for a call with a name, whose arguments can be read (`arguments_of`)."""
     if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
         return False
     try:
         json.dumps(call, allow_nan=False)
     except ValueError:  # Python reads NaN and Infinity, which are no JSON
         return False
+    return not isinstance(attempt(partial(arguments_of, call)), Exception)
+
+
+def arguments_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments of a call, by name; none if it has a name only.
+
+    Raises:
+        ValueError: if they are no object, or may stand under another name, such as ``"parameters"``.
+    """
     arguments = call.get("arguments")
-    if arguments is None:
-        return set(call) <= {"name", "arguments"}  # what else it has, such as "parameters", may be the arguments
-    return isinstance(arguments, Mapping)
+    if arguments is None and set(call) <= {"name", "arguments"}:
+        return {}
+    if not isinstance(arguments, Mapping):
+        raise ValueError(f'the call is {call!r:.200}, expected {{"name": ..., "arguments": {{...}}}}')
+    return arguments
 
 
 def _encodable(function: Mapping[str, Any]) -> dict[str, Any]:

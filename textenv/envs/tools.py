@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from textenv.envs.tool_schemas import CALL_ID, ToolSchemas
+from textenv.envs.tool_schemas import CALL_ID, ToolSchemas, arguments_of
 from textenv.envs.turn import ToolCall, Turn
 from textenv.prompts.messages import Message
 from textenv.rewards.scores import shown
@@ -112,12 +112,7 @@ class Tools:
                 f'expected {{"name": ..., "arguments": {{...}}}}, where the name is one of {[*self.functions]}'
             )
         function = self.functions[call["name"]]
-        if call.get("arguments") is None and not set(call) <= {"name", "arguments"}:
-            raise ValueError(f'expected the arguments as {{"name": ..., "arguments": {{...}}}}, not in {[*call]}')
-        arguments = call.get("arguments")
-        if arguments is None:
-            arguments = {}
-        result: object = function(**arguments)
+        result: object = function(**arguments_of(call))
         if inspect.isawaitable(result):
             result = asyncio.run(_wait_for(result))
         if isinstance(result, Iterator):

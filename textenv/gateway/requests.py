@@ -38,13 +38,10 @@ NEUTRAL: dict[str, object] = {
     "parallel_tool_calls": True,
 }
 """Values of fields with which they change nothing; so does null."""
-NEUTRAL_IF_EMPTY = {"allowed_token_ids", "audio", "bad_words", "echo", "functions", "function_call", "ignore_eos",
-                    "include_stop_str_in_output", "logit_bias", "logprobs", "min_p", "min_tokens", "modalities",
-                    "presence_penalty", "frequency_penalty", "prediction", "response_format", "stop_token_ids",
-                    "suffix", "tool_choice", "tools", "top_k", "top_logprobs", "use_beam_search",
-                    "web_search_options"}  # fmt: skip
-"""Fields that change nothing by false, 0, or what is empty, either. In others, such as ``enable_thinking``, false may
-mean something."""
+NEUTRAL_IF_EMPTY = {"bad_words", "echo", "functions", "ignore_eos", "logit_bias", "logprobs", "min_tokens",
+                    "stop_token_ids", "suffix", "tools", "top_k", "top_logprobs", "use_beam_search"}  # fmt: skip
+"""Fields that change nothing if they are false, 0 or empty. In others, such as ``enable_thinking``, false may mean
+something."""
 STREAM_OPTIONS = {"include_usage", "include_obfuscation"}
 
 TYPES = {

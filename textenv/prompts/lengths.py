@@ -58,7 +58,7 @@ def longest_prompt(prompt_list: PromptList, count_tokens: Callable[[Prompt], int
 def _form(prompt: Prompt) -> Form | None:
     """Return the form of a prompt: prompts of one form get the same tokens beside their texts.
 
-    None for token ids, and for chats with calls of tools, which have numbers, too, and any number of brackets.
+    None for token ids, and for chats with calls of tools, whose numbers and brackets are no texts.
     """
     if isinstance(prompt.content, str):
         return ()

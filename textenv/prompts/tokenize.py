@@ -83,9 +83,16 @@ def with_written_calls(messages: Sequence[Message]) -> list[Message]:
         if calls:
             lines = [f"<tool_call>\n{json.dumps(call.get('function'))}\n</tool_call>" for call in calls]
             content = "\n".join(filter(None, [message.get("content", ""), *lines]))
-            message = {"role": message["role"], "content": content}
+            message = _without_calls(message, content)
         written.append(message)
     return written
+
+
+def _without_calls(message: Message, content: str) -> Message:
+    """Return a message with this content and without its calls; its other fields, such as thoughts, stay."""
+    bare: Message = {**message, "content": content}
+    bare.pop("tool_calls", None)
+    return bare
 
 
 def _loses_calls(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, **options: object) -> bool:
@@ -95,7 +102,7 @@ def _loses_calls(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase
     without: list[Message] = []
     for message in messages:
         if message.get("tool_calls"):
-            message = {"role": message["role"], "content": message.get("content") or ""}
+            message = _without_calls(message, message.get("content", ""))
         without.append(message)
     check_template(messages, tokenizer)
     try:

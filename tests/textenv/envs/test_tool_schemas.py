@@ -8,6 +8,7 @@ from tests.helpers.tool_calls import PLAIN, QUESTION, byte_tokenizer
 from textenv.envs.tool_schemas import ToolSchemas
 from textenv.envs.turn import Turn
 from textenv.prompts.prompts import Prompt
+from textenv.prompts.tokenize import prompt_ids
 
 SCHEMA = {"type": "function", "function": {"name": "multiply", "parameters": {"type": "object", "properties": {}}}}
 CALLS = [{"id": "1", "type": "function", "function": {"name": "multiply", "arguments": {"a": 2}}}]
@@ -51,3 +52,12 @@ def test_a_template_that_would_write_no_schemas_is_refused():
     only_users = "{% for m in messages if m.role != 'system' %}{{ m.content }}<|im_end|>{% endfor %}"
     with pytest.raises(ValueError, match="writes neither tools nor system messages"):
         ToolSchemas([SCHEMA], byte_tokenizer(only_users))
+
+
+def test_calls_are_written_beside_the_thoughts_that_a_template_shows():
+    tokenizer = byte_tokenizer(PLAIN.replace("m['content']", "m.get('reasoning_content', '') + m['content']"))
+    answer = {"role": "assistant", "content": "So:", "reasoning_content": "easy. ", "tool_calls": CALLS}
+    chat = Prompt((*QUESTION, answer, {"role": "tool", "content": "6"}))
+    written = 'easy. So:\n<tool_call>\n{"name": "multiply", "arguments": {"a": 2}}\n</tool_call><|im_end|>'
+    assert f"<|im_start|>assistant\n{written}" in tokenizer.decode(prompt_ids(chat, tokenizer))
+    assert f"<|im_start|>assistant\n{written}" in tokenizer.decode(ToolSchemas([SCHEMA], tokenizer).prompt_ids(chat))

@@ -171,7 +171,7 @@ def test_a_format_that_the_tokenizer_defines_wins():
         ("<tool_call>7</tool_call>", ["expected", "name"]),
         ('<tool_call>{"name": ["multiply"], "arguments": {}}</tool_call>', ["name"]),
         ('<tool_call>{"name": "multiply", "arguments": [2, 3]}</tool_call>', ["Error"]),
-        ('<tool_call>{"name": "multiply", "arguments": []}</tool_call>', ["mapping"]),
+        ('<tool_call>{"name": "multiply", "arguments": []}</tool_call>', ['"arguments"', "[]"]),
         ('<tool_call>{"name": "multiply", "parameters": {"a": 2, "b": 3}}</tool_call>', ['"arguments"', "parameters"]),
         ("<tool_call>" + "[" * 150, ["Error"]),
         (call("multiply", a=2), ["missing", "'b'"]),
