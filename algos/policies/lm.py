@@ -422,12 +422,12 @@ class LMPolicy(nn.Module, Policy):
             return self.value_head.parameters()
         return self.critic.parameters()
 
-    def save(self, folder: Path) -> dict[str, object]:
+    def save(self, folder: str | Path) -> dict[str, object]:
         """See `Policy.save`. Write a plain `transformers` folder, with the value head or ``critic/`` added.
 
         A model with an adapter becomes a `peft` folder: the adapter and its base model's name (`textenv.lm.loading`).
         """
-        self._write(self.lm.model, folder)
+        self._write(self.lm.model, Path(folder))
         return {}
 
     def merge(self, folder: str | Path) -> Path:

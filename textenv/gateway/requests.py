@@ -231,7 +231,10 @@ def _check_supported(fields: Mapping[str, object], *, chat: bool) -> None:
         if not belongs and not changes_nothing:
             unsupported.append(name)
     if unsupported:
-        raise ValueError(f"this server does not support {', '.join(unsupported)}: leave it out")
+        advice = "leave it out"
+        if chat:
+            advice += ", or if it is a variable of the chat template, give it in chat_template_kwargs"
+        raise ValueError(f"this server does not support {', '.join(unsupported)}: {advice}")
 
 
 def _is_equal(value: object, expected: object) -> bool:
