@@ -446,10 +446,8 @@ def choose_penalty(
         ValueError: if ``kl_coef`` is given together with another penalty.
     """
     env_penalty = env.penalty if is_episode_env(env) else None
-    if penalty is not None and not (callable(penalty) and hasattr(penalty, "coef") and hasattr(penalty, "update")):
-        raise TypeError(
-            f"penalty is {penalty!r:.99}, expected a textenv.KLPenalty; for a number (reward per nat) there is kl_coef="
-        )
+    for candidate in (penalty, env_penalty):
+        _check_penalty(candidate)
     if kl_coef is None:
         return env_penalty if penalty is None else penalty
     if penalty is not None or env_penalty is not None:
@@ -457,6 +455,22 @@ def choose_penalty(
         raise ValueError(f"kl_coef is {kl_coef}, but {conflict}: give one of them, or the KL would be charged twice")
     # A copy, because the same coefficient may be given to another agent
     return KLPenalty(policy.reference(), copy(kl_coef))
+
+
+def _check_penalty(penalty: object) -> None:
+    """Raise a TypeError unless this is None, a `KLPenalty`, or an own penalty with what algorithms use of one."""
+    if penalty is None:
+        return
+    missing = [name for name in ("coef", "place", "update") if not hasattr(penalty, name)]
+    if not callable(penalty):
+        missing.append("__call__")
+    if getattr(penalty, "place", None) == "loss" and not hasattr(penalty, "loss"):
+        missing.append("loss")
+    if missing:
+        raise TypeError(
+            f"penalty is {penalty!r:.99}, expected a textenv.KLPenalty; for a number (reward per nat) there is kl_coef=. "
+            f"An own penalty also needs {', '.join(missing)}"
+        )
 
 
 def check_environment(env: object, policy: object, config: Config) -> Policy:

@@ -133,6 +133,9 @@ class Collector:
         """
         if (num_steps is None) == (num_episodes is None):
             raise ValueError(f"num_steps is {num_steps} and num_episodes is {num_episodes}: give exactly one of them")
+        for name, length in (("num_steps", num_steps), ("num_episodes", num_episodes)):
+            if length is not None and length < 1:
+                raise ValueError(f"{name} is {length}, expected at least 1")
         if group_size != 1 and (group_size < 1 or num_episodes is None or num_episodes % group_size):
             raise ValueError(
                 f"group_size is {group_size} and num_episodes is {num_episodes}: give a group_size of at least 1 that "

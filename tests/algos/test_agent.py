@@ -122,8 +122,21 @@ def test_a_function_that_turns_negative_is_an_error():
         agent.learn(200)
 
 
+class PenaltyWithoutPlace:
+    """An own penalty; it failed in the first update, after a whole rollout."""
+
+    coef = 0.1
+
+    def __call__(self, rollout, policy):
+        return {}
+
+    def update(self, steps):
+        pass
+
+
 @pytest.mark.parametrize("make, kind, said", [
     (lambda: PPO(cartpole(), penalty=0.1), TypeError, "expected a textenv.KLPenalty; for a number.* kl_coef="),
+    (lambda: PPO(cartpole(), penalty=PenaltyWithoutPlace()), TypeError, "An own penalty also needs place$"),
     (lambda: PPO(SyncVectorEnv([Echo] * 2), LMPolicy.load("embedded")), ValueError, "textenv.TokenVectorEnv"),
     (lambda: PPO(cartpole(), LMPolicy.load("embedded")), TypeError, "leave the policy out"),
     (lambda: evaluate(Echo(), LMPolicy.load("embedded")), ValueError, "textenv.TokenVectorEnv"),

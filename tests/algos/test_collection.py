@@ -313,3 +313,12 @@ def test_an_environment_stepped_by_others_is_reset():
     assert rollout["is_init"][:, 0].all() and rollout["mask"][:, 0].all()
     step = (rollout["next_observation"] - rollout["observation"])[:, 0].abs().max()
     assert step < 0.5  # CartPole moves by .4 a step at the most here
+
+
+@pytest.mark.parametrize("length", [{"num_steps": 0}, {"num_steps": -1}, {"num_episodes": 0}])
+def test_lengths_below_one_are_refused(length):
+    env = gym.make_vec("CartPole-v1", num_envs=2)
+    policy = MLPPolicy(env.single_observation_space, env.single_action_space)
+    (name,) = length
+    with refused(ValueError, f"{name} is {length[name]}, expected at least 1"):
+        collect(env, policy, **length)

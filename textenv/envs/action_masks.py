@@ -78,14 +78,14 @@ class ActionMasks:
         self.forbidden = sorted(forbidden)
         self.forbid_before_minimum(ends)
 
-    def forbid_before_minimum(self, ends: Sequence[int]) -> None:
+    def forbid_before_minimum(self, ends: Collection[int]) -> None:
         """Also forbid these ids until a turn has its minimum length.
 
         Raises:
-            ValueError: if that leaves no token.
+            ValueError: if that leaves no token; then the masks stay as they were.
         """
         not_forbidden = self._sets[NOT_FORBIDDEN]
-        before_minimum = self._sets[_BEFORE_MINIMUM]
+        before_minimum = self._sets[_BEFORE_MINIMUM].copy()
         before_minimum[list(ends)] = False
         num_tokens = len(not_forbidden)
         if not not_forbidden.any():
@@ -96,6 +96,7 @@ class ActionMasks:
                 f"{sorted(ends)} are forbidden too, which leaves no token of {num_tokens}: forbid fewer, or set "
                 "min_new_tokens to 0"
             )
+        self._sets[_BEFORE_MINIMUM] = before_minimum
 
     @property
     def sets(self) -> torch.Tensor:

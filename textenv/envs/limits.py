@@ -117,17 +117,21 @@ class StopConditions:
             model_ends = turn_ends(tokenizer)
         self.add(model_ends)
 
+    def check(self, model_ends: TurnEnds) -> None:
+        """Raise a ValueError if a model ends its turns with an id outside the vocabulary."""
+        if any(not 0 <= token < self.num_tokens for token in model_ends.ids):
+            raise ValueError(
+                f"the model ends its turns with the ids {list(model_ends.ids)}, the environment's tokenizer has the "
+                f"ids 0 to {self.num_tokens - 1}: give the environment the model's tokenizer"
+            )
+
     def add(self, model_ends: TurnEnds) -> None:
         """Add the own ends of another model.
 
         Raises:
             ValueError: on an id outside the vocabulary.
         """
-        if any(not 0 <= token < self.num_tokens for token in model_ends.ids):
-            raise ValueError(
-                f"the model ends its turns with the ids {list(model_ends.ids)}, the environment's tokenizer has the "
-                f"ids 0 to {self.num_tokens - 1}: give the environment the model's tokenizer"
-            )
+        self.check(model_ends)
         ids = [*self.model_ends.ids, *model_ends.ids]
         texts = [*self.model_ends.texts, *model_ends.texts]
         self.model_ends = TurnEnds(tuple(dict.fromkeys(ids)), tuple(dict.fromkeys(texts)))

@@ -188,9 +188,6 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
 
         # The task, and how its episodes are played
         self.task = choose_task(task, prompts, reward)
-        self._early: EarlyScores | None = None
-        if score_while_generating:
-            self._early = EarlyScores(self.task)
         self.tokenizer = tokenizer
         self._chat_template = tokenizer.chat_template
         self.earlier_turns: Literal["transcript", "template"] = earlier_turns
@@ -252,7 +249,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
                 f"of the longest text in allowed, {self._masks.room}: lower max_prompt_tokens or raise max_length"
             )
 
-        # Episodes of `step`: row i of their transcript is slot i
+        # Transcript of `step`: its row i is slot i
         self._step_transcript = self._transcript(self.num_envs, one_row=True)
         self._ended = np.zeros(self.num_envs, dtype=bool)  # slots whose episode is over and not reset yet
         self._started = False
@@ -283,7 +280,10 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
 
         self._warn_of_earlier_turns()
 
-        # Whole episodes: those being generated, and results of those returned last
+        # Whole episodes: the batch that is being generated, and results of the last one
+        self._early: EarlyScores | None = None
+        if score_while_generating:
+            self._early = EarlyScores(self.task)  # the checked task: `overlong="skip"` may have replaced it
         self._batch: EpisodeBatch | None = None
         self.scored_turns = ScoredTurns([], [], Scores(score=[]))
         """Turns of the episodes returned last; see `report`."""
@@ -455,8 +455,10 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         has_texts = {*model_ends.texts} <= {*current_ends.texts}
         if has_ids and has_texts:
             return
+        # Both may refuse them, so both come before the first change
+        self.ends.check(model_ends)
+        self._masks.forbid_before_minimum({*self.ends.ids, *model_ends.ids})
         self.ends.add(model_ends)
-        self._masks.forbid_before_minimum(self.ends.ids)
 
     @contextmanager
     def fork(self) -> Iterator[None]:

@@ -200,7 +200,8 @@ class Decoder:
         several = np.flatnonzero((new > 0) & ~one_new)
         logits = torch.zeros(self.num_slots, self.lm.num_tokens, device=self.device)
 
-        # One new token in nearly all slots: the other slots also read their next token
+        # One new token in nearly all slots: the other slots also read their next token, if only their first
+        begins = self.read == 0
         if self.cached and not self.cache.recurrent and len(one) >= self.fraction_to_read_all * self.num_slots:
             rows = torch.from_numpy(one).to(self.device)
             logits[rows] = self._read_next(tokens)[rows]
@@ -209,7 +210,7 @@ class Decoder:
             logits[rows] = self._extend(one, tokens[one], length[one])
 
         # Several new tokens: equal prompts, such as those of a group, are read once and copied
-        originals, copies = self._distinct(several, tokens, length)
+        originals, copies = self._distinct(several, tokens, length, begins=begins)
         if len(originals):
             rows = torch.from_numpy(originals).to(self.device)
             logits[rows] = self._extend(originals, tokens[originals], length[originals])
@@ -217,8 +218,16 @@ class Decoder:
             self._copy(copies, length, logits)
         return logits
 
-    def _distinct(self, rows: np.ndarray, tokens: np.ndarray, length: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
+    @staticmethod
+    def _distinct(
+        rows: np.ndarray, tokens: np.ndarray, length: np.ndarray, *, begins: np.ndarray
+    ) -> tuple[np.ndarray, dict[int, int]]:
         """Keep one slot per distinct text, among those that read a text from its beginning.
+
+        Args:
+            rows: slots with several new tokens.
+            tokens, length: as in `logits`.
+            begins: bool ``[num_slots]``, slots whose text is new.
 
         Returns:
             The slots to read; and for each other slot the slot to copy from.
@@ -227,7 +236,7 @@ class Decoder:
         originals = []
         copies = {}
         for row in rows.tolist():
-            if self.read[row]:  # it goes on with a text of its own
+            if not begins[row]:  # it goes on with a text of its own
                 originals.append(row)
                 continue
             text = tokens[row, : length[row]].tobytes()

@@ -230,8 +230,9 @@ def compare(
 
 
 def _wrapped(case: Case, wrappers: Sequence[Wrapper]) -> Case:
-    """Return the case with what wraps its environment."""
-    env_kwargs = {**case.recipe.env_kwargs, "wrappers": wrappers}
+    """Return the case with these wrappers around its environment, outside of its own."""
+    own_wrappers = case.recipe.env_kwargs.get("wrappers", ())
+    env_kwargs = {**case.recipe.env_kwargs, "wrappers": [*own_wrappers, *wrappers]}
     return Case(recipe=case.recipe, env_kwargs=env_kwargs, name=case.name)
 
 
@@ -351,16 +352,18 @@ def train_all(
     results: list[RunResult | None] = []
     signal_name = "SIGINT"
     if not processes:
-        for job in jobs:
-            results.append(_run(job))
-            if results[-1] is None:
-                break
+        try:
+            for job in jobs:
+                results.append(_run(job))
+        except KeyboardInterrupt as stop:
+            if isinstance(stop, Interrupted):
+                signal_name = stop.name
     else:
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(processes, mp_context=spawn, initializer=_end_with_parent) as pool:
             try:
                 with interrupted_by_signals("in a comparison"):
-                    results = list(pool.map(_run, jobs))
+                    results = list(pool.map(_run_in_worker, jobs))
             except Interrupted as interrupted:
                 # Ctrl-C at a terminal has reached the workers too, other signals have not. They write their checkpoints
                 signal_name = interrupted.name
@@ -471,22 +474,27 @@ def _end_with_parent() -> None:
 
 
 _stopped = False
-"""True in a process whose training was stopped by Ctrl-C: it begins none of the jobs that wait for it."""
+"""True in a worker whose training was stopped by a signal: it begins none of the jobs that wait for it."""
 
 
-def _run(job: _Job) -> RunResult | None:
-    """Return the result of one run: read if it has finished, else trained, on one thread; None after Ctrl-C."""
+def _run_in_worker(job: _Job) -> RunResult | None:
+    """Return the result of one run; None if it was stopped by a signal, or waited in a worker that was."""
     global _stopped
     if _stopped:
         return None
+    try:
+        return _run(job)
+    except KeyboardInterrupt:
+        _stopped = True
+        return None
+
+
+def _run(job: _Job) -> RunResult:
+    """Return the result of one run: read if it has finished, else trained, on one thread."""
     record = None if job.overwrite else read_record(job.folder)
     if record is not None and record.result is not None:
         return replace(record.result, game=job.case.game)  # version 0.11 did not store it
-    try:
-        return _train(job, again=record is not None)
-    except KeyboardInterrupt:
-        _stopped = multiprocessing.parent_process() is not None
-        return None
+    return _train(job, again=record is not None)
 
 
 def _train(job: _Job, *, again: bool) -> RunResult:

@@ -10,6 +10,7 @@ import torch
 import algos
 from algos import CNNPolicy, SubprocessVectorEnv
 from algos.cli import main
+from algos.lab.comparison.summary import Case
 from algos.make import make_vector_environment
 from tests.helpers.errors import refused
 
@@ -123,6 +124,9 @@ def test_compare_and_tune_take_a_wrapper(own, tmp_path, capsys, monkeypatch):
         "CartPole-v1:ppo"
     ]
     assert paid["return before"] > 5 * plain["return before"]
+    own_case = Case("CartPole-v1", env_kwargs={"wrappers": ["own.py:tenfold"]})
+    twice = algos.compare([own_case], **options | {"overwrite": True}, wrappers=["own.py:tenfold"])
+    assert twice["CartPole-v1:ppo"]["return before"] > 50 * plain["return before"], "the case's own wrapper is gone"
     short = ["--total-steps", "64", "--trials", "1", "--num-episodes", "2", "--run-dir", "tuned", "--json"]
     main(["tune", "CartPole-v1", "--wrapper", "own.py:two", *short])
     best = (tmp_path / "tuned" / "best.yaml").read_text()

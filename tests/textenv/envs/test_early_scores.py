@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from tests.helpers.conversations import Parrot, chat_tokenizer
-from tests.helpers.text_envs import BAD, EOS, GOOD, Script, make_env, play, text_env
+from tests.helpers.models import WORDS
+from tests.helpers.text_envs import BAD, EOS, GOOD, Script, good, make_env, play, text_env
 from textenv import HumanReward, Rewards, TextVectorEnv, check_text_env
 from textenv.envs.string_env import StringGames
+from textenv.envs.task import FunctionTask
+from textenv.lm.ends import turn_ends
 from textenv.rewards import Normalize, clip, whiten
 from textenv.rewards.scores import RewardError, StopTraining
 
@@ -208,3 +211,34 @@ def test_a_task_of_ones_own_is_scored_early_too():
     env.reset(seed=0)
     env.step(np.full(3, GOOD))
     assert env.step(np.full(3, EOS))[1].tolist() == [1, 1, 1]
+
+
+def test_a_task_with_state_whose_long_prompts_are_skipped_is_one_object():
+    """The early scores called the user's object, while the environment saved the state of its own copy."""
+
+    class Counting(FunctionTask):
+        calls = 0
+
+        def score(self, turns):
+            self.calls += len(turns)
+            return super().score(turns)
+
+        def state_dict(self):
+            return {"calls": self.calls}
+
+        def load_state_dict(self, state):
+            self.calls = state["calls"]
+
+    task = Counting(["a b", "a b c d a b"], good)
+    env = text_env(task, overlong="skip", score_while_generating=True)
+    play(env, [(GOOD, EOS)] * 8, seed=0)
+    assert env.task.calls == 8
+
+
+def test_ends_that_leave_no_token_are_refused_each_time():
+    env = make_env(forbidden=[GOOD], min_new_tokens=2)
+    every_other = turn_ends(env.tokenizer)._replace(ids=tuple(set(range(len(WORDS))) - {GOOD}))
+    for _ in range(2):  # the second call passed, and no token was left
+        with pytest.raises(ValueError, match="leaves no token"):
+            env.end_turns_like(every_other)
+    assert env.reset(seed=0)[1]["action_mask"].any()

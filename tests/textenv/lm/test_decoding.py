@@ -64,6 +64,28 @@ def test_one_idle_slot_copies_no_cache(idle, passes):
         torch.testing.assert_close(logits[slot].log_softmax(-1), expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("idle", [1, 2])  # with one, the pass of the busy slots reads its first token, too
+def test_equal_prompts_are_read_once_while_neighbours_go_on(idle):
+    lm, seen = LanguageModel(make_gpt2(), make_tokenizer(WORDS)), []
+    decoder, tokens = Decoder(lm, num_slots=16, max_length=8), np.full((16, 8), 8, dtype=np.int64)
+    tokens[:, :6] = np.random.default_rng(0).integers(0, 7, (16, 6))
+    first, second = 16 - 2 * idle, 16 - idle
+    decoder.fraction_to_read_all = 1 - 2 * idle / 16
+    decoder.logits(tokens, np.full(16, 3))
+    begins = np.arange(16) >= first
+    decoder.reset(begins)
+    tokens[begins, :3] = [1, 2, 3]
+    hook = lm.model.transformer.wte.register_forward_pre_hook(lambda module, args: seen.append(tuple(args[0].shape)))
+    logits = decoder.logits(tokens, np.where(begins, 3, 4))
+    hook.remove()
+    assert seen == [(16, 1), (1, 2)], "a prompt was read more than once"
+    again = decoder.logits(tokens, np.where(begins, 4, 5))  # the copies have all of the cache
+    for slot in (0, first, second):
+        for length, found in ((3, logits[slot]), (4, again[slot])):
+            expected = plain_log_probs(lm, tokens[slot, : length + (slot < first)].tolist())[-1]
+            torch.testing.assert_close(found.log_softmax(-1), expected, atol=1e-5, rtol=0)
+
+
 def test_greedy_decoding_equals_transformers_generate():
     model, tokenizer = make_gpt2(), make_tokenizer(WORDS)
     lm = LanguageModel(model, tokenizer)

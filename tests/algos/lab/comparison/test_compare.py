@@ -23,6 +23,7 @@ from algos.lab.comparison.report import write_report
 from algos.lab.comparison.runs import read_runs
 from algos.lab.comparison.summary import Case, by_case, case_name, normalise, summary
 from algos.statistics.intervals import bootstrap_interval, interquartile_mean
+from algos.training.signals import Interrupted
 from tests.helpers.compared import NamedPPO, OnlyGood, short_cartpole
 from tests.helpers.finished_runs import run_of
 
@@ -416,6 +417,23 @@ def test_an_interrupted_comparison_ends_as_without(tmp_path):
     assert first.stat().st_mtime_ns == written
     for name in ("mean_return", "return before", "last return", "update/kl", "steps"):
         assert cut["CartPole-v1:a2c"][name] == whole["CartPole-v1:a2c"][name], name
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_an_error_names_the_signal_that_stopped_it(name, tmp_path):
+    sent = []
+
+    class Stops(gymnasium.Wrapper):
+        def step(self, action):
+            if not sent and list(tmp_path.glob("*-1/metrics.jsonl")):  # after the first iteration
+                sent.append(name)  # once: the second would end the process
+                os.kill(os.getpid(), getattr(signal, name))
+            return super().step(action)
+
+    options = dict(seeds=2, total_steps=10_000, processes=0, quiet=True)
+    with pytest.raises(Interrupted, match="0 of 2 runs have finished") as stopped:
+        compare("CartPole-v1", run_dir=tmp_path, wrappers=[Stops], **options)
+    assert stopped.value.name == name
 
 
 @contextmanager
