@@ -468,8 +468,8 @@ def _check_penalty(penalty: object) -> None:
         missing.append("loss")
     if missing:
         raise TypeError(
-            f"penalty is {penalty!r:.99}, expected a textenv.KLPenalty; for a number (reward per nat) there is kl_coef=. "
-            f"An own penalty also needs {', '.join(missing)}"
+            f"penalty is {penalty!r:.99}, expected a textenv.KLPenalty; for a number (reward per nat) there is "
+            f"kl_coef=. An own penalty also needs {', '.join(missing)}"
         )
 
 
