@@ -4,31 +4,25 @@ import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
-from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
-from algos.collection import Collector, add_log_probs, agree_on_ends, autoreset_mode
+from algos.agent_setup import check_environment, choose_penalty, place, remember_stops, remember_template, resolve
+from algos.collection import Collector, add_log_probs, agree_on_ends
 from algos.config import (
-    A2CConfig,
     ActorCriticConfig,
-    ClippedConfig,
     Config,
     GroupsConfig,
-    PolicyGradientConfig,
-    PPOConfig,
 )
-from algos.envs.spaces import check_readable
 from algos.optimizer import Optimizer
 from algos.policies.fitted_value import FittedValue
 from algos.policies.generator import Generator, check_generator
 from algos.policies.normalizers import RewardNormalizer
-from algos.policies.policy import Policy, check_policy, check_spaces, refuse_strings
+from algos.policies.policy import Policy
 from algos.policies.random_streams import ACTIONS, MINIBATCHES, stream_seed
 from algos.policies.registry import PolicyName, make_policy
 from algos.ranks import collectives
@@ -41,15 +35,10 @@ from algos.training.loop import iterate, learn
 from algos.training.metrics import EpisodeMeter, LeftOut, Metrics
 from algos.training.save import save
 from algos.vine import Vine
-from textenv.device import find_device
-from textenv.envs.branches import check_branches
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.kl.coefficients import CoefficientLike
 from textenv.kl.penalty import KLPenalty
-from textenv.lm.model import language_model_of
 from textenv.names import HintsAtMethods, check_names, no_attribute
-from textenv.prompts.template_variables import template_defaults
-from textenv.rollout import is_episode_env
 
 logger = logging.getLogger(__name__)
 ConfigT = TypeVar("ConfigT", bound=Config)
@@ -124,20 +113,28 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         self.policy = policy
         self.config = resolve(config, env, policy)
         self.penalty = choose_penalty(env, policy, penalty=penalty, kl_coef=kl_coef)
+
+        # Parts for rewards and values, None unless the config asks for them
         self.reward_normalizer: RewardNormalizer | None = None
-        if isinstance(config, ActorCriticConfig) and config.normalize_rewards:
-            self.reward_normalizer = RewardNormalizer(config.gamma)
         self.fitted_value: FittedValue | None = None
         """Fits the value head to each rollout, if ``config.fit_value_head``."""
-        if isinstance(config, ActorCriticConfig) and config.fit_value_head:
-            self.fitted_value = FittedValue()
         self.vine: ValueEstimator | None = None
         """Estimates values by completions, if ``config.vine_samples``."""
-        if isinstance(config, ActorCriticConfig) and config.vine_samples is not None:
-            self.vine = Vine(samples=config.vine_samples, interval=config.vine_interval)
+        if isinstance(config, ActorCriticConfig):
+            if config.normalize_rewards:
+                self.reward_normalizer = RewardNormalizer(config.gamma)
+            if config.fit_value_head:
+                self.fitted_value = FittedValue()
+            if config.vine_samples is not None:
+                self.vine = Vine(samples=config.vine_samples, interval=config.vine_interval)
+
+        # The model gets the environment's template before the collector makes both agree on the ends of turns, and
+        # remembers these afterwards
         remember_template(env, policy)
         self.collector = Collector(env, policy, seed=collectives.local_seed(config.seed), generator=generator)
         remember_stops(env, policy)
+
+        # The update, and what is counted
         self.shards = Shards(policy) if shard and collectives.world_size() > 1 else None
         """Policy whose weights are split among the ranks; None if each rank has all of them."""
         self._optimizer: Optimizer | None = None
@@ -229,7 +226,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
             TypeError: if the environment is no `TextVectorEnv`.
             ValueError: if queries, responses, scores and log_probs do not fit together.
         """
-        # What can learn from texts of elsewhere
+        # Refuse what cannot learn from texts that were generated elsewhere
         if not isinstance(self.env, TextVectorEnv):
             raise TypeError(f"step is for text, not for a {type(self.env).__name__}: use a TextVectorEnv")
         if self.vine is not None:
@@ -243,7 +240,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
                 "were kept: set both to None"
             )
 
-        # Their rollout
+        # Rollout of these texts
         rollout = self.env.given_episodes(queries, responses, scores)
         group = rollout["group"][:, 0]
         is_alone = (group.bincount() == 1)[group]
@@ -305,244 +302,3 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         a TypeError.
         """
         return self.policy.export(path, all_outputs=all_outputs)
-
-
-def _check_vine(policy: Policy) -> None:
-    """Raise a ValueError unless the texts of this policy can be completed from any token on, in this process."""
-    language_model = language_model_of(policy)
-    if language_model is not None and language_model.seq2seq is not None:
-        raise ValueError(
-            "vine_samples is for decoder-only models: an encoder-decoder model reads the beginning of an answer "
-            "elsewhere than its prompt"
-        )
-    if collectives.world_size() > 1:
-        raise ValueError(f"vine_samples is for one process, not for {collectives.world_size()}: leave it at None")
-
-
-def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
-    """Fill in the config fields that depend on environment and policy.
-
-    Args:
-        config: an algorithm's config; fields with a value keep it.
-        env: its kind, text or control, decides most defaults: in text a length limit is part of the task.
-        policy: the policy to train; it has a default learning rate.
-
-    Raises:
-        ValueError: if minibatches of a single advantage would be normalized.
-    """
-    text = is_episode_env(env)
-    resolved: dict[str, Any] = {}
-
-    # Adam
-    if config.learning_rate is None:
-        resolved["learning_rate"] = policy.default_learning_rate
-        if text and config.final_learning_rate is None:
-            resolved["final_learning_rate"] = policy.default_learning_rate / 5
-    if config.adam_eps is None:
-        resolved["adam_eps"] = 1e-8 if text else 1e-5
-    initial_rate = resolved.get("learning_rate", config.learning_rate)
-    final_rate = resolved.get("final_learning_rate", config.final_learning_rate)
-    if final_rate is not None and final_rate > initial_rate:
-        advice = "change both, or set final_learning_rate to None"
-        logger.warning("the learning rate rises from %g to its final %g: %s", initial_rate, final_rate, advice)
-
-    # Minibatches
-    if isinstance(config, ClippedConfig) and config.minibatch_size == 1:
-        unit = "step"
-        if policy.sequential:
-            unit = "answer" if text else "row of steps"
-        advice = "to save memory, keep minibatches large and set micro_batch_size=1, which leaves the gradient as it is"
-        logger.warning("minibatch_size is 1: each %s is an optimizer step of its own; %s", unit, advice)
-
-    # Advantages
-    if isinstance(config, ActorCriticConfig):
-        if config.vine_samples is not None:
-            check_branches(env)
-            _check_vine(policy)
-            if isinstance(config, (PPOConfig, A2CConfig)):
-                resolved["vf_coef"] = 0.0  # values are not learned
-        if config.length_adaptive_lambda is not None and not text:
-            raise ValueError(
-                f"length_adaptive_lambda is {config.length_adaptive_lambda}, but it is for text, where a row is one "
-                "episode: leave it at None"
-            )
-        if config.fit_value_head and policy.linear_value is None:
-            raise ValueError(
-                f"fit_value_head is True, but a {type(policy).__name__} has no linear value head to fit: set "
-                "fit_value_head=False"
-            )
-        if config.bootstrap_truncated is None:
-            resolved["bootstrap_truncated"] = not text
-        if config.normalize_advantage in (None, True):
-            ppo_collects_steps = isinstance(config, PPOConfig) and config.num_episodes is None
-            resolved["normalize_advantage"] = "minibatch" if ppo_collects_steps else "rollout"
-        normalize_advantage = resolved.get("normalize_advantage", config.normalize_advantage)
-        # A row of a sequential policy has several steps, whose advantages vary.
-        rows_of_steps = policy.sequential and config.num_episodes is None
-        single_advantages = isinstance(config, PPOConfig) and config.minibatch_size == 1 and not rows_of_steps
-        if single_advantages and normalize_advantage == "minibatch":
-            raise ValueError(
-                "minibatch_size is 1 and normalize_advantage is 'minibatch': normalizing a single advantage gives 0. "
-                "Set normalize_advantage=False, or use larger minibatches"
-            )
-
-    if resolved:
-        fields = ", ".join(f"{name}={value}" for name, value in resolved.items())
-        logger.info("%s: %s", type(config).__name__, fields)
-    return dataclasses.replace(config, **resolved)
-
-
-def place(policy: Policy, env: VectorEnv, device: str | torch.device | None) -> None:
-    """Move a policy and the models of a text environment to a device, unless it is None.
-
-    Raises:
-        ValueError: if there is no such device, or if the weights stay on several devices.
-    """
-    target = find_device(device)
-    if target is not None:
-        policy.to(target)
-        if is_episode_env(env):
-            env.to(target)
-    devices = sorted({str(p.device) for p in policy.parameters()})
-    if len(devices) > 1:
-        raise ValueError(
-            f"the policy has weights on {' and '.join(devices)}, expected one device: give device={devices[-1]!r}, "
-            "which moves all of them"
-        )
-
-
-def remember_stops(env: VectorEnv, policy: Policy) -> None:
-    """Add the environment's stop texts and ids to those of the language model; log all that ends its turns."""
-    lm = language_model_of(policy)
-    if lm is None or not isinstance(env, TextVectorEnv):
-        return
-    lm.stop = tuple(dict.fromkeys([*lm.stop, *env.ends.stop]))
-    logger.info("turns end with %s", env.ends)
-
-
-def remember_template(env: VectorEnv, policy: Policy) -> None:
-    """Give the language model's tokenizer the environment's chat template, so that it is asked and saved as trained.
-
-    Environments that are made by name have a tokenizer of their own.
-    """
-    lm = language_model_of(policy)
-    if lm is None or not isinstance(env, TextVectorEnv):
-        return
-    template = env.tokenizer.chat_template
-    if not template or lm.tokenizer.chat_template == template:
-        return
-    lm.tokenizer.chat_template = template
-    variables = template_defaults(env.tokenizer)
-    logger.info("the policy's tokenizer gets the environment's chat template, with the variables %s", variables)
-
-
-def choose_penalty(
-    env: VectorEnv, policy: Policy, *, penalty: KLPenalty | None = None, kl_coef: CoefficientLike | None = None
-) -> KLPenalty | None:
-    """Return ``penalty``, or a penalty with ``kl_coef``, or that of the environment, or None if there is none.
-
-    Raises:
-        TypeError: if one of them is of another type.
-        ValueError: if ``kl_coef`` is given together with another penalty.
-    """
-    env_penalty = env.penalty if is_episode_env(env) else None
-    for candidate in (penalty, env_penalty):
-        _check_penalty(candidate)
-    if kl_coef is None:
-        return env_penalty if penalty is None else penalty
-    if penalty is not None or env_penalty is not None:
-        conflict = "the environment carries a KL penalty" if penalty is None else "penalty= is given"
-        raise ValueError(f"kl_coef is {kl_coef}, but {conflict}: give one of them, or the KL would be charged twice")
-    # A copy, because the same coefficient may be given to another agent
-    return KLPenalty(policy.reference(), copy(kl_coef))
-
-
-def _check_penalty(penalty: object) -> None:
-    """Raise a TypeError unless this is None, a `KLPenalty`, or an own penalty with what algorithms use of one."""
-    if penalty is None:
-        return
-    missing = [name for name in ("coef", "place", "update") if not hasattr(penalty, name)]
-    if not callable(penalty):
-        missing.append("__call__")
-    if getattr(penalty, "place", None) == "loss" and not hasattr(penalty, "loss"):
-        missing.append("loss")
-    if missing:
-        raise TypeError(
-            f"penalty is {penalty!r:.99}, expected a textenv.KLPenalty; for a number (reward per nat) there is "
-            f"kl_coef=. An own penalty also needs {', '.join(missing)}"
-        )
-
-
-def check_environment(env: object, policy: object, config: Config) -> Policy:
-    """Refuse environments that an agent cannot collect from, and policies and configs that do not fit.
-
-    Returns:
-        The policy.
-
-    Raises:
-        TypeError: if ``env`` is no vector environment, or the algorithm cannot train this kind of policy.
-        ValueError: if ``env`` charges the KL itself or declares no autoreset mode, if policy and environment have
-            different numbers of actions, or if the config collects steps where whole episodes are needed.
-    """
-    if not isinstance(env, VectorEnv):
-        raise TypeError(
-            f"env is {env!r:.100}, expected a vector environment: make one with gymnasium.make_vec(id, "
-            "num_envs=8), or of a class with gymnasium.vector.SyncVectorEnv([MyEnv] * 8)"
-        )
-    check_policy(policy, call="PPO(env, policy)")
-    assert isinstance(policy, Policy)
-
-    # The environment: who charges the KL, whole episodes, autoreset
-    space = env.single_action_space
-    whole_episodes = is_episode_env(env)
-    if isinstance(space, spaces.Dict) and "log_prob" in space.spaces:
-        raise ValueError(
-            "this environment charges the KL at every step (KLReward), and our agents charge it in batches, so it "
-            "would be charged twice: use TextVectorEnv with KLPenalty"
-        )
-    if is_episode_env(env.unwrapped) and not whole_episodes:
-        raise ValueError(
-            f"{type(env).__name__} wraps a text environment and hides its whole episodes: pass the unwrapped one"
-        )
-    if not whole_episodes:
-        autoreset_mode(env)
-    observed = env.single_observation_space
-    if isinstance(observed, spaces.Dict) and set(observed) == {"tokens", "length"} and not whole_episodes:
-        raise ValueError(
-            f"{type(env).__name__} steps text environments one by one: use a TextVectorEnv, or gymnasium.make_vec(id)"
-        )
-
-    # Environment and policy
-    refuse_strings(env)
-    if not whole_episodes:
-        check_readable(observed, type(policy).__name__)
-    check_spaces(env, policy)
-    lm = language_model_of(policy)
-    if lm is not None and isinstance(observed, spaces.Box):
-        raise TypeError(
-            f"a {type(policy).__name__} writes text, but the environment observes {observed}: leave the policy out "
-            "(PPO(env) makes one for its spaces), or give a text environment"
-        )
-    if lm is not None and isinstance(env.unwrapped, TextVectorEnv):
-        lm.check_length(env.unwrapped.max_length)
-    actions = policy.num_actions
-    if isinstance(space, spaces.Discrete) and actions is not None and actions != space.n:
-        raise ValueError(
-            f"the policy chooses from {actions} actions, but the environment has {space.n}: "
-            "make both from the same tokenizer or space"
-        )
-
-    # Algorithm and policy
-    if policy.trained_by_values and isinstance(config, PolicyGradientConfig):
-        raise TypeError(
-            f"a {type(policy).__name__} is trained by values of actions, not by a policy gradient: train it with the "
-            "algorithm that it is for (QPolicy with DQN, SACPolicy with SAC, TD3Policy with TD3), or use an MLPPolicy"
-        )
-
-    # Algorithm and environment
-    if whole_episodes and config.num_episodes is None:
-        raise ValueError(
-            f"config.num_steps is {config.num_steps}, but a text environment is collected in whole episodes: "
-            "set num_steps=None and num_episodes, or use algos.presets.TEXT"
-        )
-    return policy

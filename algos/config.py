@@ -1,7 +1,7 @@
 """Hyper-parameters of every algorithm; imports no torch, so that a command line can show them at once.
 
 Fields that depend on the environment and the policy are None by default; the agent fills them in
-(`algos.agent.resolve`). Any other value stays.
+(`algos.agent_setup.resolve`). Any other value stays.
 """
 
 import sys

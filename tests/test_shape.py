@@ -44,7 +44,7 @@ LAYERS = {
         extras
         ppo a2c reinforce reinforce_plus_plus rloo grpo trpo dqn sac td3
         agent
-        minibatches replay agent_baseline refills
+        minibatches replay agent_baseline agent_setup refills
         vine
         optimizer advantages importance finetuning
         training

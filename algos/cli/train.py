@@ -235,7 +235,7 @@ class Train(
         num_test_envs = self._num_test_envs()
         with closing(recipe.environment()) as env, closing(recipe.environment(num_test_envs, split="test")) as test_env:
             one_thread()
-            from algos.agent import check_environment
+            from algos.agent_setup import check_environment
             from algos.evaluation import fit_sampling
 
             sampling_arguments = self.sampling_arguments()

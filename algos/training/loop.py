@@ -1,17 +1,14 @@
 """The learning loop of every algorithm: collect, penalise, update, log, save."""
 
-import json
 import logging
 import math
 import os
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from signal import SIGINT, Signals
 from types import NoneType
-from typing import Any, SupportsFloat
+from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
 from tensordict import TensorDict
@@ -21,20 +18,15 @@ from algos.config import Config, PolicyGradientConfig, field_values, weighs_samp
 from algos.ranks import collectives
 from algos.storage.checkpoint import trained_longer_than
 from algos.storage.provenance import commit
-from algos.storage.run_files import UNFINISHED, UNSCORED
+from algos.storage.run_files import UNFINISHED
 from algos.storage.run_folder import (
-    BROKEN_OFF,
-    FAILED,
-    STOPPED,
-    checkpoint_steps,
     has_nothing_to_resume,
     lock_run_folder,
     remove,
     run_folder_of,
 )
 from algos.training.callbacks import RecordSamples
-from algos.training.diagnose import write_violation
-from algos.training.invariants import InvariantError, check_finite, check_inert
+from algos.training.invariants import check_finite, check_inert
 from algos.training.learner import Learner
 from algos.training.live_view import LiveView
 from algos.training.loggers import Logger, Logs, make_loggers
@@ -48,14 +40,14 @@ from algos.training.metrics import (
     reference_metrics,
     rollout_metrics,
 )
+from algos.training.rescue import rescue
 from algos.training.run import Callback, Run
 from algos.training.save import spec_of
-from algos.training.signals import SIGNALS, Interrupted, Request, deferred_signals
+from algos.training.signals import SIGNALS, Request, deferred_signals
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.kl.penalty import KLPenalty
 from textenv.names import check_names
 from textenv.processes import end_if_forked
-from textenv.rewards.scores import StopTraining
 from textenv.rewards.training import training
 from textenv.rollout import is_episode_env, to_device
 
@@ -123,79 +115,88 @@ def learn(
             run's folder, in ``violation.safetensors``.
     """
     _check_lengths(total_steps, checkpoint_every, run_dir)
-    folder: Path | None = None
+    _check_callbacks(callbacks, on_iteration)
+    run_folder: Path | None = None
     if run_dir is not None:
-        folder = Path(run_dir).absolute()  # a reward or an environment may change the working folder
+        run_folder = Path(run_dir).absolute()  # a reward or an environment may change the working folder
 
     # What to resume; a run's own folder may have nothing yet
     in_same_folder = False
     must_restore = False
     if resume is not None:
-        in_same_folder = check_resume(resume, folder, overwrite=overwrite)
+        in_same_folder = check_resume(resume, run_folder, overwrite=overwrite)
         must_restore = not (in_same_folder and has_nothing_to_resume(resume))
 
     # Only rank 0 has loggers and callbacks, and writes into the folder. The other ranks know the folder too, but write
     # nothing there except answers that a reward could not score.
-    _check_callbacks(callbacks, on_iteration)
-    run_loggers: list[Logger] = []
-    run_callbacks: list[Callback] = []
-    folder_of_rank_0: Path | None = None
+    write_folder: Path | None = None
+    observers = _Observers([], [], None, None)
     if collectives.rank() == 0:
-        folder_of_rank_0 = folder
-        run_loggers += make_loggers(loggers)
+        write_folder = run_folder
+        run_loggers = make_loggers(loggers)
         if progress:
             run_loggers.append(LiveView(total_steps))
-        run_callbacks += callbacks
+        run_callbacks = list(callbacks)
         if sample_every:
             run_callbacks.append(RecordSamples(sample_every))
-    else:
-        diagnose = None
-        on_iteration = None
-    if folder is not None:
+        observers = _Observers(run_loggers, run_callbacks, on_iteration, diagnose)
+    if run_folder is not None:
         commit()  # cached for config.json: a later commit of git is not the code that runs
     collectives.local_count(agent.config.num_episodes or 0, "num_episodes")  # raises if the ranks cannot share them
     collectives.check_same(agent.config, agent.policy.parameters())
 
-    with lock_run_folder(folder_of_rank_0, resumed=in_same_folder, overwrite=overwrite):
+    with lock_run_folder(write_folder, resumed=in_same_folder, overwrite=overwrite):
         # State of the run, from the beginning or from a checkpoint
         run = Run(
             agent,
             total_steps=total_steps,
-            run_dir=folder_of_rank_0,
-            callbacks=run_callbacks,
-            listeners={"on_iteration": on_iteration, "diagnose": diagnose, "loggers": list(loggers)},
-            in_folder=folder is not None,
+            run_dir=write_folder,
+            callbacks=observers.callbacks,
+            listeners={
+                "on_iteration": observers.on_iteration,
+                "diagnose": observers.diagnose,
+                "loggers": list(loggers),
+            },
+            has_folder=run_folder is not None,
         )
         if resume is not None and must_restore:
-            run.restore(resume, here=in_same_folder)
-        logs = Logs(folder_of_rank_0, run_loggers, config=_configuration(run), history=run.history)
+            run.restore(resume, in_same_folder=in_same_folder)
+        logs = Logs(write_folder, observers.loggers, config=_configuration(run), history=run.history)
 
         # Without a folder, signals other than Ctrl-C have nothing to save
         deferred: Sequence[Signals] = SIGNALS
-        if folder is None:
+        if run_folder is None:
             deferred = (SIGINT,)
 
-        with logs, _rescue(run, folder), deferred_signals(deferred) as request:
+        with logs, rescue(run, run_folder), deferred_signals(deferred) as request:
             run.logs = logs
-            for callback in run_callbacks:
+            for callback in observers.callbacks:
                 callback.on_start(run)
-            _train(run, logs, diagnose, on_iteration, checkpoint_every=checkpoint_every, request=request)
-            for callback in run_callbacks:
+            _train(run, logs, observers, checkpoint_every=checkpoint_every, request=request)
+            for callback in observers.callbacks:
                 callback.on_end(run)
 
             # The agent; a signal that came too late to shorten the training still ends the program
-            if folder_of_rank_0 is not None:
-                agent.save(folder_of_rank_0)
-                remove(folder_of_rank_0 / UNFINISHED)
+            if write_folder is not None:
+                agent.save(write_folder)
+                remove(write_folder / UNFINISHED)
             if request.name is not None:
                 raise run.interruption(request.name)
     return list(run.history)
 
 
+class _Observers(NamedTuple):
+    """Who sees the metrics of an iteration; nobody on ranks other than 0."""
+
+    loggers: list[Logger]
+    callbacks: list[Callback]
+    on_iteration: Callable[[Metrics], object] | None
+    diagnose: Diagnosis | None
+
+
 def _check_callbacks(callbacks: Sequence[Callback], on_iteration: object) -> None:
     """Raise a TypeError unless callbacks are a list of `Callback` and ``on_iteration`` is a function or None."""
-    is_one = isinstance(callbacks, Callback)
-    if is_one or not all(isinstance(callback, Callback) for callback in callbacks):
+    if isinstance(callbacks, Callback) or not all(isinstance(callback, Callback) for callback in callbacks):
         raise TypeError(f"callbacks is {callbacks!r:.200}, expected a list of objects that inherit algos.Callback")
     if on_iteration is not None and not callable(on_iteration):
         raise TypeError(
@@ -204,22 +205,14 @@ def _check_callbacks(callbacks: Sequence[Callback], on_iteration: object) -> Non
         )
 
 
-def _train(
-    run: Run,
-    logs: Logs,
-    diagnose: Diagnosis | None,
-    on_iteration: Callable[[Metrics], object] | None,
-    *,
-    checkpoint_every: int | None,
-    request: Request,
-) -> None:
+def _train(run: Run, logs: Logs, observers: _Observers, *, checkpoint_every: int | None, request: Request) -> None:
     """Run iterations, with checkpoints, until the training is complete or a callback ends it."""
     total_steps = run.total_steps
     start = time.perf_counter() - run.seconds
     while run.steps < total_steps:
         with training(run.steps, run.steps / total_steps):  # reward functions read the step and the progress
-            stop = _iteration(run, diagnose, start=start)
-            if on_iteration is not None and on_iteration(run.history[-1]):
+            stop = _iteration(run, observers.diagnose, start=start)
+            if observers.on_iteration is not None and observers.on_iteration(run.history[-1]):
                 stop = True
         over = collectives.broadcast(stop) or run.steps >= total_steps
         _check_folder(run, logs)
@@ -314,91 +307,6 @@ def _check_folder(run: Run, logs: Logs) -> None:
     raise error
 
 
-@contextmanager
-def _rescue(run: Run, run_dir: Path | None) -> Iterator[None]:
-    """If training fails, save its results: the agent, unscored answers, the offending batch."""
-    process = os.getpid()  # a process that is forked in the training must not save anything
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        end_if_forked(process, "other code")
-        # A second Ctrl-C acts at once; report it like one after an iteration, without its traceback
-        interruption = interrupt
-        if not isinstance(interrupt, Interrupted):
-            interruption = run.interruption("SIGINT")
-        _rescue_results(interruption, run, run_dir)
-        raise interruption from None
-    except BaseException as error:
-        end_if_forked(process, "other code")
-        if isinstance(error, SystemExit):  # of an environment or a callback; Python ends without a word
-            location = traceback.extract_tb(error.__traceback__)[-1]
-            logger.warning("line %s of %s ended the training by sys.exit", location.lineno, location.filename)
-        if isinstance(error, InvariantError):
-            error.add_note(f"in iteration {len(run.history) + 1}, after {run.steps} steps")
-        _rescue_results(error, run, run_dir)
-        raise
-
-
-def _rescue_results(error: BaseException, run: Run, run_dir: Path | None) -> None:
-    """Save what an error leaves of a training; add a note to the error if this fails too."""
-    if run_dir is None:
-        return
-    try:
-        _save_what_is_left(error, run, run_dir)
-    except OSError as failure:  # a full disk may be the first error too
-        error.add_note(f"not everything could be saved in {run_dir}: {failure}")
-
-
-def _save_what_is_left(error: BaseException, run: Run, run_dir: Path) -> None:
-    """Write the agent, the answers and the batch of an error, and add notes with their paths."""
-    # Answers that a reward could not score: its error has them (see `textenv.envs.task.score_turns`). Every rank writes
-    # its own.
-    answers = getattr(error, "answers", None)
-    if answers:
-        path = _write_unscored(answers, run_dir)
-        error.add_note(f"the {len(answers)} answers that were not scored are in {path}")
-        error.add_note(f"after fixing the reward, resume the run: --resume {run_dir} (in Python resume=...)")
-    if collectives.rank() > 0:
-        return
-
-    # The offending batch, and the metrics if the folder was lost
-    if isinstance(error, InvariantError) and error.batch is not None:
-        path = write_violation(error, run_dir, iteration=len(run.history) + 1, steps=run.steps)
-        error.add_note(f"the batch is in {path}: safetensors.torch.load_file reads it")
-    if isinstance(error, OSError) and run.logs is not None and run.logs.lost_folder() is not None:
-        run.logs.write_again()
-
-    # How the training ended
-    (run_dir / UNFINISHED).write_text(_ending(error, run), encoding="utf-8")
-
-    # Save an agent without steps only after a request to stop. After a failure the folder stays free for the next try.
-    if run.steps or isinstance(error, (KeyboardInterrupt, StopTraining)):
-        run.agent.save(run_dir)
-        if not isinstance(error, Interrupted):
-            error.add_note(f"the agent in its present state is saved in {run_dir}")
-
-
-def _write_unscored(answers: Sequence[Mapping[str, object]], run_dir: Path) -> Path:
-    """Write answers that could not be scored, one per line, into this rank's own file; return the file."""
-    name = UNSCORED
-    if collectives.rank() > 0:
-        name = f"unscored-{collectives.rank()}.jsonl"
-    lines = [json.dumps(answer, default=str) + "\n" for answer in answers]
-    path = run_dir / name
-    path.write_text("".join(lines), encoding="utf-8")
-    return path
-
-
-def _ending(error: BaseException, run: Run) -> str:
-    """Return the content of `UNFINISHED`: how an error ended the training."""
-    if not isinstance(error, KeyboardInterrupt):
-        return FAILED
-    saved_steps = 0
-    if run.newest_checkpoint is not None:
-        saved_steps = checkpoint_steps(run.newest_checkpoint)
-    return STOPPED if saved_steps == run.steps else BROKEN_OFF
-
-
 def iterate(
     agent: Learner[Config],
     meters: tuple[EpisodeMeter, EpisodeMeter],
@@ -427,22 +335,12 @@ def iterate(
 
     # Collect
     start = time.perf_counter()
-    process = os.getpid()  # a process that an environment forks must not train on
     left_out = LeftOut()
-    try:
-        if rollout is None:
-            rollout = agent.collect()
-            left_out = agent.left_out
-    finally:
-        end_if_forked(process, "an environment or a task")
-    num_steps = int(rollout["mask"].sum())
-    metrics: Metrics = {"rollout/steps": num_steps + left_out.steps, **left_out.metrics}
-    metrics |= _episode_metrics(meters[0], rollout, left_out)
-    metrics |= ending_metrics(rollout)
-    if is_episode_env(agent.env):
-        metrics["rollout/turns"] = count_turns(rollout["mask"]) + left_out.turns
-        metrics |= collectives.mean(agent.env.metrics)
-    if num_steps == 0:
+    if rollout is None:
+        rollout = _collect(agent)
+        left_out = agent.left_out
+    metrics = _collection_metrics(agent, meters[0], rollout, left_out)
+    if not rollout["mask"].any():
         raise ValueError(
             f"no trainable steps: mask is False everywhere in this rollout ({len(rollout)} rows). Did "
             "the reward return None or fail for every answer?"
@@ -464,13 +362,12 @@ def iterate(
 
     # Update
     update_metrics = agent.update(rollout)
-    metrics |= update_metrics
     metrics["rollout/steps"] += update_metrics.get("update/steps", 0)  # what the update itself has sampled
     if "advantage" in rollout.keys():  # DQN computes none
-        advantage_metrics = rollout_metrics(rollout)
+        metrics |= rollout_metrics(rollout)
         if agent.config.episodes_per_group > 1:
-            advantage_metrics |= group_metrics(rollout)
-        metrics |= advantage_metrics | update_metrics  # an algorithm may give its own value of one of them
+            metrics |= group_metrics(rollout)
+    metrics |= update_metrics  # last: an algorithm may give its own value of one of them
     updated = time.perf_counter()
     if diagnose is not None:  # before the normalizer update, which would count as a change of the policy
         metrics |= diagnose(agent, rollout)
@@ -483,6 +380,27 @@ def iterate(
         "time/penalty": charged - collected,
         "time/update": updated - charged,
     }
+
+
+def _collect(agent: Learner[Config]) -> TensorDict:
+    """Return the agent's next rollout; a process that an environment forks ends here, so that it does not train."""
+    process = os.getpid()
+    try:
+        return agent.collect()
+    finally:
+        end_if_forked(process, "an environment or a task")
+
+
+def _collection_metrics(agent: Learner[Config], meter: EpisodeMeter, rollout: TensorDict, left_out: LeftOut) -> Metrics:
+    """Return the metrics of a rollout as it was collected, with the episodes that were left out of it."""
+    num_steps = int(rollout["mask"].sum())
+    metrics: Metrics = {"rollout/steps": num_steps + left_out.steps, **left_out.metrics}
+    metrics |= _episode_metrics(meter, rollout, left_out)
+    metrics |= ending_metrics(rollout)
+    if is_episode_env(agent.env):
+        metrics["rollout/turns"] = count_turns(rollout["mask"]) + left_out.turns
+        metrics |= collectives.mean(agent.env.metrics)
+    return metrics
 
 
 def _charge_penalty(agent: Learner[Config], penalty: KLPenalty, rollout: TensorDict) -> None:

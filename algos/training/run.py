@@ -192,7 +192,7 @@ class Run:
         run_dir: folder of the run, if it has one.
         callbacks: callbacks that watch the training; their states are saved.
         listeners: other objects of the user that the training calls, by name; their states are saved.
-        in_folder: True if the run has a folder, on this rank or on rank 0, which writes into it.
+        has_folder: True if the run has a folder, on this rank or on rank 0, which writes into it.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Run:
         run_dir: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
         listeners: Mapping[str, object] | None = None,
-        in_folder: bool = False,
+        has_folder: bool = False,
     ) -> None:
         self.agent = agent
         self.total_steps = total_steps
@@ -237,13 +237,13 @@ class Run:
 
         # Its folder and checkpoints
         self.run_dir = None if run_dir is None else Path(run_dir)
-        self.in_folder = in_folder
+        self.has_folder = has_folder
         """True if the run has a folder, on this rank or on rank 0."""
         self.last_regular_steps = 0
         """Steps at the last regular checkpoint, or at the resumed one; the next regular one is an interval later."""
         self.newest_checkpoint: Path | None = None
         """Newest checkpoint in the run's folder."""
-        self.unsaved = UnsavedState(agent) if in_folder else None
+        self.unsaved = UnsavedState(agent) if has_folder else None
         self._has_warned = False
         """Whether a warning has said that no checkpoint can be written."""
         self.frozen_checksum: int | None = None
@@ -259,12 +259,12 @@ class Run:
         if self.logs is not None:
             self.logs.write(values, step=self.steps + self.collected, iteration=len(self.history) + 1)
 
-    def restore(self, folder: str | Path, *, here: bool = False) -> None:
+    def restore(self, folder: str | Path, *, in_same_folder: bool = False) -> None:
         """Restore agent, environment, counters, callbacks and history from a checkpoint.
 
         Args:
             folder: folder of a checkpoint; or of a run, whose newest checkpoint is restored.
-            here: True if it is this run's own folder, or one of its checkpoints.
+            in_same_folder: True if it is this run's own folder, or one of its checkpoints.
 
         Raises:
             FileNotFoundError: if there is no checkpoint.
@@ -281,7 +281,7 @@ class Run:
             if not isinstance(error, ValueError):
                 reason = f"{type(error).__name__}: {error}"
             raise ValueError(f"the checkpoint {folder} does not fit: {reason}") from error
-        if here:
+        if in_same_folder:
             by_steps = {checkpoint_steps(path): path for path in checkpoints(run_folder_of(folder))}
             self.newest_checkpoint = by_steps.get(self.steps)
 
@@ -440,7 +440,7 @@ class Run:
         regular = self.steps - self.last_regular_steps >= interval
         # An early first one shows whether checkpoints can be written, and an early failure can resume from it
         first = self.newest_checkpoint is None
-        if self.in_folder and (first or regular or over or signal is not None):
+        if self.has_folder and (first or regular or over or signal is not None):
             if regular:
                 self.last_regular_steps = self.steps
             self.newest_checkpoint = self._write_checkpoint(asked=every is not None) or self.newest_checkpoint
@@ -450,7 +450,7 @@ class Run:
 
     def interruption(self, signal: str) -> Interrupted:
         """Return the exception for a signal, which says what is left of the training."""
-        if not self.in_folder:
+        if not self.has_folder:
             return Interrupted(signal, f"stopped by {signal} after {self.steps} steps", resumable=False)
         checkpoint = "before its first checkpoint"
         if self.newest_checkpoint is not None:

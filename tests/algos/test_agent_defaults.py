@@ -22,7 +22,7 @@ from algos import (
     presets,
 )
 from algos.advantages import whiten
-from algos.agent import resolve
+from algos.agent_setup import resolve
 from algos.losses import clipped_policy_loss
 from algos.optimizer import Optimizer
 from algos.training.invariants import InvariantError
@@ -58,7 +58,7 @@ def word_env(length, num_envs=16):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_limits_bootstrap_in_control_and_not_for_text(name, caplog):
     config, env, text = CONFIGS[name], cartpole(), text_env()
-    with caplog.at_level(logging.INFO, logger="algos.agent"):
+    with caplog.at_level(logging.INFO, logger="algos.agent_setup"):
         assert resolve(config(num_steps=8), env, mlp_for(env)).bootstrap_truncated is True
         assert resolve(config(num_steps=None, num_episodes=8), text, lm_policy()).bootstrap_truncated is False
     assert "bootstrap_truncated=False" in caplog.text and "adam_eps=1e-08" in caplog.text
@@ -272,7 +272,7 @@ def test_the_learning_rate_is_that_of_what_is_trained(tmp_path, caplog):
     big = LMPolicy(make_gpt2(n_embd=512, n_layer=4), make_tokenizer(WORDS))
     assert sum(p.numel() for p in big.lm.parameters()) > 10**7
     for policy, rate in ((lm_policy(), 5e-4), (big, 1.41e-5)):
-        with caplog.at_level(logging.INFO, logger="algos.agent"):
+        with caplog.at_level(logging.INFO, logger="algos.agent_setup"):
             found = resolve(presets.TEXT, text, policy)
         assert (found.learning_rate, found.final_learning_rate) == (rate, rate / 5)
         assert f"learning_rate={rate}" in caplog.text

@@ -24,6 +24,8 @@ from tests.helpers.resumable_agents import mlp, ppo_normalized, ppo_sync
 
 ROOT = Path(__file__).parents[2]
 STEPS = 64
+TRAINING_FILES = ("algos/training/loop.py", "algos/training/run.py", "algos/training/rescue.py")
+"""Of a traceback: no place inside an update or a rollout."""
 """Steps of an iteration of `ppo_sync`."""
 
 
@@ -114,7 +116,7 @@ def test_ctrl_c_is_raised_after_the_iteration(folder, tmp_path):
     with pytest.raises(Interrupted, match="stopped by SIGINT after 1") as caught:
         agent.learn(10**6, run_dir=folder and tmp_path / folder)
     assert agent.steps > 100
-    assert set(frames(caught.value)[1:]) <= {"textenv/names.py", "algos/training/loop.py", "algos/training/run.py"}
+    assert set(frames(caught.value)[1:]) <= {"textenv/names.py", *TRAINING_FILES}
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
@@ -125,7 +127,7 @@ def test_a_second_ctrl_c_keeps_the_last_checkpoint(tmp_path):
     with pytest.raises(Interrupted, match=r"stopped by SIGINT after \d+ steps, see .*step-") as caught:
         sending_agent(100, "SIGINT", "SIGINT").learn(STEPS * 4, run_dir=run)
     assert caught.value.status == 130 and caught.value.__suppress_context__
-    assert set(frames(caught.value)[1:]) <= {"textenv/names.py", "algos/training/loop.py"}
+    assert set(frames(caught.value)[1:]) <= {"textenv/names.py", *TRAINING_FILES}
     assert len(rows(run / "metrics.jsonl")) == 1 and (run / "config.json").is_file()
     history = sending_agent(10**9).learn(STEPS * 4, run_dir=run, resume=run)
     assert [row["steps"] for row in history][:1] == [expected[0]["steps"]] and len(history) == len(expected)
