@@ -298,6 +298,10 @@ def draw_matrix(axes, tasks, details, effect):
     axes.set_title("What the detail gains (1: as much as the training)")
 
 
+OFFSETS = {"entropy bonus": (-5, 3), "value clipped": (5, -12), "rewards scaled": (5, -13), "discount": (5, -7)}
+"""Where the names of points stand that others would cover, in points from the point."""
+
+
 def draw_comparison(axes, tasks, details, effect):
     """Draw a point for each detail: its mean effect on text over that on control."""
     is_text = np.array([TASKS[name].is_text for name in tasks])
@@ -306,10 +310,12 @@ def draw_comparison(axes, tasks, details, effect):
     axes.axhline(0, color="0.8", lw=1)
     axes.axvline(0, color="0.8", lw=1)
     axes.scatter(on_control, on_text, color=COLOURS[0])
-    for name, x, y in zip(details, on_control, on_text, strict=True):
-        axes.annotate(name, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=9)
     axes.set(xlabel="mean over the control tasks", ylabel="mean over the text tasks")
     axes.set_title("Control against text")
+    for name, x, y in zip(details, on_control, on_text, strict=True):
+        offset = OFFSETS.get(name, (5, 3))
+        side = "left" if offset[0] > 0 else "right"
+        axes.annotate(name, (x, y), xytext=offset, textcoords="offset points", ha=side, fontsize=9)
 
 
 def write_tables(runs, path):
