@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -24,6 +26,8 @@ from textenv.rewards.scores import Scores
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+logger = logging.getLogger(__name__)
+
 
 class OverlongPromptError(ValueError):
     """Prompt with more tokens than ``max_prompt_tokens``."""
@@ -37,6 +41,16 @@ class _UnscoredTurn(NamedTuple):
     last_token: int | None
     """Column of the turn's last token; None if another text has replaced the row's."""
     turn: Turn
+
+
+@cache
+def _warn_of_no_room(max_length: int) -> None:
+    """Log a warning that episodes are cut, once for each length: such a game may never be played to its end."""
+    logger.warning(
+        "an episode was truncated before its end, because its text has no room for the next turn (max_length is %d "
+        "tokens): raise max_length, as far as the model reads so many, or lower max_new_tokens",
+        max_length,
+    )
 
 
 class Transcript:
@@ -355,6 +369,7 @@ class Transcript:
         start = self.length[next_row]
         stop = start + len(ids)
         if stop + self.masks.room > self.tokens.shape[1]:
+            _warn_of_no_room(self.limits.width)
             self._end(row, turn, terminated=False, reason="length")
             return None
 
@@ -420,6 +435,7 @@ class Transcript:
     def _write_anew(self, row: int, turn: Turn, prompt: Prompt, ids: Sequence[int]) -> int | None:
         """Go on with a game in a row that begins with these ids of a prompt; return as `continue_or_end`."""
         if len(ids) + self.masks.room > self.tokens.shape[1]:
+            _warn_of_no_room(self.limits.width)
             self._end(row, turn, terminated=False, reason="length")
             return None
 

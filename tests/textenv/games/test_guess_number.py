@@ -1,8 +1,10 @@
 """The game of guessing a number: best play, its words, and how guesses are read."""
 
+import gymnasium
 import numpy as np
 import pytest
 
+from algos import LMPolicy, collect
 from tests.helpers.games import play, replies
 from textenv.games import (
     BinarySearch,
@@ -59,3 +61,10 @@ def test_secrets_are_uniform():
         env.reset()
         counts[next((i for i in range(3) if env.step(str(i + 1))[1] == 1), 3)] += 1  # three guesses of four
     assert (abs(counts - 1000) < 150).all()  # 5 standard deviations of 27
+
+
+def test_a_game_without_room_is_cut_with_a_warning(caplog):
+    env = gymnasium.make_vec("textenv/GuessNumber-v0", num_envs=2, high=100_000, max_length=99)
+    rollout = collect(env, LMPolicy.load("embedded"), num_episodes=4)
+    assert rollout["truncated"].any()
+    assert caplog.text.count("no room for the next turn (max_length is 99 tokens): raise max_length") == 1
