@@ -14,7 +14,7 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from pkgutil import resolve_name
-from types import NoneType
+from types import MethodType, NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
 from algos.config import Config, PPOConfig, compares_groups, field_values, find_config
@@ -28,6 +28,7 @@ from textenv.embedded.folder import EMBEDDED
 from textenv.importing import absolute_name, load_function, name_of, read_module
 from textenv.kl.coefficients import CoefficientLike, as_coefficient
 from textenv.names import advice
+from textenv.state import attributes_of
 
 if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
@@ -337,8 +338,8 @@ def _described(value: Any) -> Any:
 
     Returns:
         A list for a set, an array or a tensor, a text for a path. ``{"import": "module:name"}`` for a function or a
-        class; with ``positional`` and ``arguments`` for a `functools.partial`; with ``state``, the attributes, for an
-        object of this class.
+        class; with ``positional`` and ``arguments`` for a `functools.partial`; with ``self``, its object, for a method;
+        with ``state``, the attributes, for an object of this class.
     """
     if isinstance(value, Mapping):
         return dict(value)
@@ -351,11 +352,13 @@ def _described(value: Any) -> Any:
         if value.args:
             description["positional"] = value.args
         return description
+    if isinstance(value, MethodType) and not isinstance(value.__self__, type):
+        return {IMPORT: _importable_name(value.__func__), "self": value.__self__}
     if hasattr(value, "__qualname__"):
         return {IMPORT: _importable_name(value)}
     if hasattr(value, "tolist"):  # NumPy arrays and scalars, tensors
         return value.tolist()
-    return {IMPORT: _importable_name(type(value)), "state": getattr(value, "__dict__", {})}
+    return {IMPORT: _importable_name(type(value)), "state": dict(attributes_of(value))}
 
 
 def _importable_name(function: Callable[..., Any]) -> str:
@@ -374,15 +377,18 @@ def _restored(value: Any) -> Any:
     if IMPORT not in value:
         return {name: _restored(item) for name, item in value.items()}
 
-    # A function, a class, a partial, or an object
+    # A function, a class, a partial, a method, or an object
     imported = _import(value[IMPORT])
     if "state" in value:
         state = _restored(value["state"])
         if is_dataclass(imported):
             return _dataclass_with(imported, state)
         instance = imported.__new__(imported)
-        vars(instance).update(state)
+        for name, attribute in state.items():
+            object.__setattr__(instance, name, attribute)
         return instance
+    if "self" in value:
+        return MethodType(imported, _restored(value["self"]))
     if "arguments" in value:
         return partial(imported, *_restored(value.get("positional", [])), **_restored(value["arguments"]))
     return imported

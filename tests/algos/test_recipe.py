@@ -182,6 +182,23 @@ def test_functions_and_classes_are_found_by_name():
     assert through_yaml(Recipe(policy=partial(make_policy, hidden=[4]))).policy.keywords == {"hidden": [4]}
 
 
+class Scorer:
+    __slots__ = ("weight",)
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def score(self, completions):
+        return [self.weight] * len(completions)
+
+
+def test_methods_and_slots_keep_their_values():
+    """A method was written as its function alone, and an object with slots without their values."""
+    recipe = Recipe(env="textenv/Prompts-v0", env_kwargs={"reward": Scorer(2.0).score})
+    assert through_yaml(recipe).env_kwargs["reward"](["a"]) == [2.0]
+    assert recipe.to_dict() != replace(recipe, env_kwargs={"reward": Scorer(3.0).score}).to_dict()
+
+
 def test_coefficients_and_own_configs_survive_a_file():
     again = through_yaml(presets.TRL_0_7)
     assert vars(again.kl_coef) == vars(presets.TRL_0_7.kl_coef) and type(again.kl_coef) is AdaptiveCoefficient
