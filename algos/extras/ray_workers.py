@@ -7,12 +7,15 @@ being updated (IMPACT, Luo et al. 2020; decoupled PPO, Hilton et al. 2022). Rati
 """
 
 import copy
+import io
 import logging
 import os
 import re
 import secrets
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, cast
@@ -31,6 +34,7 @@ from algos.ranks import collectives
 from algos.storage.env_state import PartState, changed_arguments, env_state, set_env_state
 from algos.storage.weights import load_weights, trained_weights
 from algos.training.learner import Learner
+from algos.training.unsaved import UnsavedState
 from textenv.envs.task import FunctionTask
 from textenv.envs.turn import Turn
 from textenv.envs.vector_env import TextVectorEnv
@@ -48,6 +52,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 MakeEnv = Callable[[int], VectorEnv]
 """Function of a number of slots that makes an environment."""
+MAX_PRINTED = 10_000
+"""Characters that a worker's code prints in a rollout and that are printed here."""
 MAX_REPLACED = 10
 """Number of workers that may end by themselves before the run ends too."""
 Arguments = dict[str, Any]
@@ -132,10 +138,15 @@ def join_cluster(ray: ModuleType, workers: str) -> None:
     if workers.isdecimal():
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # or Ray writes one to the home folder
         options = {"address": "local", "num_cpus": int(workers), "include_dashboard": False}
+    # Ray puts a handler of its own in place, which would end the program in the middle of an iteration
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises plain ones too
         raise ConnectionError(f"Ray could not be started or joined ({options['address']}): {error}") from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _problem(agent: Learner[Config], workers: int | str, staleness: int) -> str | None:
@@ -175,8 +186,51 @@ def _problem(agent: Learner[Config], workers: int | str, staleness: int) -> str 
     return None
 
 
+class Words(NamedTuple):
+    """What the code that a worker runs has said; nobody sees it in the worker's process."""
+
+    printed: str
+    """Its first `MAX_PRINTED` characters."""
+    warnings: list[tuple[str, int, str]]
+    """Logger, level and text."""
+
+
+class _Listener(logging.Handler):
+    """Keeps warnings, also those of `warnings.warn`, and what is printed."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.printed = io.StringIO()
+        self.warnings: list[tuple[str, int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.warnings.append((record.name, record.levelno, record.getMessage()))
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Context whose words are kept."""
+        logging.getLogger().addHandler(self)
+        logging.captureWarnings(True)
+        try:
+            with redirect_stdout(self.printed):
+                yield
+        finally:
+            logging.captureWarnings(False)
+            logging.getLogger().removeHandler(self)
+
+    def take(self) -> Words:
+        """Return the words since the last call."""
+        words = Words(self.printed.getvalue()[:MAX_PRINTED], self.warnings)
+        self.printed = io.StringIO()
+        self.warnings = []
+        return words
+
+
 class Worker:
     """Environment slots and a copy of the policy; Ray runs it in a process of its own."""
+
+    def __init__(self) -> None:
+        self.listener = _Listener()
 
     def start(self, make_env: MakeEnv, slots: int, policy: Policy, seed: int, state: WorkerState | None) -> None:
         """Make the environment, and go on from the state after an earlier `collect`.
@@ -189,6 +243,12 @@ class Worker:
             state: state that `collect` returned; in control None, or without an environment that could be saved, if
                 this worker begins anew.
         """
+        with self.listener.listening():
+            self._start(make_env, slots, policy, seed, state)
+            self.unsaved = UnsavedState(self, evaluated=False)
+
+    def _start(self, make_env: MakeEnv, slots: int, policy: Policy, seed: int, state: WorkerState | None) -> None:
+        """See `start`."""
         # Begin anew
         self.env = make_env(slots)
         self.policy = policy
@@ -215,7 +275,7 @@ class Worker:
 
     def collect(
         self, started: None, weights: Mapping[str, torch.Tensor], job: Arguments, now: tuple[int, float]
-    ) -> tuple[TensorDict, WorkerState, PlayedTurns | None]:
+    ) -> tuple[TensorDict, WorkerState, PlayedTurns | None, Words]:
         """Collect a rollout.
 
         Args:
@@ -226,20 +286,28 @@ class Worker:
             now: step and progress of the training.
 
         Returns:
-            The rollout, this worker's state, and in text the turns, their episodes and scores (None in control).
+            The rollout, this worker's state, in text the turns, their episodes and scores (None in control), and what
+            was said.
         """
         load_weights(self.policy, weights)
-        with training(*now):
+        with training(*now), self.listener.listening():
             if isinstance(self.env, TextVectorEnv):
-                return self._play_episodes(self.env, job)
-            rollout = self.collector.collect(**job).clone()
-            state: WorkerState = {
-                "generator": self.policy.generator,
-                "memory": dict(self.policy.memory),
-                "environment": env_state(self.env),
-                "collector": self.collector.state_dict(),
-            }
-            return rollout, state, None
+                rollout, state, turns = self._play_episodes(self.env, job)
+            else:
+                rollout, state = self._play_steps(job)
+                turns = None
+            self.unsaved.warn()
+        return rollout, state, turns, self.listener.take()
+
+    def _play_steps(self, job: Arguments) -> tuple[TensorDict, WorkerState]:
+        """Collect a rollout of control."""
+        rollout = self.collector.collect(**job).clone()
+        return rollout, {
+            "generator": self.policy.generator,
+            "memory": dict(self.policy.memory),
+            "environment": env_state(self.env),
+            "collector": self.collector.state_dict(),
+        }
 
     def _play_episodes(self, env: TextVectorEnv, job: Arguments) -> tuple[TensorDict, WorkerState, PlayedTurns]:
         """Collect a rollout of text; the turns go without the environment's state and the tokenizer."""
@@ -270,6 +338,7 @@ class _Part(NamedTuple):
     state: WorkerState
     turns: PlayedTurns | None
     """In control None."""
+    words: Words
 
 
 class WorkerCollector(Collector):
@@ -298,6 +367,7 @@ class WorkerCollector(Collector):
         self._actors: dict[int, tuple[_Actor, object]] = {}  # by worker: actor, reference of the end of `Worker.start`
         self._running: dict[object, _Call] = {}  # by Ray's reference
         self._parts: dict[tuple[int, int], _Part] = {}  # by rollout and worker
+        self._repeated: set[tuple[int, str, str]] = set()  # warnings of workers: rollout, logger and text
         # By rollout, in text: order of prompts, seeds of episodes
         self._jobs: dict[int, tuple[dict[str, int], np.ndarray]] = {}
         # By worker: its state after the rollout that was returned last, and after the one that was collected last
@@ -330,6 +400,7 @@ class WorkerCollector(Collector):
 
         # What the next rollout, an evaluation and the saved agent begin with
         self._jobs.pop(number, None)
+        self._repeated = {entry for entry in self._repeated if entry[0] > number}
         self._states = {worker: part.state for worker, part in enumerate(parts)}
         if isinstance(self.env, TextVectorEnv):
             _report(self.env, parts)
@@ -458,11 +529,21 @@ class WorkerCollector(Collector):
             actor, _ = self._actors.pop(call.worker)
             self.ray.kill(actor)
             return
+        self._repeat(part.words, call)
         if self.staleness:
             age = call.rollout_number - call.weights_version
             part.rollout["staleness"] = torch.full(part.rollout.shape, age)
         self._parts[call.rollout_number, call.worker] = part
         self._newest_states[call.worker] = part.state
+
+    def _repeat(self, words: Words, call: _Call) -> None:
+        """Say here what a worker's code has said there; a warning of several workers once for each rollout."""
+        print(words.printed, end="")  # as the code of a reward would here
+        for name, level, text in words.warnings:
+            entry = (call.rollout_number, name, text)
+            if entry not in self._repeated:
+                self._repeated.add(entry)
+                logging.getLogger(name).log(level, "%s (worker %d)", text, call.worker)
 
 
 def _later(order: dict[str, int], count: int) -> dict[str, int]:

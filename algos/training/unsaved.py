@@ -9,14 +9,15 @@ from contextvars import ContextVar
 from pickle import dumps
 from random import Random
 from types import FunctionType, GeneratorType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
+from algos.policies.policy import Policy
 from algos.storage.env_state import user_objects
-from algos.training.learner import Learner
 from textenv.rewards.calling import reward_name
 from textenv.state import attributes_of, is_our_code, stateful_objects, used_objects, variables_of
 
@@ -29,14 +30,26 @@ OF_POLICY = {"_parameters", "_buffers", "_modules", "training", "generator", "me
 """Attributes of a policy that are saved."""
 
 
+class Plays(Protocol):
+    """What has an environment and a policy that plays it."""
+
+    env: VectorEnv
+    policy: Policy
+
+
 class UnsavedState:
     """Attributes of a user's algorithm, policy, rewards or tasks that a training changes and that no checkpoint has.
 
     Objects that only watch the training, such as callbacks, are not looked at: they may count as they like.
+
+    Args:
+        agent: the agent, or a rollout worker with a copy of its policy and an environment of its own.
+        evaluated: False if evaluations have other objects, as with rollout workers.
     """
 
-    def __init__(self, agent: Learner) -> None:
+    def __init__(self, agent: Plays, *, evaluated: bool = True) -> None:
         self.agent = agent
+        self.evaluated = evaluated
         self._first_fingerprints = self._fingerprints()
         self._warned_about: set[str] = set()
 
@@ -51,9 +64,10 @@ class UnsavedState:
             return
         self._warned_about |= changed
         logger.warning(
-            "the training changes %s, which no checkpoint has: a resumed run begins without it. Give the class "
+            "the training changes %s, which no checkpoint has%s: a resumed run begins without it. Give the class "
             "state_dict and load_state_dict (docs/algorithms.md, docs/rewards.md)",
             ", ".join(sorted(changed)),
+            "" if self.evaluated else ", nor an evaluation",
         )
 
     def _fingerprints(self) -> dict[str, Hashable]:
@@ -98,7 +112,7 @@ class UnsavedState:
                 yield used
 
 
-def _saved_by(agent: Learner) -> tuple[set[str], dict[str, Hashable]]:
+def _saved_by(agent: Any) -> tuple[set[str], dict[str, Hashable]]:
     """Return the names that our part of an agent saves, and the fingerprints of what its own class adds, by name."""
     library: Any = next((base for base in type(agent).__mro__ if is_our_code(base)), None)
     try:
