@@ -52,7 +52,8 @@ def _function(literal: object) -> FieldRule:
     return FieldRule(allows, f"a function, or one of {', '.join(map(repr, names))}")
 
 
-Count = Annotated[int, _number(lambda x: x >= 1, "an integer of at least 1", integer=True)]
+_COUNT_RULE = _number(lambda x: x >= 1, "an integer of at least 1", integer=True)
+Count = Annotated[int, _COUNT_RULE]
 Natural = Annotated[int, _number(lambda x: 0 <= x < 2**63, "an integer from 0 to below 2**63", integer=True)]
 NotNegative = Annotated[float, _number(lambda x: x >= 0, "a number of at least 0")]
 Positive = Annotated[float, _number(lambda x: x > 0, "a number above 0")]
@@ -131,6 +132,12 @@ def _rule_of(field_type: object) -> tuple[FieldRule | None, bool]:
         rules.append(FieldRule(lambda x: isinstance(x, bool), "bool"))
     first_rule = rules[0] if rules else None
     return first_rule, NoneType in parts
+
+
+def check_total_steps(total_steps: object) -> None:
+    """Raise a ValueError unless the length of a training is an integer of at least 1; NumPy's are integers too."""
+    if not _COUNT_RULE.allows(plain(total_steps)):
+        raise ValueError(f"total_steps is {total_steps!r:.200}, expected {_COUNT_RULE.expected}")
 
 
 def scheduled(start: float, end: float | None, progress: float) -> float:

@@ -112,7 +112,7 @@ def play_kuhn(options):
         ent_coef=options.entropy, seed=options.seed,
     )  # fmt: skip
     watch = WatchPoker(options.every)
-    agent.learn(2.4 * options.games * options.iterations, callbacks=[watch, Cooling()])
+    agent.learn(12 * options.games * options.iterations // 5, callbacks=[watch, Cooling()])
     print(f"average policy: exploitability {watch.exploitability():.4f}")
 
 

@@ -1,7 +1,6 @@
 """The learning loop of every algorithm: collect, penalise, update, log, save."""
 
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ import numpy as np
 from tensordict import TensorDict
 from torch import Tensor
 
-from algos.config import Config, PolicyGradientConfig, field_values, weighs_samples
+from algos.config import Config, PolicyGradientConfig, check_total_steps, field_values, weighs_samples
 from algos.ranks import collectives
 from algos.storage.checkpoint import trained_longer_than
 from algos.storage.provenance import commit
@@ -282,8 +281,7 @@ def check_resume(resume: str | Path, run_dir: str | Path | None, *, overwrite: b
 
 def _check_lengths(total_steps: int, checkpoint_every: int | None, run_dir: str | Path | None) -> None:
     """Raise a ValueError unless the lengths are at least 1, and checkpoints have a folder."""
-    if not isinstance(total_steps, (int, float)) or not 1 <= total_steps < math.inf:
-        raise ValueError(f"total_steps is {total_steps!r}, expected a finite number of at least 1")
+    check_total_steps(total_steps)
     if checkpoint_every is not None and (checkpoint_every < 1 or run_dir is None):
         raise ValueError(
             f"checkpoint_every is {checkpoint_every} and run_dir {run_dir}, expected at least 1 step and a folder"

@@ -7,44 +7,30 @@ import json
 import multiprocessing
 import numbers
 import os
-import pickle
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from algos.config import CONFIGS
+from algos.config import CONFIGS, check_total_steps
 from algos.envs.wrapping import Wrapper
-from algos.lab.comparison.episodes import record_episode, write_episodes
-from algos.lab.comparison.games import describes_a_game, in_steps_of_the_game, solved_return
-from algos.lab.comparison.record import Record, changed_settings, read_record, write_record
+from algos.lab.comparison.jobs import Job, check_case, check_folder, make_jobs, num_finished
+from algos.lab.comparison.record import changed_settings, read_record
 from algos.lab.comparison.runs import STUDY, folder_name, read_study
-from algos.lab.comparison.summary import Case, RunResult, by_case, name_cases, summary, update_kl
+from algos.lab.comparison.summary import Case, RunResult, by_case, name_cases, summary
 from algos.policies.registry import CONTROL_POLICIES
 from algos.statistics.pass_rates import Answer, Sampling, read_sampling
-from algos.storage.run_folder import checkpoints, holds_run
 from algos.training.signals import Interrupted, interrupted_by_signals
 
 if TYPE_CHECKING:
-    from tensordict import TensorDict
-
-    from algos.agent import Agent
     from algos.lab.comparison.report import Report
-    from algos.policies.policy import Policy
-    from algos.training.run import Run
 
 DEFAULT_CASES = ("CartPole-v1:ppo", "textenv/Reviews-v0:ppo")
-TEXT_EPISODES = 288
-"""Episodes per evaluation in text: prompts of the test split."""
-CONTROL_EPISODES = 20
-"""Episodes per evaluation in control, and in games in words."""
 
 
 def parse_cases(entries: Iterable[Case | str] | Case | str) -> list[Case]:
@@ -213,7 +199,7 @@ def compare(
         dynamics_every=dynamics_every,
         sampling=sampling,
     )
-    runs = sorted([*_earlier_runs(run_dir, parsed, runs), *runs], key=_place_among(parsed))
+    runs = sorted([*_earlier_runs(run_dir, parsed, runs), *runs], key=_report_order(parsed))
     name_cases(runs)
     (run_dir / STUDY).write_text(json.dumps([dataclasses.asdict(run) for run in runs]), encoding="utf-8")
 
@@ -241,18 +227,18 @@ def _earlier_runs(run_dir: Path, cases: Sequence[Case], trained: Sequence[RunRes
     if not (run_dir / STUDY).exists():
         return []
     here = {Path(run.folder).name for run in trained}
-    settings = {_key(run): _settings_of(run) for run in trained}
+    settings = {_case_key(run): _settings_of(run) for run in trained}
     earlier = []
     for run in read_study(run_dir / STUDY):
         folder = Path(run.folder)
         if folder.name in here or not folder.is_dir():
             continue
-        if _key(run) not in settings or not changed_settings(_settings_of(run), settings[_key(run)]):
+        if _case_key(run) not in settings or not changed_settings(_settings_of(run), settings[_case_key(run)]):
             earlier.append(run)
     return earlier
 
 
-def _key(run: RunResult) -> tuple[str, str, str]:
+def _case_key(run: RunResult) -> tuple[str, str, str]:
     """What tells the cases of a comparison apart: game, environment and name."""
     return run.game_name, run.env, run.label or run.case
 
@@ -263,15 +249,17 @@ def _settings_of(run: RunResult) -> Mapping[str, Any]:
     return {} if record is None else record.settings
 
 
-def _place_among(cases: Sequence[Case]) -> Callable[[RunResult], tuple[int, int]]:
-    """Order of runs: those of other cases first, as they were; then the cases' own, each by its seeds."""
-    order = [(case.game, case.env_id, str(case)) for case in cases]
+def _report_order(cases: Sequence[Case]) -> Callable[[RunResult], tuple[int, int]]:
+    """Return a sort key: runs of other cases first, in their order; then these cases, each by seed."""
+    case_keys = [(case.game, case.env_id, str(case)) for case in cases]
 
-    def place(run: RunResult) -> tuple[int, int]:
-        key = _key(run)
-        return (order.index(key), run.seed) if key in order else (-1, 0)
+    def order_of(run: RunResult) -> tuple[int, int]:
+        key = _case_key(run)
+        if key not in case_keys:
+            return (-1, 0)
+        return (case_keys.index(key), run.seed)
 
-    return place
+    return order_of
 
 
 def train_all(
@@ -294,7 +282,8 @@ def train_all(
         cases, run_dir, quiet: see `compare`.
         seeds: runs per case, with seeds 1, 2, …; or the seeds. With 5 or more the report has 95 % limits.
         total_steps: steps of every run; None takes each case's own.
-        num_episodes: episodes per evaluation; None takes `TEXT_EPISODES` or `CONTROL_EPISODES`.
+        num_episodes: episodes per evaluation; None takes `TEXT_EPISODES` or `CONTROL_EPISODES` of
+            `algos.lab.comparison.one_run`.
         deterministic: evaluate with the most probable actions.
         processes: parallel runs, each in its own process with one thread; 0: one run after another in this process.
         overwrite: remove existing runs of these cases and seeds from the folder, finished or not.
@@ -304,112 +293,50 @@ def train_all(
     Raises:
         FileExistsError, Interrupted, ValueError: as `compare`.
     """
-    from algos.evaluation import fit_sampling
-
-    chosen = _seeds(seeds)
-    if total_steps is not None and total_steps < 1:
-        raise ValueError(f"total_steps is {total_steps}, expected at least 1, or None")
+    # What to train
+    seed_list = _seeds(seeds)
+    cases = [Case(recipe=case.recipe.with_absolute_paths(), total_steps=total_steps, name=case.name) for case in cases]
+    for case in cases:
+        check_total_steps(case.recipe.total_steps)
     if any(case.env_name.startswith("textenv/") for case in cases):
         from textenv.embedded.folder import EMBEDDED
         from textenv.lm.loading import model_folder
 
         model_folder(EMBEDDED)  # created once, before the workers start
-    cases = [Case(recipe=case.recipe.with_absolute_paths(), total_steps=total_steps, name=case.name) for case in cases]
 
     # Everything that can be refused is refused before the first training
-    jobs = [
-        _Job(
-            case=case,
-            seed=seed,
-            folder=run_dir / folder_name(case, seed),
-            overwrite=overwrite,
-            quiet=quiet,
-            dynamics_every=dynamics_every,
-            num_episodes=num_episodes,
-            deterministic=deterministic,
-            sampling=sampling,
-        )
-        for seed in chosen
-        for case in reversed(cases)
-    ]
+    jobs = make_jobs(
+        cases,
+        seed_list,
+        run_dir=run_dir,
+        overwrite=overwrite,
+        quiet=quiet,
+        dynamics_every=dynamics_every,
+        num_episodes=num_episodes,
+        deterministic=deterministic,
+        sampling=sampling,
+    )
     for job in jobs:
-        _check_folder(job)
+        check_folder(job)
     for case in cases:
-        try:
-            case.recipe.build(seed=1)
-            if sampling is not None:
-                fit_sampling(sampling, case.recipe.environment(1, split="test"))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"case {case}: {error}") from error
-        if processes:
-            _check_importable(case, sampling)
+        check_case(case, sampling, processes=processes)
 
-    kept = 0 if overwrite else sum(_finished(job.folder) for job in jobs)
-    if kept and not quiet:
-        print(f"{kept} of {len(jobs)} runs have finished already: they are kept", flush=True)
+    # Runs that an earlier call has finished
+    num_kept = 0
+    if not overwrite:
+        num_kept = num_finished(jobs)
+    if num_kept and not quiet:
+        print(f"{num_kept} of {len(jobs)} runs have finished already: they are kept", flush=True)
 
-    # Training: two processes of one thread are faster than one of two threads
-    results: list[RunResult | None] = []
-    signal_name = "SIGINT"
-    if not processes:
-        try:
-            for job in jobs:
-                results.append(_run(job))
-        except KeyboardInterrupt as stop:
-            if isinstance(stop, Interrupted):
-                signal_name = stop.name
+    # Training
+    if processes:
+        results, signal_name = _run_in_processes(jobs, processes)
     else:
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(processes, mp_context=spawn, initializer=_end_with_parent) as pool:
-            try:
-                with interrupted_by_signals("in a comparison"):
-                    results = list(pool.map(_run_in_worker, jobs))
-            except Interrupted as interrupted:
-                # Ctrl-C at a terminal has reached the workers too, other signals have not. They write their checkpoints
-                signal_name = interrupted.name
-                for worker in multiprocessing.active_children():
-                    worker.terminate()
-                pool.shutdown(cancel_futures=True)
-                results = []
-            except BrokenProcessPool as error:
-                finished = sum(_finished(job.folder) for job in jobs)
-                raise ChildProcessError(
-                    f"a process of the comparison was killed, perhaps for want of memory (processes={processes}); "
-                    f"{finished} of {len(jobs)} runs have finished; the same command goes on, in {run_dir}"
-                ) from error
-    runs = [run for run in results if run is not None]
-    if len(runs) < len(jobs):
-        finished = sum(_finished(job.folder) for job in jobs)
-        message = f"stopped: {finished} of {len(jobs)} runs have finished; the same command goes on, in {run_dir}"
-        raise Interrupted(signal_name, message, resumable=False)
-    return sorted(runs, key=_place_among(cases))
-
-
-class _Job(NamedTuple):
-    """One run of a comparison."""
-
-    case: Case
-    seed: int
-    folder: Path
-    overwrite: bool
-    quiet: bool
-    dynamics_every: int
-    num_episodes: int | None
-    """Episodes per evaluation; None: `TEXT_EPISODES` or `CONTROL_EPISODES`."""
-    deterministic: bool
-    """Evaluate with the most probable actions."""
-    sampling: Sampling | None
-    """How the evaluations sample each prompt several times; None: they do not."""
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What `Record` stores to know this run again."""
-        return self.case.recipe.to_dict() | {
-            "dynamics_every": self.dynamics_every,
-            "num_episodes": self.num_episodes,
-            "deterministic": self.deterministic,
-            "sampling": None if self.sampling is None else self.sampling.settings,
-        }
+        results, signal_name = _run_here(jobs)
+    if len(results) < len(jobs):
+        name = signal_name or "SIGINT"  # if a signal stopped workers alone, they have not said which
+        raise Interrupted(name, f"stopped: {_how_to_go_on(jobs)}", resumable=False)
+    return sorted(results, key=_report_order(cases))
 
 
 def _seeds(seeds: Any) -> list[int]:
@@ -427,35 +354,55 @@ def _seeds(seeds: Any) -> list[int]:
     return [int(seed) for seed in listed]
 
 
-def _check_folder(job: _Job) -> None:
-    """Raise a FileExistsError if a job's folder holds a run that it may neither keep nor continue nor remove."""
-    if job.overwrite or not holds_run(job.folder):
-        return
-    record = read_record(job.folder)
-    advice = (
-        "give another folder (--run-dir), or remove the runs of these cases (--overwrite, in Python overwrite=True)"
-    )
-    if record is None:
-        raise FileExistsError(f"{job.folder} holds a run already, not one of compare: {advice}")
-    if changed := changed_settings(record.settings, job.settings):
-        raise FileExistsError(f"{job.folder} holds a run already, with other settings ({'; '.join(changed)}): {advice}")
+def _run_here(jobs: Sequence[Job]) -> tuple[list[RunResult], str | None]:
+    """Run the jobs one after another in this process.
 
-
-def _check_importable(case: Case, sampling: Sampling | None) -> None:
-    """Raise a ValueError if a case has functions that another process cannot import."""
-    advice = "give processes=0, or define them in a file of their own that this program imports"
+    Returns:
+        The results, fewer than jobs after a signal; and the name of the signal, if one stopped it.
+    """
+    results: list[RunResult] = []
     try:
-        data = pickle.dumps((case, sampling))
-    except Exception as error:  # a lambda, a function inside a function, or whatever an object raises
-        raise ValueError(f"case {case}: its functions cannot be sent to other processes ({error}): {advice}") from error
-    main = sys.modules["__main__"]
-    if b"__main__" in data and getattr(main, "__file__", None) is None:  # a notebook, or typed at a prompt
-        raise ValueError(f"case {case}: its functions are of a notebook, which other processes cannot import: {advice}")
+        for job in jobs:
+            results.append(_run_job(job))
+    except Interrupted as interrupted:
+        return results, interrupted.name
+    except KeyboardInterrupt:  # Ctrl-C while nothing trained
+        return results, "SIGINT"
+    return results, None
 
 
-def _finished(folder: Path) -> bool:
-    record = read_record(folder)
-    return record is not None and record.result is not None
+def _run_in_processes(jobs: Sequence[Job], processes: int) -> tuple[list[RunResult], str | None]:
+    """Run the jobs in parallel processes of one thread each: two are faster than one process of two threads.
+
+    Returns:
+        The results, fewer than jobs after a signal; and the name of the signal, if one stopped this process.
+
+    Raises:
+        ChildProcessError: if a process was killed.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=spawn, initializer=_end_with_parent) as pool:
+        try:
+            with interrupted_by_signals("in a comparison"):
+                results = list(pool.map(_run_in_worker, jobs))
+        except Interrupted as interrupted:
+            # Ctrl-C at a terminal has reached the workers too, other signals have not. They write their checkpoints
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+            pool.shutdown(cancel_futures=True)
+            return [], interrupted.name
+        except BrokenProcessPool as error:
+            raise ChildProcessError(
+                f"a process of the comparison was killed, perhaps for want of memory (processes={processes}); "
+                f"{_how_to_go_on(jobs)}"
+            ) from error
+    return [result for result in results if result is not None], None
+
+
+def _how_to_go_on(jobs: Sequence[Job]) -> str:
+    """Return the end of a message: how many jobs have finished, and how to continue."""
+    run_dir = jobs[0].folder.parent
+    return f"{num_finished(jobs)} of {len(jobs)} runs have finished; the same command goes on, in {run_dir}"
 
 
 def _end_with_parent() -> None:
@@ -477,137 +424,26 @@ _stopped = False
 """True in a worker whose training was stopped by a signal: it begins none of the jobs that wait for it."""
 
 
-def _run_in_worker(job: _Job) -> RunResult | None:
+def _run_in_worker(job: Job) -> RunResult | None:
     """Return the result of one run; None if it was stopped by a signal, or waited in a worker that was."""
     global _stopped
     if _stopped:
         return None
     try:
-        return _run(job)
+        return _run_job(job)
     except KeyboardInterrupt:
         _stopped = True
         return None
 
 
-def _run(job: _Job) -> RunResult:
+def _run_job(job: Job) -> RunResult:
     """Return the result of one run: read if it has finished, else trained, on one thread."""
-    record = None if job.overwrite else read_record(job.folder)
+    record = None
+    if not job.overwrite:
+        record = read_record(job.folder)
     if record is not None and record.result is not None:
         return replace(record.result, game=job.case.game)  # version 0.11 did not store it
-    return _train(job, again=record is not None)
 
+    from algos.lab.comparison.one_run import train  # imports torch
 
-def _train(job: _Job, *, again: bool) -> RunResult:
-    """Train and evaluate one run, from its newest checkpoint if it goes on; keep the result in its folder."""
-    import torch
-
-    from algos.evaluation import summarise
-    from algos.lab.insight.dynamics import Dynamics
-    from algos.storage.env_state import share_objects
-    from algos.training.run import Callback
-    from textenv.rollout import is_episode_env
-
-    torch.set_num_threads(1)
-    case = job.case
-    seed = job.seed
-    folder = job.folder
-    recipe = case.recipe
-    agent = recipe.build(seed)
-    policy = agent.policy
-
-    # Evaluation before the training: of the initial weights, also when a checkpoint is restored afterwards
-    is_game = describes_a_game(agent.env.spec) or not is_episode_env(agent.env)
-    num_episodes = job.num_episodes or (CONTROL_EPISODES if is_game else TEXT_EPISODES)
-    test_env = recipe.environment(min(num_episodes, 64), split="test")
-    options: dict[str, Any] = {"num_episodes": num_episodes, "deterministic": job.deterministic}
-    if job.sampling is not None:
-        options = {"sampling": job.sampling}
-    evaluate = partial(summarise, test_env, policy, seed=seed, **options)
-    untrained_scores = evaluate()
-    samples_before = _samples(test_env, policy)
-    episode_before = record_episode(test_env, policy, seed=seed, deterministic=job.deterministic)
-
-    # Training
-    record = Record(case.name, seed, job.settings, None)
-
-    class StoreSettings(Callback):
-        """Stores the settings when the run starts: one that cannot start changes nothing."""
-
-        def on_start(self, run: Run) -> None:
-            write_record(folder, record)
-
-    def report(metrics: dict[str, float]) -> None:
-        if not job.quiet and int(metrics["iteration"]) % 10 == 0 and "episode/return" in metrics:
-            progress = f"{metrics['steps']:>6.0f} steps, mean return {metrics['episode/return']:.3g}"
-            print(f"{case} seed {seed}: {progress}", flush=True)
-
-    resume = folder if again and checkpoints(folder) else None
-    callbacks: list[Callback] = [StoreSettings()]
-    if job.dynamics_every:
-        callbacks.append(Dynamics(job.dynamics_every))
-    history = agent.learn(
-        recipe.total_steps,
-        run_dir=folder,
-        on_iteration=report,
-        callbacks=callbacks,
-        diagnose=_Measurements(),
-        checkpoint_every=max(1, int(recipe.total_steps) // 10),
-        resume=resume,
-        overwrite=resume is None and (again or job.overwrite),
-    )
-
-    # Evaluation after the training, with the states that rewards have now
-    share_objects(agent.env, test_env)
-    after = evaluate()
-    samples_after = _samples(test_env, policy)
-    episode_after = record_episode(test_env, policy, seed=seed, deterministic=job.deterministic)
-    write_episodes(folder, {"before": episode_before, "after": episode_after})
-    samples = [(prompt, first, last) for (prompt, first), (_, last) in zip(samples_before, samples_after, strict=True)]
-    result = RunResult(
-        env=case.env_id,
-        algorithm=case.algorithm_name,
-        seed=seed,
-        policy=type(policy).__name__,
-        parameters=sum(p.numel() for p in policy.parameters()),
-        best=solved_return(agent.env.spec),
-        before=untrained_scores,
-        after=after,
-        history=in_steps_of_the_game(history, env_id=case.env_id, env_kwargs=recipe.env_kwargs),
-        samples=samples,
-        name=str(case),
-        label=case.name,
-        folder=str(folder),
-        game=case.game,
-        trained_parameters=sum(p.numel() for p in policy.parameters() if p.requires_grad),
-    )
-    write_record(folder, record._replace(result=result))
-    return result
-
-
-class _Measurements:
-    """Measures each iteration (a ``diagnose`` of `algos.training.loop.learn`): `update_kl` and ``time/processor``.
-
-    ``time/processor`` are the seconds that all processors spent on this process since the last iteration.
-    """
-
-    def __init__(self) -> None:
-        self._last = time.process_time()
-
-    def __call__(self, agent: Agent[Any], rollout: TensorDict) -> dict[str, float]:
-        """Return the measurements of an iteration."""
-        metrics = update_kl(agent, rollout)
-        now = time.process_time()
-        metrics["time/processor"] = now - self._last
-        self._last = now
-        return metrics
-
-
-def _samples(env: Any, policy: Policy, count: int = 8) -> list[tuple[str, str]]:
-    """Return a few prompts of a text environment and the policy's completions; none in control."""
-    from algos.evaluation import evaluate
-    from textenv.rollout import is_episode_env
-
-    if not is_episode_env(env.unwrapped):
-        return []
-    evaluate(env, policy, num_episodes=count)
-    return [(sample["prompt"], sample["completion"]) for sample in env.unwrapped.samples(range(count))]
+    return train(job, restarts=record is not None)

@@ -234,10 +234,22 @@ def test_what_is_wrapped_keeps_its_presets_arguments(tmp_path):
     }
 
 
-@pytest.mark.parametrize("options", [{"seeds": 0}, {"seeds": 1, "total_steps": 0}])
-def test_a_study_of_nothing_is_refused(tmp_path, options):
-    with pytest.raises(ValueError, match="expected at least 1"):
-        train_all([Case("CartPole-v1")], run_dir=tmp_path, **options)
+def test_a_study_of_nothing_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="seeds is 0, expected at least 1"):
+        train_all([Case("CartPole-v1")], run_dir=tmp_path, seeds=0)
+
+
+@pytest.mark.parametrize("total_steps", [0, True, 64.0, "64"])
+def test_a_length_that_is_no_integer_is_refused(tmp_path, total_steps):
+    """By a comparison and by a training of its own, in the same words; True trained for one iteration."""
+    expected = f"total_steps is {total_steps!r}, expected an integer of at least 1"
+    with pytest.raises(ValueError, match=expected):
+        train_all([Case("CartPole-v1")], run_dir=tmp_path, seeds=1, total_steps=total_steps)
+    with pytest.raises(ValueError, match=expected):
+        train_all([Case("CartPole-v1", total_steps=total_steps)], run_dir=tmp_path, seeds=1)
+    with pytest.raises(ValueError, match=expected):
+        Case("CartPole-v1").recipe.build(seed=1).learn(total_steps)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.heavy
@@ -400,7 +412,7 @@ def test_an_interrupted_comparison_ends_as_without(tmp_path):
         "import os, algos\n"
         "from algos.training.run import Run\n"
         f"options = dict(seeds=3, total_steps=4_000, processes=0, run_dir={str(tmp_path / 'cut')!r}, quiet=True)\n"
-        "from algos.lab.comparison import compare as module\n"
+        "from algos.lab.comparison import one_run as module\n"
         "report = module.update_kl\n"
         "def stop(agent, rollout):\n"
         "    if agent.config.seed == 2 and agent.progress > 0.5: os._exit(9)\n"
