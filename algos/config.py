@@ -135,8 +135,11 @@ def _rule_of(field_type: object) -> tuple[FieldRule | None, bool]:
 
 
 def check_total_steps(total_steps: object) -> None:
-    """Raise a ValueError unless the length of a training is an integer of at least 1; NumPy's are integers too."""
-    if not _COUNT_RULE.allows(plain(total_steps)):
+    """Raise a ValueError unless the length of a training is a whole number of at least 1; it may be a float (1e6)."""
+    number = plain(total_steps)
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    if not _COUNT_RULE.allows(number):
         raise ValueError(f"total_steps is {total_steps!r:.200}, expected {_COUNT_RULE.expected}")
 
 

@@ -30,6 +30,8 @@ from algos.training.signals import Interrupted, interrupted_by_signals
 if TYPE_CHECKING:
     from algos.lab.comparison.report import Report
 
+MAX_BYTES = 200
+"""Maximum length of the name of a run's folder; file systems allow 255, and drafts of files have longer names."""
 DEFAULT_CASES = ("CartPole-v1:ppo", "textenv/Reviews-v0:ppo")
 
 
@@ -54,6 +56,8 @@ def parse_cases(entries: Iterable[Case | str] | Case | str) -> list[Case]:
             cases += _cases_of_text(entry)
         else:
             raise TypeError(f"a case is {entry!r:.200}, expected a text such as 'CartPole-v1:ppo' or an algos.Case")
+    for case in cases:
+        _check_name(case)
     folders = [folder_name(case, seed=1) for case in cases]
     if not cases or len(set(folders)) < len(folders):
         names = ", ".join(f"{case} in {case.env_name}" if case.name else str(case) for case in cases)
@@ -62,6 +66,20 @@ def parse_cases(entries: Iterable[Case | str] | Case | str) -> list[Case]:
             "give those of one environment different names (in Python name=...)"
         )
     return cases
+
+
+def _check_name(case: Case) -> None:
+    """Raise a ValueError if a case's name cannot be that of a folder, or is a key of the report."""
+    name = str(case)
+    problem = ""
+    if name in ("report", "seconds"):
+        problem = "a key of the comparison's result"
+    elif len(os.fsencode(folder_name(case, seed=1))) > MAX_BYTES:
+        problem = "too long for the name of a folder"
+    elif not name.isprintable():
+        problem = "not printable on one line"
+    if problem:
+        raise ValueError(f"the name of a case is {name!r:.200}, which is {problem}: give it another one (name=...)")
 
 
 def _cases_of_text(text: str) -> list[Case]:

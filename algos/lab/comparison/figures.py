@@ -20,6 +20,7 @@ from textenv.optional import package
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
     from pandas import DataFrame
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#f0e442")
@@ -174,21 +175,20 @@ def draw_curves(
     figure = Figure(figsize=size or default_size, layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     kinds = set()
+    handles: dict[str, Line2D] = {}
     for axis, (game, lines) in zip(axes, panels.items(), strict=True):
         for name in names:
             if name in lines:
-                kinds.add(_draw_line(axis, lines[name], metric, *looks[name]))
-        axis.set_title(game, fontsize="medium")
+                handles[name], kind = _draw_line(axis, lines[name], metric, *looks[name])
+                kinds.add(kind)
+        axis.set_title(_shown(game), fontsize="medium")
         axis.set_xlabel("steps")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel((OF_ENV | QUANTITIES | OF_UPDATE | OF_TEXT).get(metric, metric))
 
     # Legend, and what the bands are
-    handles: dict[str, Any] = {}
-    for axis in axes:
-        lines_of_axis, labels = axis.get_legend_handles_labels()
-        handles |= dict(zip(labels, lines_of_axis, strict=True))
-    figure.legend(handles=[handles[name] for name in names], loc="outside right upper", frameon=False)
+    lines_of_legend = [handles[name] for name in names]
+    figure.legend(lines_of_legend, [_shown(name) for name in names], loc="outside right upper", frameon=False)
     bands = "; ".join(sorted(kinds - {""}))
     if bands:
         figure.supxlabel(f"Bands: {bands}.", fontsize="small", color="0.4")
@@ -197,16 +197,16 @@ def draw_curves(
     return figure
 
 
-def _draw_line(axis: Axes, runs: Sequence[RunResult], metric: str, colour: str, dashes: str) -> str:
-    """Draw a case's mean over its seeds, and its band; return what the band is."""
+def _draw_line(axis: Axes, runs: Sequence[RunResult], metric: str, colour: str, dashes: str) -> tuple[Line2D, str]:
+    """Draw a case's mean over its seeds, and its band; return the line, and what the band is."""
     steps = steps_grid(runs)
     values = on_grid(runs, metric)
     measured = np.isfinite(values).any(axis=0)
     steps = steps[measured]
     values = values[:, measured]
-    axis.plot(steps, np.nanmean(values, axis=0), color=colour, ls=dashes, label=runs[0].line)
+    (line,) = axis.plot(steps, np.nanmean(values, axis=0), color=colour, ls=dashes)
     if len(runs) == 1:
-        return ""
+        return line, ""
     band = limits(values)
     if band is not None:
         kind = "95 % bootstrap intervals of the mean"
@@ -216,7 +216,7 @@ def _draw_line(axis: Axes, runs: Sequence[RunResult], metric: str, colour: str, 
         band = (lowest, highest)
         kind = f"lowest to highest seed (of fewer than {MIN_SEEDS})"
     axis.fill_between(steps, *band, color=colour, alpha=0.2, lw=0)
-    return kind
+    return line, kind
 
 
 def draw_scores(
@@ -342,7 +342,12 @@ def _looks(names: Sequence[str], colours: Mapping[str, str] | None) -> Look:
 
 
 def _folded(name: str) -> str:
-    return "\n".join(textwrap.wrap(name, LINE_LENGTH)) or name
+    return "\n".join(textwrap.wrap(_shown(name), LINE_LENGTH)) or _shown(name)
+
+
+def _shown(name: str) -> str:
+    """Return the text that shows a name: matplotlib reads what is between two dollars as mathematics."""
+    return name.replace("$", r"\$")
 
 
 def _text_width(labels: Sequence[str]) -> float:

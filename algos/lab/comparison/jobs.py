@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from algos.lab.comparison.record import changed_settings, read_record
+from algos.lab.comparison.fingerprint import changed_code, fingerprint
+from algos.lab.comparison.record import CODE, changed_settings, read_record
 from algos.lab.comparison.runs import folder_name
 from algos.lab.comparison.summary import Case
 from algos.statistics.pass_rates import Sampling
 from algos.storage.run_folder import holds_run
+
+logger = logging.getLogger(__name__)
 
 
 class Job(NamedTuple):
@@ -30,6 +34,8 @@ class Job(NamedTuple):
     """Evaluate with the most probable actions."""
     sampling: Sampling | None
     """How the evaluations sample each prompt several times; None: they do not."""
+    code: Mapping[str, str]
+    """`fingerprint` of the case's code and files, when the comparison was called."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -39,16 +45,18 @@ class Job(NamedTuple):
             "num_episodes": self.num_episodes,
             "deterministic": self.deterministic,
             "sampling": None if self.sampling is None else self.sampling.settings,
+            CODE: dict(self.code),
         }
 
 
 def make_jobs(cases: Sequence[Case], seeds: Iterable[int], *, run_dir: Path, **settings: Any) -> list[Job]:
     """Return a job for each seed and case; ``settings`` are the further fields of `Job`."""
     jobs = []
+    prints = {str(case): fingerprint(case.recipe) for case in cases}
     for seed in seeds:
         for case in reversed(cases):
             folder = run_dir / folder_name(case, seed)
-            jobs.append(Job(case=case, seed=seed, folder=folder, **settings))
+            jobs.append(Job(case=case, seed=seed, folder=folder, code=prints[str(case)], **settings))
     return jobs
 
 
@@ -73,7 +81,10 @@ def check_folder(job: Job) -> None:
     if record is None:
         raise FileExistsError(f"{job.folder} holds a run already, not one of compare: {advice}")
     changed = changed_settings(record.settings, job.settings)
-    if changed:
+    changes_of_code = changed_code(record.settings.get(CODE), job.code)
+    if changed and changed == changes_of_code and record.result is None:  # perhaps what ended it is mended
+        logger.warning("%s goes on with other code or files than it began with: %s", job.folder, "; ".join(changed))
+    elif changed:
         raise FileExistsError(f"{job.folder} holds a run already, with other settings ({'; '.join(changed)}): {advice}")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -123,6 +122,12 @@ def write_paper(run_dir: Path, scores: Mapping[str, Scores]) -> None:
     (run_dir / "paper.tex").write_text(_latex(rows), encoding="utf-8")
 
 
+LATEX = {character: rf"\{character}" for character in "_%&#${}"} | {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+}  # fmt: skip
+"""Commands for the characters that LaTeX reads as commands."""
+
+
 def _latex(rows: Sequence[PaperRow]) -> str:
     """Return a ``tabular`` for booktabs."""
     lines = [
@@ -136,7 +141,7 @@ def _latex(rows: Sequence[PaperRow]) -> str:
         name = row.name
         if row.over:
             name = f"{row.name} over {row.over}"
-        label = re.sub(r"([_%&#$])", r"\\\1", name)
+        label = "".join(LATEX.get(character, character) for character in name)
         spread = ""
         if row.limits is not None:
             low, high = row.limits

@@ -8,11 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from algos.lab.comparison.fingerprint import changed_code
 from algos.lab.comparison.summary import RunResult
 from algos.recipe import IMPORT
 from algos.storage.run_files import COMPARISON
 from algos.storage.run_folder import replacing
 from textenv.json_files import read_json
+
+CODE = "code"
+"""Key of the `fingerprint` among the settings of a run."""
 
 
 class Record(NamedTuple):
@@ -28,7 +32,7 @@ class Record(NamedTuple):
 
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return ``name: before, not now`` for each setting that differs, those of the config one by one.
+    """Return ``name: before, not now`` for each setting that differs, those of the config and the code one by one.
 
     Args:
         before: settings that were stored, perhaps by version 0.10.
@@ -38,6 +42,9 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     for name in dict.fromkeys([*before, *now]):
         old = before.get(name)
         new = now.get(name)
+        if name == CODE:
+            changed += changed_code(old, new or {})
+            continue
         if old in (new, _as_in_version_0_10(new)):
             continue
         if isinstance(old, dict) and isinstance(new, dict):

@@ -167,14 +167,18 @@ def _name(runs: Sequence[RunResult]) -> None:
     """
     name_cases(runs)
 
-    # Cases of equal names are told apart by their settings
+    # Cases of equal names are told apart by their settings: a folder of `compare` may have seeds of an earlier call
+    # with other ones
     settings = {run.folder: settings_of(run) for run in runs}
     for of_case in by_case(runs).values():
         unnamed = [run for run in of_case if not run.name]
-        labels = _labels([settings[run.folder] for run in unnamed])
-        for run, label in zip(unnamed, labels, strict=True):
-            if label:
-                run.name = f"{run.case} ({label})"
+        named = [run for run in of_case if run.name]
+        for alike in (unnamed, named):
+            labels = _labels([settings[run.folder] for run in alike])
+            for run, label in zip(alike, labels, strict=True):
+                if label:
+                    run.name = f"{run.case} ({label})"
+                    run.label = run.label and f"{run.label} ({label})"
 
     # Runs of equal settings and seeds are told apart by their folders
     counts = Counter((run.case, run.seed) for run in runs)

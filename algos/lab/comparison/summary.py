@@ -15,7 +15,7 @@ from algos.lab.comparison.games import game_of
 from algos.recipe import Recipe
 from algos.statistics.intervals import Estimate, estimate, interquartile_mean
 from algos.statistics.pass_rates import PASS_RATE
-from textenv.importing import read_module
+from textenv.importing import name_of, read_module
 
 if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
@@ -135,7 +135,7 @@ class Case:
     def env_name(self) -> str:
         """Id of the environment with its module, if it was given, or name of its function."""
         env = self.recipe.env
-        return env if isinstance(env, str) else env.__name__
+        return env if isinstance(env, str) else _name_of(env)
 
     @property
     def env_id(self) -> str:
@@ -151,7 +151,12 @@ class Case:
     def algorithm_name(self) -> str:
         """Name of the algorithm, or of its class."""
         algorithm = self.recipe.algorithm
-        return algorithm if isinstance(algorithm, str) else algorithm.__name__
+        return algorithm if isinstance(algorithm, str) else _name_of(algorithm)
+
+
+def _name_of(made: Callable[..., object]) -> str:
+    """Return the name of a function or class without its module; of an object, that of its class."""
+    return name_of(made).rpartition(":")[2]
 
 
 def case_name(env: str, algorithm: str, policy: object) -> str:

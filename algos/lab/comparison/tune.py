@@ -14,7 +14,8 @@ import yaml
 
 from algos.config import field_values
 from algos.evaluation import EvaluateEvery
-from algos.lab.comparison.record import changed_settings
+from algos.lab.comparison.fingerprint import fingerprint
+from algos.lab.comparison.record import CODE, changed_settings
 from algos.recipe import Recipe
 from algos.storage.run_folder import lock_run_folder, replacing
 from textenv.optional import install_command
@@ -162,7 +163,7 @@ def tune(
 
     options: dict[str, Any] = {"seeds": seeds, "num_episodes": num_episodes}
     with lock_run_folder(run_dir, resumed=(run_dir / JOURNAL).exists()):
-        study = _study(run_dir, recipe.to_dict() | options)
+        study = _study(run_dir, recipe.to_dict() | options | {CODE: fingerprint(recipe)})
         finished = _finished(study)
         while len(finished) < trials:
             # A loss that is not finite, an invariant, no memory; a ValueError of the recipe itself is wrong input
@@ -218,7 +219,12 @@ def _study(run_dir: Path, settings: Mapping[str, object]) -> optuna.Study:
     if _finished(study):
         stored = study.user_attrs["settings"]
     for name, value in settings.items():
-        if changed_settings({name: stored[name]}, {name: value}):
+        changes = changed_settings({name: stored.get(name)}, {name: value})
+        if changes and name == CODE:
+            raise ValueError(
+                f"{run_dir} holds a search with other code or files ({'; '.join(changes)}): give another folder"
+            )
+        if changes:
             raise ValueError(
                 f"{run_dir} holds a search with {name}={stored[name]!r:.200}, not {value!r:.200}: repeat its "
                 "arguments, or give another folder"

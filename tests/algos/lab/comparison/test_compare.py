@@ -239,7 +239,7 @@ def test_a_study_of_nothing_is_refused(tmp_path):
         train_all([Case("CartPole-v1")], run_dir=tmp_path, seeds=0)
 
 
-@pytest.mark.parametrize("total_steps", [0, True, 64.0, "64"])
+@pytest.mark.parametrize("total_steps", [0, True, 64.5, "64"])
 def test_a_length_that_is_no_integer_is_refused(tmp_path, total_steps):
     """By a comparison and by a training of its own, in the same words; True trained for one iteration."""
     expected = f"total_steps is {total_steps!r}, expected an integer of at least 1"

@@ -49,7 +49,13 @@ def test_another_function_of_the_same_name_is_another(kind):
     assert changed_code(prints_of(first), prints_of(first)) == []
 
 
-REWARD = "def helper(text):\n    return {paid}\n\ndef score(completions):\n    return [helper(text) for text in completions]\n"
+REWARD = """
+def helper(text):
+    return {paid}
+
+def score(completions):
+    return [helper(text) for text in completions]
+"""
 
 
 def test_an_edited_file_is_another_reward(tmp_path):

@@ -1,0 +1,95 @@
+"""A second call of `compare` with other code, settings or names: nothing of the first is passed off as its result."""
+
+import functools
+
+import gymnasium
+import pytest
+
+from algos import Case, PPOConfig
+from algos.lab.comparison.compare import compare
+from algos.lab.comparison.figures import curves
+from algos.lab.comparison.runs import read_runs
+from tests.helpers.errors import refused
+
+PROMPTS = ["this film", "the movie"]
+
+
+def paying(paid, name="b"):
+    env_kwargs = {"prompts": PROMPTS, "reward": lambda completions: [paid] * len(completions), "max_new_tokens": 2}
+    return Case("textenv/Prompts-v0", env_kwargs=env_kwargs, name=name)
+
+
+def cartpole(**fields):
+    return Case("CartPole-v1", config=PPOConfig(**fields), num_envs=4)
+
+
+SHORT = dict(seeds=1, total_steps=64, processes=0, quiet=True)
+
+
+@pytest.mark.heavy
+def test_another_reward_is_another_case(tmp_path):
+    assert compare(paying(1.0), run_dir=tmp_path, **SHORT)["b"]["mean_return"] == 1
+    with refused(FileExistsError, "with other settings", r"env_kwargs.reward has changed", "overwrite=True"):
+        compare(paying(10.0), run_dir=tmp_path, **SHORT)
+    assert compare(paying(1.0), run_dir=tmp_path, **SHORT)["b"]["mean_return"] == 1  # the same is kept
+    assert compare(paying(10.0), run_dir=tmp_path, overwrite=True, **SHORT)["b"]["mean_return"] == 10
+
+
+@pytest.mark.heavy
+def test_a_run_that_failed_goes_on_with_mended_code(tmp_path, caplog):
+    class Broken(gymnasium.Wrapper):
+        def step(self, action):
+            raise ArithmeticError("a mistake")
+
+    case = Case("CartPole-v1", num_envs=2, env_kwargs={"wrappers": [Broken]})
+    with pytest.raises(ArithmeticError):
+        compare(case, run_dir=tmp_path, **SHORT)
+    Broken.step = lambda self, action: self.env.step(action)
+    compare(case, run_dir=tmp_path, **SHORT)
+    assert "goes on with other code or files than it began with: env_kwargs.wrappers.0.step has changed" in caplog.text
+
+
+@pytest.mark.heavy
+def test_seeds_of_an_earlier_call_with_other_settings_are_a_case_of_their_own(tmp_path):
+    compare(cartpole(num_steps=16), run_dir=tmp_path, **SHORT | {"seeds": 3})
+    compare(cartpole(num_steps=8), run_dir=tmp_path, overwrite=True, **SHORT)
+    seeds = {}
+    for run in read_runs([tmp_path]):
+        seeds.setdefault(run.case, set()).add(run.seed)
+    assert seeds == {"CartPole-v1:ppo (num_steps=8)": {1}, "CartPole-v1:ppo (num_steps=16)": {2, 3}}
+
+
+NAMES = ["_baseline", "$5 and \\frac$6", "50% & a_b#{}~^\\"]
+
+
+@pytest.mark.heavy
+def test_any_name_on_one_line_is_reported(tmp_path):
+    pytest.importorskip("matplotlib")
+    cases = [Case("CartPole-v1", config=PPOConfig(num_steps=8), name=name) for name in NAMES]
+    compare(cases, run_dir=tmp_path, **SHORT)
+    assert (tmp_path / "report.html").is_file()
+    (_, svg) = curves(tmp_path, out=tmp_path / "c.svg"), (tmp_path / "c.svg").read_text()
+    assert len(svg) > 1_000
+
+
+@pytest.mark.parametrize("name, reason", [
+    ("report", "a key of the comparison's result"), ("seconds", "a key"), ("x" * 300, "too long for the name"),
+    ("a\nb", "not printable"), ("a\0b", "not printable"),
+])  # fmt: skip
+def test_names_that_no_folder_can_have_are_refused_before_training(name, reason, tmp_path):
+    with refused(ValueError, "the name of a case is", reason, "name="):
+        compare(Case("CartPole-v1", name=name), run_dir=tmp_path, **SHORT)
+    assert not [*tmp_path.iterdir()]
+
+
+def heavy_cartpole(num_envs, gravity):
+    env = gymnasium.make_vec("CartPole-v1", num_envs=num_envs, vectorization_mode="sync")
+    env.set_attr("gravity", gravity)
+    return env
+
+
+@pytest.mark.heavy
+def test_a_partial_is_named_by_its_function(tmp_path):
+    case = Case(functools.partial(heavy_cartpole, gravity=5.0), "ppo")
+    assert str(case) == "heavy_cartpole:ppo"
+    assert "heavy_cartpole:ppo" in compare(case, run_dir=tmp_path, **SHORT)
