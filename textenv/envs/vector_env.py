@@ -29,6 +29,7 @@ from textenv.envs.action_masks import ActionMasks, Rule, as_rule
 from textenv.envs.early_scores import MIN_PORTION, EarlyScores
 from textenv.envs.episode_batch import EpisodeBatch, Info, OpenTurn, end_info, final_info
 from textenv.envs.limits import Limits, StopConditions, check_at_least, check_tokenizer
+from textenv.envs.step_slots import StepSlots
 from textenv.envs.task import (
     Conversation,
     SeveralAgents,
@@ -230,12 +231,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self._define_spaces(self.max_length)
 
         # `step`
-        self._step_transcript = self._transcript(self.num_envs, one_row=True)
-        self._ended = np.zeros(self.num_envs, dtype=bool)
-        """Slots whose episode is over and not reset yet."""
-        self._started = False
-        self._step_returns = np.zeros(self.num_envs)
-        """Sum of the rewards so far, of the episode in each slot."""
+        self._step_slots = StepSlots(self._transcript(self.num_envs, one_row=True))
 
         # Prompts, which may replace the task
         self._order = PromptOrder()
@@ -257,7 +253,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Metrics of the rewards, texts and calls of the episodes returned last; see `textenv.rewards.metrics`."""
 
     def _prepare_prompts(self, sampler: PromptSampler | str | None) -> None:
-        """Check all prompts; replace `task` if some are skipped. Needs `_step_transcript`.
+        """Check all prompts; replace `task` if some are skipped. Needs `_step_slots`.
 
         Raises:
             ValueError: if a prompt does not fit, or if prompts are to be skipped or drawn that the task makes itself.
@@ -315,7 +311,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
                 continue
 
             try:
-                num_tokens = len(self._step_transcript.ids(prompt))
+                num_tokens = len(self._step_slots.transcript.ids(prompt))
             except OverlongPromptError:
                 if self._overlong == "error":
                     raise
@@ -327,7 +323,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         if not overlong:
             return prompt_list
         if not fitting:
-            self._step_transcript.ids(overlong[0])  # raises the error that says what to do
+            self._step_slots.transcript.ids(overlong[0])  # raises the error that says what to do
         self.skipped_prompts = len(overlong)
         logger.warning(
             "%d of %d prompts have more than max_prompt_tokens=%d tokens and are left out, the first in row %s",
@@ -356,7 +352,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """
         if not self._masks.active:
             return None
-        mask_index = self._step_transcript.next_mask
+        mask_index = self._step_slots.next_mask
         if self._batch is not None:
             mask_index = self._batch.next_mask
         if (mask_index == mask_index[0]).all():
@@ -381,7 +377,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
     @property
     def context_number(self) -> np.ndarray:
         """int64 ``[num_envs]``: how often the task has given each slot of `step` a new context in its episode."""
-        return self._step_transcript.row_number.copy()
+        return self._step_slots.transcript.row_number.copy()
 
     @property
     def prompt_order(self) -> dict[str, int] | None:
@@ -488,17 +484,17 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             mask = np.asarray(options["reset_mask"])
             if mask.dtype != bool or mask.shape != (self.num_envs,):
                 raise ValueError(f"reset_mask is {mask.dtype} {mask.shape}, expected bool ({self.num_envs},)")
-            if not self._started and not mask.all():
+            if not self._step_slots.started and not mask.all():
                 raise ValueError("reset_mask leaves out slots that have no episode yet: reset all slots first")
 
         # Begin; the episodes of these slots, and those of a batch, are given up
         self._batch = None
-        self._started = True
+        self._step_slots.started = True
         if self._draws is not None and mask.all():
             self._draws.forget()
         self._begin(np.flatnonzero(mask))
         self._show()
-        return self._observe(), self._info()
+        return self._step_slots.observe(), self._info()
 
     def step(self, actions: np.ndarray) -> tuple[TextObservation, np.ndarray, np.ndarray, np.ndarray, Info]:
         """Append one token to every slot.
@@ -517,13 +513,12 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             ValueError: on an invalid action, an episode that is over, or a closed environment.
         """
         # Append the tokens
-        transcript = self._step_transcript
-        resetting = self._ended.nonzero()[0]
-        actions = self._check_actions(actions, resetting)
-        rows: np.ndarray | slice = slice(None)  # in most steps all slots; a slice is faster than indices
-        if len(resetting):
-            rows = np.flatnonzero(~self._ended)
-        ended_turns = transcript.append(rows, actions[rows])
+        self._check_open()
+        slots = self._step_slots
+        transcript = slots.transcript
+        resetting = slots.ended.nonzero()[0]
+        actions = slots.check_actions(actions, self.autoreset_mode)
+        ended_turns = slots.append(actions)
 
         # Reply to the turns that ended, and score them
         last_turns, _ = self._end_turns(transcript, ended_turns)
@@ -538,20 +533,20 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         done = np.zeros(self.num_envs, dtype=bool)
         if last_turns:
             done[list(last_turns)] = True
-        self._step_returns += reward
+        slots.returns += reward
         if self._draws is not None:
             self._learn_from_slots(self._draws, done)
         terminated = transcript.terminated & done
         truncated = transcript.truncated & done
-        self._ended = done
+        slots.ended = done
         info: Info = end_info(self.num_envs, last_turns, transcript.end_reason)
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
             self._begin(resetting)
         self._show()
         if self.autoreset_mode is AutoresetMode.SAME_STEP and last_turns:
-            info = final_info(self._observe(), done.copy(), info)
+            info = final_info(slots.observe(), done.copy(), info)
             self._begin(np.array(list(last_turns)))
-        return self._observe(), reward, terminated, truncated, self._info() | info
+        return slots.observe(), reward, terminated, truncated, self._info() | info
 
     def render(self) -> tuple[RenderFrame, ...] | None:
         """Text of each slot so far, with chosen tokens shaded by their reward; None without a render mode.
@@ -561,16 +556,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """
         if self.render_mode is None:
             return None
-        if self.render_mode == "rgb_array":
-            return tuple(self._step_transcript.draw(row) for row in range(self.num_envs))
-        frames = tuple(self._step_transcript.render(row) for row in range(self.num_envs))
-        if self.render_mode == "ansi":
-            return frames
-        lines = list(frames)
-        if self.num_envs > 1:
-            lines = [f"[{slot}] {frame}" for slot, frame in enumerate(frames)]
-        print("\n".join(lines), flush=True)
-        return None
+        return self._step_slots.render(self.render_mode)
 
     # --- whole episodes --------------------------------------------------------------------------------------
 
@@ -606,8 +592,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         # End the episodes of `step`, which needs a `reset` afterwards
         if self._draws is not None:
             self._draws.forget()
-        self._started = False
-        self._ended[:] = False
+        self._step_slots.give_up()
         self._masks.forget()
 
         num_games = episodes // self._agents
@@ -784,9 +769,9 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
     def _learn_from_slots(self, draws: PromptDraws, done: np.ndarray) -> None:
         """Tell the sampler the returns of the episodes of `step` that are over, bool ``[num_envs]``."""
         slots = np.flatnonzero(done)
-        prompt_numbers = self._step_transcript.group[slots]
-        has_score = self._step_transcript.has_score[slots]
-        draws.learn(prompt_numbers[has_score].tolist(), self._step_returns[slots[has_score]].tolist())
+        prompt_numbers = self._step_slots.transcript.group[slots]  # equal to the groups: `step` is for one agent
+        has_score = self._step_slots.transcript.has_score[slots]
+        draws.learn(prompt_numbers[has_score].tolist(), self._step_slots.returns[slots[has_score]].tolist())
         draws.forget(prompt_numbers.tolist())
 
     def _check_padding(self, row: int, prompt: Prompt) -> None:
@@ -836,9 +821,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Begin new episodes in these slots, for `step`."""
         if len(slots):
             prompt_numbers = self._order.next(len(slots))
-            self._begin_rows(self._step_transcript, slots, prompt_numbers)
-            self._ended[slots] = False
-            self._step_returns[slots] = 0
+            self._begin_rows(self._step_slots.transcript, slots, prompt_numbers)
+            self._step_slots.begin(slots)
 
     def _refill(self) -> np.ndarray:
         """Begin the batch's next episodes in idle slots, once enough slots are idle; return the slots that got one."""
@@ -908,10 +892,6 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
                 next_rows[row] = next_row
         return last_turns, next_rows
 
-    def _observe(self) -> TextObservation:
-        """Return a copy of the prefixes in the slots of `step`."""
-        return {"tokens": self._step_transcript.tokens.copy(), "length": self._step_transcript.length[:, None].copy()}
-
     def _current_batch(self) -> EpisodeBatch:
         if self._batch is None:
             raise ValueError("no episodes were started: call start_episodes first")
@@ -939,27 +919,6 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
                 "the tokenizer's chat template is another one than when this environment was made, by hand or by the "
                 "chat_template_kwargs of another environment: give each its own tokenizer"
             )
-
-    def _check_actions(self, actions: np.ndarray, ended: np.ndarray) -> np.ndarray:
-        """Return the actions of `step` as an array; raise a ValueError if they, or the step, are not allowed now."""
-        self._check_open()
-        if not self._started:
-            raise ValueError("no episode is running: call reset before step")
-        if self._step_transcript.unscored:
-            raise ValueError("the reward of a finished turn failed: call reset before step")
-
-        # Slots that this step only resets ignore their actions: mask 0 allows all tokens
-        mask_index = self._step_transcript.next_mask
-        if len(ended):
-            mask_index = np.where(self._ended, 0, mask_index)
-        actions = self._masks.check(actions, slice(None), mask_index)
-
-        if self.autoreset_mode is AutoresetMode.DISABLED and len(ended):
-            raise ValueError(
-                f"the episodes in slots {ended.tolist()} are over: "
-                'call reset(options={"reset_mask": mask}) for them first'
-            )
-        return actions
 
 
 def _is_list(values: object) -> bool:
