@@ -200,7 +200,7 @@ class MemoryEstimate(TorchDispatchMode):
         self.decoder = decoder_class(self.lm, num_slots=self.slots, max_length=self.length)
         for read in (self.prompt, self.length - 1, self.length):
             if read == self.length - 1 and isinstance(self.decoder, Decoder):
-                self.decoder.read[:] = read  # as if it had been read token by token
+                self.decoder.num_read[:] = read  # as if it had been read token by token
                 continue
             tokens = np.zeros(self.decoder.shape, dtype=np.int64)
             logits = self.decoder.logits(tokens, np.full(self.slots, read))

@@ -318,7 +318,7 @@ def graphs(device):
     for _ in range(2):
         agent.collect()
     decoder = agent.policy.decoder
-    captured = len(getattr(decoder.everywhere, "graphs", {}))
+    captured = len(getattr(decoder.step_all_slots, "graphs", {}))
     if not captured:
         raise AssertionError("no step of decoding was captured: textenv.lm.cuda_graphs logs why (logging level INFO)")
     return {"figure": f"{captured} graphs captured"}

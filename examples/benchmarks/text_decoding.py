@@ -243,7 +243,7 @@ def interface(options):
     action = policy.act(observation).action.numpy()
     ready = decoder.logits(observation["tokens"], observation["length"][:, 0])
     for reader in (decoder, policy.decoder):
-        reader.everywhere = lambda *inputs, sizes: ready
+        reader.step_all_slots = lambda *inputs, sizes: ready
     ours, peer = np.zeros((2, steps * (options.pairs + 1)))
 
     def act():

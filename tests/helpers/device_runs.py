@@ -353,7 +353,7 @@ def decoding(_):
             with torch.no_grad():
                 for weight in lm.model.parameters():
                     weight.mul_(1.25)
-        graphs = getattr(decoder.everywhere, "graphs", {})
+        graphs = getattr(decoder.step_all_slots, "graphs", {})
         assert len(graphs) == (2 if decoder.graphed else 0), (make, graphs)
         assert decoder.graphed == (TYPE == "cuda" and make is not make_bloom)
 
@@ -366,7 +366,7 @@ def decoding(_):
     lm.model.transformer.register_forward_pre_hook(waits)
     decoder = Decoder(lm, num_slots=3, max_length=100)
     decode(lm, decoder, seed=0)
-    assert not getattr(decoder.everywhere, "graphs", {})
+    assert not getattr(decoder.step_all_slots, "graphs", {})
 
 
 def long_gpt2():

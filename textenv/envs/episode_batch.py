@@ -38,13 +38,13 @@ class EpisodeBatch:
 
     Args:
         transcript: an empty transcript with a row for each episode.
-        numbers: position of each episode's prompt in the prompt order.
+        prompt_numbers: position of each episode's prompt in the prompt order.
         num_envs: number of slots.
     """
 
-    def __init__(self, transcript: Transcript, numbers: Sequence[int], num_envs: int) -> None:
+    def __init__(self, transcript: Transcript, prompt_numbers: Sequence[int], num_envs: int) -> None:
         self.transcript = transcript
-        self.numbers = numbers
+        self.prompt_numbers = prompt_numbers
         self.row = np.full(num_envs, -1, dtype=np.int64)
         """int64 ``[num_envs]``: transcript row in which each slot's episode goes on, -1 in idle slots."""
         self._next_episode = 0
@@ -126,7 +126,7 @@ class EpisodeBatch:
         enough = len(idle) >= MIN_IDLE_FRACTION * num_slots or len(idle) == num_slots
         stop = self._next_episode
         if enough:
-            stop = min(self._next_episode + agents * len(idle), len(self.numbers))
+            stop = min(self._next_episode + agents * len(idle), len(self.prompt_numbers))
         rows = np.arange(self._next_episode, stop, agents)
         self._next_episode = stop
         slots = idle[: len(rows)]

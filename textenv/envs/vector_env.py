@@ -1,4 +1,12 @@
-"""`TextVectorEnv`: text generation as a vector environment. State = prefix, action = next token."""
+"""`TextVectorEnv`: text generation as a vector environment. State = prefix, action = next token.
+
+Four kinds of index are used here and in the modules beside it:
+
+- slot: place in the batch that the model reads
+- row: row of the transcript and of the rollout; in `TextVectorEnv.step`, row i is slot i
+- episode: index of an episode. It has several rows where the task gives the model a new context
+- prompt number: position in the prompt order, equal within a group
+"""
 
 from __future__ import annotations
 
@@ -21,6 +29,7 @@ from textenv.envs.action_masks import ActionMasks, Rule, as_rule
 from textenv.envs.early_scores import MIN_PORTION, EarlyScores
 from textenv.envs.episode_batch import EpisodeBatch, Info, OpenTurn, end_info, final_info
 from textenv.envs.limits import Limits, StopConditions, check_at_least, check_tokenizer
+from textenv.envs.step_slots import StepSlots
 from textenv.envs.task import (
     Conversation,
     SeveralAgents,
@@ -176,12 +185,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         penalty: KLPenalty | None = None,
         render_mode: str | None = None,
     ) -> None:
-        if num_envs is not None:
-            check_at_least("num_envs", num_envs, 1)
-        if render_mode not in (None, *RENDER_MODES):
-            raise ValueError(f"render_mode is {render_mode!r}, expected 'ansi', 'human', 'rgb_array' or None")
-        if overlong not in ("error", "skip"):
-            raise ValueError(f"overlong is {overlong!r}, expected 'error' or 'skip'")
+        _check_options(num_envs, overlong=overlong, render_mode=render_mode)
         check_tokenizer(tokenizer)
         set_template_variables(tokenizer, chat_template_kwargs)
         _check_earlier_turns(earlier_turns, tokenizer)
@@ -190,23 +194,20 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self.task = choose_task(task, prompts, reward)
         self.tokenizer = tokenizer
         self._chat_template = tokenizer.chat_template
+        self._agents = self.task.agents if isinstance(self.task, SeveralAgents) else 1
         self.earlier_turns: Literal["transcript", "template"] = earlier_turns
         """What the model sees of its earlier answers in a chat."""
         self.penalty: KLPenalty | None = penalty
-        self.render_mode = render_mode
         self.num_envs = 1 if num_envs is None else num_envs
         """Number of slots of `step`."""
         self._many_slots_by_default = num_envs is None and not isinstance(self.task, Conversation)
+        self.render_mode = render_mode
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {"render_modes": RENDER_MODES, "render_fps": 10, "autoreset_mode": self.autoreset_mode}
 
-        # Limits, ends of turns, tools
+        # Limits, ends of turns, tools, masks of allowed tokens
         if max_turns is None:
             max_turns = 6 if tools else 1
-        max_turns_per_row = None
-        if isinstance(self.task, ShortRows) and not tools:  # each call of a tool would be a turn in the row, too
-            max_turns_per_row = self.task.max_turns_per_row
-        self._agents = self.task.agents if isinstance(self.task, SeveralAgents) else 1
         if isinstance(stop, (str, int, np.integer)):
             stop = (stop,)
         self._limits = Limits(
@@ -215,80 +216,61 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             min_new_tokens=min_new_tokens,
             max_turns=max_turns,
             max_length=max_length,
-            max_turns_per_row=max_turns_per_row,
+            max_turns_per_row=_max_turns_per_row(self.task, tools),
             stop=tuple(stop),
         )
         self.ends = StopConditions(tokenizer, self._limits.stop)
         self.tools: Tools | None = None
         if tools:
             self.tools = Tools(tools, tokenizer, tool_timeout)
+        self._masks = _masks_of(forbidden, allowed, limits=self._limits, ends=self.ends)
 
-        # Masks of allowed tokens
-        rule = as_rule(
-            allowed,
-            tokenizer,
-            num_tokens=self.ends.num_tokens,
-            ends=self.ends.ids,
-            longest=max_new_tokens,
-        )
-        self._masks = ActionMasks(
-            self.ends.num_tokens,
-            forbidden=np.atleast_1d(np.asarray(forbidden, dtype=np.int64)).tolist(),
-            ends=self.ends.ids,
-            min_new_tokens=min_new_tokens,
-            rule=rule,
-        )
-        if max_new_tokens < self._masks.room:
-            raise ValueError(
-                f"max_new_tokens is {max_new_tokens}, which would cut a word, expected at least {self._masks.room}, "
-                "the tokens of the longest word: raise it"
-            )
-        if max_length is not None and max_length < max_prompt_tokens + self._masks.room:
-            raise ValueError(
-                f"max_length is {max_length}, expected at least max_prompt_tokens, {max_prompt_tokens}, and the tokens "
-                f"of the longest text in allowed, {self._masks.room}: lower max_prompt_tokens or raise max_length"
-            )
-
-        # Transcript of `step`: its row i is slot i
-        self._step_transcript = self._transcript(self.num_envs, one_row=True)
-        self._ended = np.zeros(self.num_envs, dtype=bool)  # slots whose episode is over and not reset yet
-        self._started = False
+        # Spaces
         self.max_length = self._limits.width
         """Maximum length of a prefix, in tokens."""
         self._define_spaces(self.max_length)
 
-        # Prompts
+        # `step`
+        self._step_slots = StepSlots(self._transcript(self.num_envs, one_row=True))
+
+        # Prompts, which may replace the task
         self._order = PromptOrder()
         self._overlong = overlong
         self.skipped_prompts = 0
         """Number of prompts that ``overlong="skip"`` leaves out."""
-        if isinstance(self.task, PromptList):
-            self.task = self._checked_prompts(self.task)
-            first_prompt = self.task.prompt(0)
-            if is_chat(first_prompt):
-                warn_of_opened_tag(tokenizer)
-            warn_of_unwritten(first_prompt, tokenizer)
-        elif overlong == "skip":
-            raise ValueError(
-                f"overlong is 'skip', but {type(self.task).__name__} makes its prompts itself: leave it out"
-            )
         self._draws: PromptDraws | None = None
         """Draws the prompts by the sampler, if there is one."""
-        if sampler is not None:
-            self._draws = _draws_of(sampler, self.task)
-        self._step_returns = np.zeros(self.num_envs)  # of the episodes of `step` so far
-
-        self._warn_of_earlier_turns()
+        self._prepare_prompts(sampler)
 
         # Whole episodes: the batch that is being generated, and results of the last one
         self._early: EarlyScores | None = None
         if score_while_generating:
-            self._early = EarlyScores(self.task)  # the checked task: `overlong="skip"` may have replaced it
+            self._early = EarlyScores(self.task)  # the task that `_prepare_prompts` has left
         self._batch: EpisodeBatch | None = None
         self.scored_turns = ScoredTurns([], [], Scores(score=[]))
         """Turns of the episodes returned last; see `report`."""
         self.metrics: dict[str, float] = {}
         """Metrics of the rewards, texts and calls of the episodes returned last; see `textenv.rewards.metrics`."""
+
+    def _prepare_prompts(self, sampler: PromptSampler | str | None) -> None:
+        """Check all prompts; replace `task` if some are skipped. Needs `_step_slots`.
+
+        Raises:
+            ValueError: if a prompt does not fit, or if prompts are to be skipped or drawn that the task makes itself.
+        """
+        if isinstance(self.task, PromptList):
+            self.task = self._checked_prompts(self.task)
+            first_prompt = self.task.prompt(0)
+            if is_chat(first_prompt):
+                warn_of_opened_tag(self.tokenizer)
+            warn_of_unwritten(first_prompt, self.tokenizer)
+        elif self._overlong == "skip":
+            raise ValueError(
+                f"overlong is 'skip', but {type(self.task).__name__} makes its prompts itself: leave it out"
+            )
+        if sampler is not None:
+            self._draws = _draws_of(sampler, self.task)
+        self._warn_of_earlier_turns()
 
     def _warn_of_earlier_turns(self) -> None:
         """Log a warning if chats may have several turns, and the template shows earlier answers differently."""
@@ -320,7 +302,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         for index in range(len(prompt_list.prompts)):
             prompt = prompt_list.prompt(index)
 
-            # Tokenizing takes time: where a bound on the number of tokens suffices, it is not done
+            # Tokenizing takes time. It is not done where an upper bound of the number of tokens suffices
             bound = None
             if index >= TOKENIZED_PROMPTS:
                 bound = bounds.bound(prompt)
@@ -329,7 +311,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
                 continue
 
             try:
-                num_tokens = len(self._step_transcript.ids(prompt))
+                num_tokens = len(self._step_slots.transcript.ids(prompt))
             except OverlongPromptError:
                 if self._overlong == "error":
                     raise
@@ -341,7 +323,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         if not overlong:
             return prompt_list
         if not fitting:
-            self._step_transcript.ids(overlong[0])  # raises the error that says what to do
+            self._step_slots.transcript.ids(overlong[0])  # raises the error that says what to do
         self.skipped_prompts = len(overlong)
         logger.warning(
             "%d of %d prompts have more than max_prompt_tokens=%d tokens and are left out, the first in row %s",
@@ -370,7 +352,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """
         if not self._masks.active:
             return None
-        mask_index = self._step_transcript.next_mask
+        mask_index = self._step_slots.next_mask
         if self._batch is not None:
             mask_index = self._batch.next_mask
         if (mask_index == mask_index[0]).all():
@@ -395,7 +377,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
     @property
     def context_number(self) -> np.ndarray:
         """int64 ``[num_envs]``: how often the task has given each slot of `step` a new context in its episode."""
-        return self._step_transcript.row_number.copy()
+        return self._step_slots.transcript.row_number.copy()
 
     @property
     def prompt_order(self) -> dict[str, int] | None:
@@ -455,7 +437,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         has_texts = {*model_ends.texts} <= {*current_ends.texts}
         if has_ids and has_texts:
             return
-        # Both may refuse them, so both come before the first change
+        # The first two may raise. If so, nothing has changed yet
         self.ends.check(model_ends)
         self._masks.forbid_before_minimum({*self.ends.ids, *model_ends.ids})
         self.ends.add(model_ends)
@@ -488,28 +470,31 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             ValueError: if the environment is closed, or a prompt does not fit.
         """
         self._check_open()
+        self._check_template()
         if self._agents > 1:
             raise ValueError(
                 f"step and reset are for one agent, and these games have {self._agents}: collect whole episodes, as "
                 "agents do (start_episodes, or algos.collect)"
             )
-        self._seed(seed)
+        if self._early is not None:
+            self._early.forget()
+        self._restart_prompts(seed)
         mask = np.ones(self.num_envs, dtype=bool)
         if options is not None and "reset_mask" in options:
             mask = np.asarray(options["reset_mask"])
             if mask.dtype != bool or mask.shape != (self.num_envs,):
                 raise ValueError(f"reset_mask is {mask.dtype} {mask.shape}, expected bool ({self.num_envs},)")
-            if not self._started and not mask.all():
+            if not self._step_slots.started and not mask.all():
                 raise ValueError("reset_mask leaves out slots that have no episode yet: reset all slots first")
 
         # Begin; the episodes of these slots, and those of a batch, are given up
         self._batch = None
-        self._started = True
+        self._step_slots.started = True
         if self._draws is not None and mask.all():
             self._draws.forget()
         self._begin(np.flatnonzero(mask))
         self._show()
-        return self._observe(), self._info()
+        return self._step_slots.observe(), self._info()
 
     def step(self, actions: np.ndarray) -> tuple[TextObservation, np.ndarray, np.ndarray, np.ndarray, Info]:
         """Append one token to every slot.
@@ -528,13 +513,12 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             ValueError: on an invalid action, an episode that is over, or a closed environment.
         """
         # Append the tokens
-        transcript = self._step_transcript
-        resetting = self._ended.nonzero()[0]
-        actions = self._check_actions(actions, resetting)
-        rows: np.ndarray | slice = slice(None)  # in most steps all slots; a slice is faster than indices
-        if len(resetting):
-            rows = np.flatnonzero(~self._ended)
-        ended_turns = transcript.append(rows, actions[rows])
+        self._check_open()
+        slots = self._step_slots
+        transcript = slots.transcript
+        resetting = slots.ended.nonzero()[0]
+        actions = slots.check_actions(actions, self.autoreset_mode)
+        ended_turns = slots.append(actions)
 
         # Reply to the turns that ended, and score them
         last_turns, _ = self._end_turns(transcript, ended_turns)
@@ -549,20 +533,20 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         done = np.zeros(self.num_envs, dtype=bool)
         if last_turns:
             done[list(last_turns)] = True
-        self._step_returns += reward
+        slots.returns += reward
         if self._draws is not None:
             self._learn_from_slots(self._draws, done)
         terminated = transcript.terminated & done
         truncated = transcript.truncated & done
-        self._ended = done
+        slots.ended = done
         info: Info = end_info(self.num_envs, last_turns, transcript.end_reason)
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
             self._begin(resetting)
         self._show()
         if self.autoreset_mode is AutoresetMode.SAME_STEP and last_turns:
-            info = final_info(self._observe(), done.copy(), info)
+            info = final_info(slots.observe(), done.copy(), info)
             self._begin(np.array(list(last_turns)))
-        return self._observe(), reward, terminated, truncated, self._info() | info
+        return slots.observe(), reward, terminated, truncated, self._info() | info
 
     def render(self) -> tuple[RenderFrame, ...] | None:
         """Text of each slot so far, with chosen tokens shaded by their reward; None without a render mode.
@@ -572,16 +556,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """
         if self.render_mode is None:
             return None
-        if self.render_mode == "rgb_array":
-            return tuple(self._step_transcript.draw(row) for row in range(self.num_envs))
-        frames = tuple(self._step_transcript.render(row) for row in range(self.num_envs))
-        if self.render_mode == "ansi":
-            return frames
-        lines = list(frames)
-        if self.num_envs > 1:
-            lines = [f"[{slot}] {frame}" for slot, frame in enumerate(frames)]
-        print("\n".join(lines), flush=True)
-        return None
+        return self._step_slots.render(self.render_mode)
 
     # --- whole episodes --------------------------------------------------------------------------------------
 
@@ -601,7 +576,10 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             Observation, as from `reset`; a slot with length 0 is idle.
         """
         self._check_open()
-        self._seed(seed)
+        self._check_template()
+        if self._early is not None:
+            self._early.forget()
+        self._restart_prompts(seed)
         check_at_least("episodes", episodes, 1)
         check_at_least("group_size", group_size, 1)
         if episodes % group_size:
@@ -614,15 +592,14 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         # End the episodes of `step`, which needs a `reset` afterwards
         if self._draws is not None:
             self._draws.forget()
-        self._started = False
-        self._ended[:] = False
+        self._step_slots.give_up()
         self._masks.forget()
 
         num_games = episodes // self._agents
-        numbers = np.repeat(self._order.next(num_games // group_size), group_size * self._agents)
+        prompt_numbers = np.repeat(self._order.next(num_games // group_size), group_size * self._agents)
         if slots is None:
             slots = self._default_slots(episodes)
-        self._batch = EpisodeBatch(self._transcript(episodes), numbers.tolist(), slots)
+        self._batch = EpisodeBatch(self._transcript(episodes), prompt_numbers.tolist(), slots)
         self._refill()
         return self._batch.observe()
 
@@ -701,9 +678,9 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         scores = score_turns(self.task, turns, score)
         returns = batch.transcript.assign_reward(scores)
         if self._draws is not None:
-            scored = np.flatnonzero(batch.transcript.has_score[: len(batch.numbers)])
-            numbers = np.array(batch.numbers)[scored]
-            self._draws.learn(numbers.tolist(), returns[scored].tolist())
+            scored = np.flatnonzero(batch.transcript.has_score[: len(batch.prompt_numbers)])
+            prompt_numbers = np.array(batch.prompt_numbers)[scored]
+            self._draws.learn(prompt_numbers.tolist(), returns[scored].tolist())
         self._batch = None  # only now, so that this can be called again after a reward has failed
         return self._rollout(batch.transcript, turns, episodes, scores)
 
@@ -792,10 +769,10 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
     def _learn_from_slots(self, draws: PromptDraws, done: np.ndarray) -> None:
         """Tell the sampler the returns of the episodes of `step` that are over, bool ``[num_envs]``."""
         slots = np.flatnonzero(done)
-        numbers = self._step_transcript.group[slots]
-        has_score = self._step_transcript.has_score[slots]
-        draws.learn(numbers[has_score].tolist(), self._step_returns[slots[has_score]].tolist())
-        draws.forget(numbers.tolist())
+        prompt_numbers = self._step_slots.transcript.group[slots]  # equal to the groups: `step` is for one agent
+        has_score = self._step_slots.transcript.has_score[slots]
+        draws.learn(prompt_numbers[has_score].tolist(), self._step_slots.returns[slots[has_score]].tolist())
+        draws.forget(prompt_numbers.tolist())
 
     def _check_padding(self, row: int, prompt: Prompt) -> None:
         """Raise a ValueError if a prompt of token ids starts or ends with padding."""
@@ -821,51 +798,39 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         transcript.tools = self.tools
         return transcript
 
-    def _seed(self, seed: int | None) -> None:
-        """Give up scores of an earlier batch, seed the random generator, and start or continue the prompt order.
-
-        Raises:
-            ValueError: if the tokenizer's chat template is another one than before.
-        """
-        if self.tokenizer.chat_template != self._chat_template:
-            raise ValueError(
-                "the tokenizer's chat template is another one than when this environment was made, by hand or by the "
-                "chat_template_kwargs of another environment: give each its own tokenizer"
-            )
-        if self._early is not None:
-            self._early.forget()
+    def _restart_prompts(self, seed: int | None) -> None:
+        """Seed the random generator and start the prompt order anew, or continue it with None."""
         super().reset(seed=seed)
         self._order.start(self.np_random, anew=seed is not None)
 
-    def _begin_rows(self, transcript: Transcript, rows: np.ndarray, numbers: Sequence[int]) -> np.ndarray:
-        """Begin games in these rows, with the prompts at these positions of the prompt order.
+    def _begin_rows(self, transcript: Transcript, rows: np.ndarray, prompt_numbers: Sequence[int]) -> np.ndarray:
+        """Begin games in these rows, with the prompts of these numbers.
 
         Returns:
             int64, the rows of the agents who begin; those with a single agent are ``rows``.
         """
         source = self.task if self._draws is None else self._draws
-        prompts = source.sample_prompts(numbers, seed=self._order.seed)
+        prompts = source.sample_prompts(prompt_numbers, seed=self._order.seed)
         check_count(prompts, len(rows), name=f"sample_prompts of {type(self.task).__name__}", item="Prompt")
         begun_rows = []
-        for row, prompt, number in zip(rows, prompts, numbers, strict=True):
-            begun_rows.append(transcript.begin(int(row), prompt, group=number))
+        for row, prompt, prompt_number in zip(rows, prompts, prompt_numbers, strict=True):
+            begun_rows.append(transcript.begin(int(row), prompt, group=prompt_number))
         return np.array(begun_rows)
 
     def _begin(self, slots: np.ndarray) -> None:
         """Begin new episodes in these slots, for `step`."""
         if len(slots):
-            numbers = self._order.next(len(slots))
-            self._begin_rows(self._step_transcript, slots, numbers)
-            self._ended[slots] = False
-            self._step_returns[slots] = 0
+            prompt_numbers = self._order.next(len(slots))
+            self._begin_rows(self._step_slots.transcript, slots, prompt_numbers)
+            self._step_slots.begin(slots)
 
     def _refill(self) -> np.ndarray:
         """Begin the batch's next episodes in idle slots, once enough slots are idle; return the slots that got one."""
         batch = self._current_batch()
         slots, rows = batch.refill()
         if len(rows):
-            numbers = [batch.numbers[row] for row in rows]
-            batch.row[slots] = self._begin_rows(batch.transcript, rows, numbers)
+            prompt_numbers = [batch.prompt_numbers[row] for row in rows]
+            batch.row[slots] = self._begin_rows(batch.transcript, rows, prompt_numbers)
         return slots
 
     def _end_turns_and_refill(self, batch: EpisodeBatch, ended_turns: np.ndarray) -> np.ndarray:
@@ -885,7 +850,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             refilled = self._refill()
             changed[refilled] = True
         if self._early is not None:
-            self._early.offer(batch.transcript.unscored, least=MIN_PORTION * len(batch.numbers))
+            self._early.offer(batch.transcript.unscored, least=MIN_PORTION * len(batch.prompt_numbers))
         return changed
 
     def _end_turns(self, transcript: Transcript, rows: np.ndarray) -> tuple[dict[int, Turn], dict[int, int]]:
@@ -898,7 +863,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             return {}, {}
         turns = transcript.close_turns(rows)
 
-        # Turns that call tools get the results. A conversation replies to the others; other tasks end their episodes
+        # Turns that call tools get the results. The others get the conversation's reply; without one their episodes end
         replies: dict[int, object] = {}
         if self.tools:
             replies |= self.tools.reply(turns)
@@ -927,10 +892,6 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
                 next_rows[row] = next_row
         return last_turns, next_rows
 
-    def _observe(self) -> TextObservation:
-        """Return a copy of the prefixes in the slots of `step`."""
-        return {"tokens": self._step_transcript.tokens.copy(), "length": self._step_transcript.length[:, None].copy()}
-
     def _current_batch(self) -> EpisodeBatch:
         if self._batch is None:
             raise ValueError("no episodes were started: call start_episodes first")
@@ -952,26 +913,12 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         if self.closed:
             raise ValueError("this environment is closed: make a new one")
 
-    def _check_actions(self, actions: np.ndarray, ended: np.ndarray) -> np.ndarray:
-        """Return the actions of `step` as an array; raise a ValueError if they, or the step, are not allowed now."""
-        self._check_open()
-        if not self._started:
-            raise ValueError("no episode is running: call reset before step")
-        if self._step_transcript.unscored:
-            raise ValueError("the reward of a finished turn failed: call reset before step")
-
-        # In slots that are only reset, actions are ignored: row 0 of the masks allows all tokens
-        mask_index = self._step_transcript.next_mask
-        if len(ended):
-            mask_index = np.where(self._ended, 0, mask_index)
-        actions = self._masks.check(actions, slice(None), mask_index)
-
-        if self.autoreset_mode is AutoresetMode.DISABLED and len(ended):
+    def _check_template(self) -> None:
+        if self.tokenizer.chat_template != self._chat_template:
             raise ValueError(
-                f"the episodes in slots {ended.tolist()} are over: "
-                'call reset(options={"reset_mask": mask}) for them first'
+                "the tokenizer's chat template is another one than when this environment was made, by hand or by the "
+                "chat_template_kwargs of another environment: give each its own tokenizer"
             )
-        return actions
 
 
 def _is_list(values: object) -> bool:
@@ -984,6 +931,16 @@ def _without_tensor(entry: object) -> object:
     return entry.cpu().numpy() if isinstance(entry, torch.Tensor) else entry
 
 
+def _check_options(num_envs: int | None, *, overlong: str, render_mode: str | None) -> None:
+    """Raise a ValueError if one of these arguments of the constructor is wrong."""
+    if num_envs is not None:
+        check_at_least("num_envs", num_envs, 1)
+    if render_mode not in (None, *RENDER_MODES):
+        raise ValueError(f"render_mode is {render_mode!r}, expected 'ansi', 'human', 'rgb_array' or None")
+    if overlong not in ("error", "skip"):
+        raise ValueError(f"overlong is {overlong!r}, expected 'error' or 'skip'")
+
+
 def _check_earlier_turns(earlier_turns: object, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise a ValueError unless the argument ``earlier_turns`` is one that the tokenizer allows."""
     if earlier_turns not in ("transcript", "template"):
@@ -993,6 +950,54 @@ def _check_earlier_turns(earlier_turns: object, tokenizer: PreTrainedTokenizerBa
             "earlier_turns is 'template', but the tokenizer has no chat template: set tokenizer.chat_template, or "
             "leave it out"
         )
+
+
+def _max_turns_per_row(task: Task, tools: Sequence[Callable[..., object]]) -> int | None:
+    """Return how many turns the task lets a row have; None: all, as with tools, whose calls would be turns, too."""
+    if isinstance(task, ShortRows) and not tools:
+        return task.max_turns_per_row
+    return None
+
+
+def _masks_of(
+    forbidden: Sequence[int],
+    allowed: Rule | Sequence[str | int] | None,
+    *,
+    limits: Limits,
+    ends: StopConditions,
+) -> ActionMasks:
+    """Return the masks of allowed tokens.
+
+    Raises:
+        ValueError: if they leave no token, or a limit leaves no room for a text in ``allowed``.
+    """
+    rule = as_rule(
+        allowed,
+        ends.tokenizer,
+        num_tokens=ends.num_tokens,
+        ends=ends.ids,
+        longest=limits.max_new_tokens,
+    )
+    masks = ActionMasks(
+        ends.num_tokens,
+        forbidden=np.atleast_1d(np.asarray(forbidden, dtype=np.int64)).tolist(),
+        ends=ends.ids,
+        min_new_tokens=limits.min_new_tokens,
+        rule=rule,
+    )
+
+    # Room for the longest text
+    if limits.max_new_tokens < masks.room:
+        raise ValueError(
+            f"max_new_tokens is {limits.max_new_tokens}, which would cut a word, expected at least {masks.room}, "
+            "the tokens of the longest word: raise it"
+        )
+    if limits.max_length is not None and limits.max_length < limits.max_prompt_tokens + masks.room:
+        raise ValueError(
+            f"max_length is {limits.max_length}, expected at least max_prompt_tokens, {limits.max_prompt_tokens}, and "
+            f"the tokens of the longest text in allowed, {masks.room}: lower max_prompt_tokens or raise max_length"
+        )
+    return masks
 
 
 def _draws_of(sampler: PromptSampler | str, task: Task) -> PromptDraws:

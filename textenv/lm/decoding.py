@@ -53,7 +53,7 @@ class Decoder:
         self.lm = lm
         self.num_slots = num_slots
         self.shape = (num_slots, max_length)
-        self.read = np.zeros(num_slots, dtype=np.int64)
+        self.num_read = np.zeros(num_slots, dtype=np.int64)
         """Number of tokens of each slot in the cache."""
         self._seen = np.zeros(self.shape, dtype=np.int64)
         """Prefixes of the last call of `logits`."""
@@ -65,14 +65,14 @@ class Decoder:
         # Steps, which are recorded after some calls
         self.graphed = self.device.type == "cuda" and not self.cache.restarts
         """True if one token in every slot is read by graphs, whose numbers of keys are rounded up."""
-        self.everywhere: RecordedStep | GraphedStep = RecordedStep(self._one_everywhere, model=lm.model)
+        self.step_all_slots: RecordedStep | GraphedStep = RecordedStep(self._read_all_slots, model=lm.model)
         self.fraction_to_read_all = FRACTION_TO_READ_ALL
         if self.graphed:
-            self.everywhere = GraphedStep(self._one_everywhere, model=lm.model)
+            self.step_all_slots = GraphedStep(self._read_all_slots, model=lm.model)
             self.fraction_to_read_all = FRACTION_TO_READ_ALL_BY_GRAPH
-        self.one = RecordedStep(self._some, model=lm.model)
-        self.several = RecordedStep(self._some, model=lm.model)
-        self.recordings = [self.everywhere, self.one, self.several]
+        self.step_some_slots_one_token = RecordedStep(self._read_some_slots, model=lm.model)
+        self.step_some_slots_many_tokens = RecordedStep(self._read_some_slots, model=lm.model)
+        self.recordings = [self.step_all_slots, self.step_some_slots_one_token, self.step_some_slots_many_tokens]
         for step in self.recordings:
             # A recording is verified by running a step twice, which would change a recurrent state twice
             step.recordable &= not self.cache.recurrent
@@ -138,16 +138,18 @@ class Decoder:
         tokens = np.random.default_rng(0).integers(0, self.lm.num_tokens, (1, longest)).repeat(2, axis=0)
         hidden = self.lm.hidden(torch.from_numpy(tokens[:1]).to(self.device))[0]
 
-        # Prefix lengths of the first slot. For some of them, `second_lengths` has the length of a second slot in the
-        # same call
+        # Prefix lengths of the first slot
         if not self.cached:
             first_lengths = {3, longest // 2, longest - 1}
         elif self.cache.restarts:  # long pieces are read from the beginning, the last two tokens one by one
             first_lengths = {3, longest - 2, longest - 1, longest}
         else:  # pieces of the length that a pass may have at most, and the last token alone
             first_lengths = {3, *range(POSITIONS_AT_ONCE, longest, POSITIONS_AT_ONCE), longest - 1, longest}
+
+        # In the calls of these lengths a second slot reads a shorter prefix, to test unequal rows
         second_lengths = {3: 2, longest: 3}
 
+        # Read the prefixes
         lengths = []
         logits = []
         for first_length in sorted(first_lengths):
@@ -163,18 +165,18 @@ class Decoder:
         plain_logits = self.lm.logits(hidden[positions])
         difference = torch.cat(logits).log_softmax(-1) - plain_logits.float().log_softmax(-1)
         largest = difference.abs().amax(-1)
-        everywhere = torch.ones_like(largest, dtype=torch.bool)
-        gap = ratio_gap(largest, mask=everywhere, choices=self.lm.hard_choices)
+        all_prefixes = torch.ones_like(largest, dtype=torch.bool)
+        gap = ratio_gap(largest, mask=all_prefixes, choices=self.lm.hard_choices)
         return gap, rounding(plain_logits)
 
     def reset(self, rows: np.ndarray | None = None) -> None:
         """Clear these slots (bool ``[num_slots]``); None clears all, and drops recordings of replaced weights."""
         if rows is not None:
-            self.read[rows] = 0
+            self.num_read[rows] = 0
             return
         for step in self.recordings:
             step.forget_replaced()
-        self.read[:] = 0
+        self.num_read[:] = 0
 
     @torch.no_grad()
     def logits(self, tokens: np.ndarray, length: np.ndarray) -> Tensor:
@@ -188,29 +190,32 @@ class Decoder:
             ``[num_slots, num_tokens]``.
         """
         self._forget_other_texts(tokens, length)
-        new = length - self.read
+        num_new = length - self.num_read
 
         # Slots with one new token are read apart from those with a whole prompt, without padding to equal length.
-        one_new = new == 1
+        # Where the cache restarts, a prompt of one token is a whole prompt, too
+        has_one_new = num_new == 1
         if self.cache.restarts:
-            one_new &= self.read > 0
-        if self.cached and one_new.all():
+            has_one_new &= self.num_read > 0
+        if self.cached and has_one_new.all():
             return self._read_next(tokens)
-        one = np.flatnonzero(one_new)
-        several = np.flatnonzero((new > 0) & ~one_new)
+        slots_with_one = np.flatnonzero(has_one_new)
+        slots_with_several = np.flatnonzero((num_new > 0) & ~has_one_new)
+        begins = self.num_read == 0
         logits = torch.zeros(self.num_slots, self.lm.num_tokens, device=self.device)
 
-        # One new token in nearly all slots: the other slots also read their next token, if only their first
-        begins = self.read == 0
-        if self.cached and not self.cache.recurrent and len(one) >= self.fraction_to_read_all * self.num_slots:
-            rows = torch.from_numpy(one).to(self.device)
+        # One new token. If nearly all slots have one, all read their next token: those with several the first of them,
+        # idle ones padding
+        nearly_all = len(slots_with_one) >= self.fraction_to_read_all * self.num_slots
+        if self.cached and not self.cache.recurrent and nearly_all:
+            rows = torch.from_numpy(slots_with_one).to(self.device)
             logits[rows] = self._read_next(tokens)[rows]
-        elif len(one):
-            rows = torch.from_numpy(one).to(self.device)
-            logits[rows] = self._extend(one, tokens[one], length[one])
+        elif len(slots_with_one):
+            rows = torch.from_numpy(slots_with_one).to(self.device)
+            logits[rows] = self._extend(slots_with_one, tokens[slots_with_one], length[slots_with_one])
 
         # Several new tokens: equal prompts, such as those of a group, are read once and copied
-        originals, copies = self._distinct(several, tokens, length, begins=begins)
+        originals, copies = self._distinct(slots_with_several, tokens, length, begins=begins)
         if len(originals):
             rows = torch.from_numpy(originals).to(self.device)
             logits[rows] = self._extend(originals, tokens[originals], length[originals])
@@ -252,93 +257,110 @@ class Decoder:
         rows = list(copies)
         target = torch.tensor(rows, device=self.device)
         source = torch.tensor(list(copies.values()), device=self.device)
-        self.read[rows] = length[rows]
+        self.num_read[rows] = length[rows]
         logits[target] = logits[source]
         if self.cached:
             self.cache.copy(source, target, int(length[rows].max()))
 
     def _forget_other_texts(self, tokens: np.ndarray, length: np.ndarray) -> None:
         """Clear slots whose prefix does not extend the text read so far (the same prefix again, or another text)."""
-        is_other = length <= self.read
+        is_other = length <= self.num_read
 
-        # Write the next token of each slot first. If nothing else is new, both arrays are now equal, and texts need no
-        # comparison
-        columns = np.minimum(self.read, tokens.shape[1] - 1)
+        # Write the next token of each slot. If nothing else is new, as in most calls, both arrays are now equal
+        columns = np.minimum(self.num_read, self.shape[1] - 1)
         self._seen[self._slots, columns] = tokens[self._slots, columns]
         width = int(length.max())
         if not np.array_equal(self._seen[:, :width], tokens[:, :width]):
-            was_read = np.arange(width) < self.read[:, None]
+            was_read = np.arange(width) < self.num_read[:, None]
             differs = self._seen[:, :width] != tokens[:, :width]
             is_other |= (differs & was_read).any(1)
             self._seen[:] = tokens
 
         if is_other.any():
-            self.read[is_other] = 0
+            self.num_read[is_other] = 0
 
     def _read_next(self, tokens: np.ndarray) -> Tensor:
         """Read one more token in every slot and return the logits after it."""
-        columns = np.minimum(self.read, tokens.shape[1] - 1)  # an idle slot may be full
-        self.read = self.read + 1
+        columns = np.minimum(self.num_read, self.shape[1] - 1)  # an idle slot may be full
+        self.num_read = self.num_read + 1
         new_tokens = torch.from_numpy(tokens[self._slots, columns][:, None]).to(self.device)
         positions = torch.from_numpy(columns[:, None]).to(self.device)
         width = int(columns.max()) + 1
         if self.graphed:
-            width = min(rounded_up(width), tokens.shape[1])
+            width = min(rounded_up(width), self.shape[1])
         mask = self.cache.mask(positions, width)
-        return self.everywhere(new_tokens, positions, mask, sizes=(width, tokens.shape[1]))
+        return self.step_all_slots(new_tokens, positions, mask, sizes=(width, self.shape[1]))
 
     def _extend(self, rows: np.ndarray, tokens: np.ndarray, length: np.ndarray) -> Tensor:
         """Read the new tokens of these slots and return the logits after them."""
-        # Tokens in the cache are not read again. Read from the beginning without a cache, or if the cache can only
-        # restart or go on by one token and some slot has more new ones
-        read = self.read[rows]
-        goes_on = (length == read + 1) & (read > 0)
-        if not self.cached or (self.cache.restarts and not goes_on.all()):
-            read = np.zeros_like(read)
-        new = length - read
+        # Which tokens are new. Normally those after the cached ones. All tokens if there is no cache, or if the cache
+        # cannot go on by several tokens
+        start = self.num_read[rows]
+        goes_on_by_one = (length == start + 1) & (start > 0)
+        if not self.cached or (self.cache.restarts and not goes_on_by_one.all()):
+            start = np.zeros_like(start)
+        num_new = length - start
 
-        # States that allow no padding: rows with different numbers of new tokens, one by one
-        if self.cached and self.cache.recurrent and not self.cache.pads and (new != new[0]).any():
+        # States that allow no padding: rows with different numbers of new tokens are read one by one
+        if self.cached and self.cache.recurrent and not self.cache.pads and (num_new != num_new[0]).any():
             parts = [self._extend(rows[[i]], tokens[[i]], length[[i]]) for i in range(len(rows))]
             return torch.cat(parts)
 
-        # Columns of the new tokens, padded on the right; on the left for states that allow it
-        width = int(new.max())
-        columns = np.minimum(read[:, None] + np.arange(width), tokens.shape[1] - 1)
-        if self.cached and self.cache.pads and width > 1:
-            columns = columns - (width - new)[:, None]
-            columns = np.where(columns < 0, new[:, None], columns)  # padding: positions after the text are masked
-            new = np.full_like(new, width)
-
-        # Read them
+        # Read them, without a cache
+        columns, last_index = self._new_columns(start, num_new)
         new_tokens = torch.from_numpy(np.take_along_axis(tokens, columns, axis=1)).to(self.device)
-        last = torch.from_numpy(new - 1).to(self.device)
-        self.read[rows] = length
+        last = torch.from_numpy(last_index).to(self.device)
+        self.num_read[rows] = length
         if not self.cached:
             return self._at_last(self.lm.hidden(new_tokens), last)
+
+        # With a cache
+        width = columns.shape[1]
         num_keys = int(columns.max()) + 1
         if width > 1:
             num_keys += 1  # because a recording needs a width that differs from the number of new tokens
-        num_keys = min(num_keys, tokens.shape[1])
+        num_keys = min(num_keys, self.shape[1])
         positions = torch.from_numpy(columns).to(self.device)
         mask = self.cache.mask(positions, num_keys)
         slots = torch.from_numpy(rows).to(self.device)
         inputs = (slots, new_tokens, positions, mask, last)
         if width == 1:
-            return self.one(*inputs, sizes=(len(rows), num_keys, tokens.shape[1]))
-        return self.several(*inputs, sizes=(len(rows), width, num_keys, tokens.shape[1]))
+            return self.step_some_slots_one_token(*inputs, sizes=(len(rows), num_keys, self.shape[1]))
+        return self.step_some_slots_many_tokens(*inputs, sizes=(len(rows), width, num_keys, self.shape[1]))
+
+    def _new_columns(self, start: np.ndarray, num_new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the columns of the new tokens, padded on the right, or on the left for states that allow it.
+
+        Args:
+            start: column of each row's first new token, int64 ``[n]``.
+            num_new: number of new tokens of each row, int64 ``[n]``.
+
+        Returns:
+            Columns, int64 ``[n, q]``; and the index in them of each row's last new token, int64 ``[n]``.
+        """
+        width = int(num_new.max())
+        columns = np.minimum(start[:, None] + np.arange(width), self.shape[1] - 1)
+        if not (self.cached and self.cache.pads and width > 1):
+            return columns, num_new - 1
+
+        # Padding on the left points at the column after the row's text, which the mask hides
+        columns = columns - (width - num_new)[:, None]
+        columns = np.where(columns < 0, num_new[:, None], columns)
+        return columns, np.full_like(num_new, width - 1)
 
     def _at_last(self, hidden: Tensor, last: Tensor) -> Tensor:
         """Logits at the last new token of each row, which has the index ``last`` (int64 ``[n]``)."""
         rows = torch.arange(hidden.shape[0], device=hidden.device)
         return self.lm.logits(hidden[rows, last]).float()
 
-    def _one_everywhere(self, new_tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """Logits after one new token in every slot."""
+    def _read_all_slots(self, new_tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        """Read one new token in every slot and return the logits after it."""
         hidden = self.cache.read(None, new_tokens, positions, mask)
         return self.lm.logits(hidden[:, -1]).float()
 
-    def _some(self, rows: Tensor, new_tokens: Tensor, positions: Tensor, mask: Tensor, last: Tensor) -> Tensor:
-        """Logits after the new tokens of some slots."""
+    def _read_some_slots(
+        self, rows: Tensor, new_tokens: Tensor, positions: Tensor, mask: Tensor, last: Tensor
+    ) -> Tensor:
+        """Read the new tokens of some slots and return the logits after them; ``last`` as in `_at_last`."""
         hidden = self.cache.read(rows, new_tokens, positions, mask)
         return self._at_last(hidden, last)

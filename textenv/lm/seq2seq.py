@@ -175,7 +175,7 @@ class Seq2SeqDecoder:
         self.shape = (num_slots, max_length)
         self.prompt_length = np.zeros(num_slots, dtype=np.int64)
         """Length of each slot's prompt, in tokens."""
-        self.read = np.zeros(num_slots, dtype=np.int64)
+        self.num_read = np.zeros(num_slots, dtype=np.int64)
         """Length of each slot's text read so far, in tokens."""
         self._seen = np.zeros(self.shape, dtype=np.int64)
         """Texts of the last call of `logits`."""
@@ -198,34 +198,34 @@ class Seq2SeqDecoder:
     def logits(self, tokens: np.ndarray, length: np.ndarray) -> Tensor:
         """See `Decoder.logits`."""
         self._forget_other_texts(tokens, length)
-        goes_on = self.read > 0
-        start = np.maximum(self.read, self.prompt_length)
-        new = length - start
+        goes_on = self.num_read > 0
+        start = np.maximum(self.num_read, self.prompt_length)
+        num_new = length - start
 
         # Slots that go on: cohorts are divided where slots have different numbers of new tokens
         cohorts = []
         for cohort in self._cohorts:
             cohort_goes_on = goes_on[cohort.slots]
-            cohort_new = new[cohort.slots]
-            for size in np.unique(cohort_new[cohort_goes_on]):
-                cohorts.append(cohort.select(cohort_goes_on & (cohort_new == size)))
+            num_new_of_cohort = num_new[cohort.slots]
+            for size in np.unique(num_new_of_cohort[cohort_goes_on]):
+                cohorts.append(cohort.select(cohort_goes_on & (num_new_of_cohort == size)))
 
         # Slots that begin: their prompts are encoded
         begins = ~goes_on & (length > 0)
-        for size in np.unique(new[begins]):
-            cohorts.append(self._encode(tokens, np.flatnonzero(begins & (new == size))))
+        for size in np.unique(num_new[begins]):
+            cohorts.append(self._encode(tokens, np.flatnonzero(begins & (num_new == size))))
 
         # Decode. Until this is done no slot counts as read, so after an interrupt all is read again
         self._cohorts = []
-        self.read = np.zeros_like(length)
+        self.num_read = np.zeros_like(length)
         logits = torch.zeros(self.shape[0], self.lm.num_tokens, device=self.device)
         for cohort in cohorts:
             slots = cohort.slots[:, None]
-            columns = start[slots] + np.arange(new[cohort.slots[0]])
+            columns = start[slots] + np.arange(num_new[cohort.slots[0]])
             new_tokens = torch.from_numpy(tokens[slots, columns]).to(self.device)
             logits[cohort.slots] = self._decode(cohort, new_tokens)
         self._cohorts = cohorts
-        self.read = length.copy()
+        self.num_read = length.copy()
         return logits
 
     def _forget_other_texts(self, tokens: np.ndarray, length: np.ndarray) -> None:
@@ -239,11 +239,11 @@ class Seq2SeqDecoder:
         has_new_prompt |= self.prompt_length == 0
 
         # Slots with another answer, or the same text again
-        was_read = columns < self.read[:, None]
-        is_other = has_new_prompt | (length <= self.read) | (differs & was_read).any(1)
+        was_read = columns < self.num_read[:, None]
+        is_other = has_new_prompt | (length <= self.num_read) | (differs & was_read).any(1)
 
         self.prompt_length = np.where(has_new_prompt, length, self.prompt_length)
-        self.read = np.where(is_other | (not self.cached), 0, self.read)
+        self.num_read = np.where(is_other | (not self.cached), 0, self.num_read)
         self._seen[:] = tokens
 
     def _encode(self, tokens: np.ndarray, slots: np.ndarray) -> _Cohort:

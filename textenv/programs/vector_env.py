@@ -227,7 +227,7 @@ class ProgramVectorEnv(TextVectorEnv):
     def _begin(self, slots: np.ndarray) -> None:
         """See `TextVectorEnv._begin`; programs that still run in these slots are given up."""
         for slot in slots.tolist():
-            prompt = self._step_transcript.prompts[slot]
+            prompt = self._step_slots.transcript.prompts[slot]
             if prompt is not None:
                 prompt.state.stop()
         super()._begin(slots)

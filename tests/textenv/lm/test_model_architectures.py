@@ -173,7 +173,7 @@ def test_the_check_reads_the_longest_text_twice(slots):
 def test_the_check_leaves_nothing_behind():
     lm = language_model(make_llama())
     decoder, texts = Decoder(lm, num_slots=3, max_length=LENGTH), random_texts()[:3]
-    assert not decoder.read.any()
+    assert not decoder.num_read.any()
     assert all(step.recording is None and step.calls == 0 for step in decoder.recordings)
     log_probs = decoder.logits(texts, np.array([2, 3, 4])).log_softmax(-1)
     expected = plain_log_probs(lm, texts)[torch.arange(3), torch.tensor([1, 2, 3])]

@@ -64,7 +64,7 @@ def test_recorded_steps_are_right_at_every_width(make):
     """Slots at positions of their own, up to the longest text."""
     lm, decoder = recording_decoder(make)
     decode(lm, decoder, texts(), np.array([2, 5, 3]), LENGTH - 4)
-    assert decoder.everywhere.recording is not None
+    assert decoder.step_all_slots.recording is not None
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", pytest.param("qwen3", marks=pytest.mark.long)])
@@ -88,7 +88,8 @@ def test_recorded_steps_of_some_slots_are_right(family):
             expected = plain_logits(lm, tokens[at_work], length[at_work])
             torch.testing.assert_close(logits[torch.from_numpy(at_work)], expected, atol=5e-5, rtol=1e-5)
         assert (logits[torch.from_numpy(~at_work)] == 0).all()
-    assert decoder.one.recording is not None and decoder.several.recording is not None
+    assert decoder.step_some_slots_one_token.recording is not None
+    assert decoder.step_some_slots_many_tokens.recording is not None
 
 
 def test_a_number_made_of_rows_is_found_out():
@@ -101,19 +102,19 @@ def test_a_number_made_of_rows_is_found_out():
     for length, recorded in zip(lengths, (True, False), strict=True):
         decoder.reset()
         decoder.logits(texts(), length)
-        assert (decoder.several.recording is not None) == recorded
+        assert (decoder.step_some_slots_many_tokens.recording is not None) == recorded
 
 
 def test_a_recording_reads_present_weights():
     lm, decoder = recording_decoder(make_gpt2)
     decode(lm, decoder, texts(), np.array([2, 5, 3]), 8)
-    recorded = decoder.everywhere.recording
+    recorded = decoder.step_all_slots.recording
     with torch.no_grad():
         for p in lm.parameters():
             p.mul_(1.1)
     decoder.reset()
     decode(lm, decoder, texts(1), np.array([4, 2, 2]), 20)
-    assert decoder.everywhere.recording is recorded is not None
+    assert decoder.step_all_slots.recording is recorded is not None
 
 
 def test_weights_that_are_replaced_are_recorded_anew():
@@ -122,10 +123,10 @@ def test_weights_that_are_replaced_are_recorded_anew():
     head = lm.model.transformer.ln_f
     head.weight = torch.nn.Parameter(head.weight.detach() * 3)
     decoder.reset()
-    assert decoder.everywhere.recording is None
+    assert decoder.step_all_slots.recording is None
     soon(decoder)
     decode(lm, decoder, texts(1), np.array([4, 2, 2]), 20)
-    assert decoder.everywhere.recording is not None
+    assert decoder.step_all_slots.recording is not None
 
 
 @pytest.mark.heavy
@@ -136,7 +137,7 @@ def test_another_way_is_recorded_anew():
     decode(lm, decoder, texts(), length, 3)
     decoder.reset()
     decoder.logits(texts(), length + 1)
-    assert all(step.recording is not None for step in (decoder.everywhere, decoder.several))
+    assert all(step.recording is not None for step in (decoder.step_all_slots, decoder.step_some_slots_many_tokens))
     with lm.model.disable_adapter():
         decoder.reset()
         soon(decoder, 0)
@@ -157,7 +158,7 @@ def with_adapter(model):
 def test_a_replaced_forward_is_recorded_anew(monkeypatch):
     lm, decoder = recording_decoder(make_llama)
     decode(lm, decoder, texts(), np.array([2, 5, 3]), 8)
-    assert decoder.everywhere.recording is not None
+    assert decoder.step_all_slots.recording is not None
     norm_type = type(lm.model.model.norm)
     forward = norm_type.forward
     monkeypatch.setattr(norm_type, "forward", lambda norm, hidden: 1.5 * forward(norm, hidden))
@@ -176,7 +177,7 @@ def test_a_model_that_reads_values_is_not_recorded(caplog):
     with caplog.at_level(logging.INFO):
         for step in range(10):
             decoder.logits(texts(), np.array([2, 5, 3]) + step)
-    assert decoder.everywhere.recording is None and "decodes without a recording" in caplog.text
+    assert decoder.step_all_slots.recording is None and "decodes without a recording" in caplog.text
 
 
 def test_a_change_with_the_length_is_found_out():
@@ -187,10 +188,10 @@ def test_a_change_with_the_length_is_found_out():
     layer.forward = lambda x: own(x) * (2.0 if cache.width >= 16 else 1.0)
     for step in range(3):
         decoder.logits(texts(), np.array([4, 5, 3]) + step)
-    assert decoder.everywhere.recording is not None
+    assert decoder.step_all_slots.recording is not None
     for step in range(3, 24):
         decoder.logits(texts(), np.array([4, 5, 3]) + step)
-    assert decoder.everywhere.recording is None
+    assert decoder.step_all_slots.recording is None
 
 
 def test_a_number_made_of_the_width_is_found_out():
@@ -200,9 +201,9 @@ def test_a_number_made_of_the_width_is_found_out():
     layer.forward = lambda x: own(x) * (1 + int(cache.width) / 10)
     for step in range(3):
         decoder.logits(texts(), np.array([4, 5, 3]) + step)
-    assert decoder.everywhere.recording is not None
+    assert decoder.step_all_slots.recording is not None
     decoder.logits(texts(), np.array([7, 8, 6]))
-    assert decoder.everywhere.recording is None and not decoder.everywhere.recordable
+    assert decoder.step_all_slots.recording is None and not decoder.step_all_slots.recordable
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["sampled", "greedy"])
