@@ -23,16 +23,23 @@ built = []
 """Environments made since the start of a test; a case below acts on one of them."""
 
 
+interrupted_at = set()
+"""Numbers of environments at which a search is interrupted."""
+
+
 @pytest.fixture(autouse=True)
 def none_built():
     built.clear()
+    interrupted_at.clear()
 
 
-def make(num_envs, pays=lambda number: 1.0, fails=None, error=ValueError):
+def make(num_envs, pays=lambda number: 1.0, fails=None):
     built.append(num_envs)
     number = len(built)
+    if number in interrupted_at:
+        raise KeyboardInterrupt
     if number == fails:
-        raise error("as the test asks")
+        raise ValueError("as the test asks")
 
     def single():
         return TransformReward(
@@ -73,11 +80,11 @@ def test_the_first_trial_is_the_recipe(tmp_path):
 def test_an_interrupted_search_ends_as_without(tmp_path):
     tune(recipe(), run_dir=tmp_path / "whole", trials=4, **OPTIONS)
     # Two environments before the first trial ends, two more before the second ends; the check at the start makes one.
-    interrupted = recipe(lambda num_envs: make(num_envs, fails=4, error=KeyboardInterrupt))
-    interrupted.env.__qualname__ = sound.__qualname__
     built.clear()
+    interrupted_at.add(4)
     with pytest.raises(KeyboardInterrupt):
-        tune(interrupted, run_dir=tmp_path / "cut", trials=4, **OPTIONS)
+        tune(recipe(), run_dir=tmp_path / "cut", trials=4, **OPTIONS)
+    interrupted_at.clear()
     assert [trial.state.name for trial in trials(tmp_path / "cut")] == ["COMPLETE", "FAIL"]
     result = tune(recipe(), run_dir=tmp_path / "cut", trials=4, **OPTIONS)
     whole, cut = trials(tmp_path / "whole"), [trial for trial in trials(tmp_path / "cut") if trial.values]
@@ -85,6 +92,10 @@ def test_an_interrupted_search_ends_as_without(tmp_path):
     assert [trial.value for trial in cut] == [trial.value for trial in whole]
     assert result["trials"] == 4 and result["failed"] == 0
     assert tune(recipe(), run_dir=tmp_path / "cut", trials=4, **OPTIONS) == result
+    changed = recipe(lambda num_envs: make(num_envs, pays=lambda number: 2.0))
+    changed.env.__qualname__ = sound.__qualname__
+    with refused(ValueError, "holds a search with other code or files", "env has changed", "another folder"):
+        tune(changed, run_dir=tmp_path / "cut", trials=4, **OPTIONS)
 
 
 @pytest.mark.heavy
