@@ -80,9 +80,9 @@ def act(plain: PlainAct, observation: np.ndarray, tower: nn.Module) -> Tensor:
 
 
 def value(plain: PlainValue, observation: Tensor, tower: nn.Module) -> Tensor:
-    """Output of a tower, without a gradient, by torch: ``[*, size]`` to ``[*, outputs]``, any dtype and device."""
+    """Output of a tower by torch: ``[*, size]`` to ``[*, outputs]``, any dtype and device; faster without a gradient."""
     linear = _structure_of(tower).linear
-    if not linear:
+    if not linear or torch.is_grad_enabled():
         return plain(observation, tower)
     return _torch_output(observation, linear)
 

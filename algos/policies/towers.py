@@ -48,10 +48,9 @@ def act(observation: np.ndarray, tower: nn.Module) -> Tensor:
         return tower(torch.from_numpy(observation).to(weight.device))
 
 
-@accelerated("algos.fast.towers:value", "48e579279637")
-@torch.no_grad()
+@accelerated("algos.fast.towers:value", "118540aef0c4")
 def value(observation: Tensor, tower: nn.Module) -> Tensor:
-    """Output of a tower: ``[*, size]`` to ``[*, outputs]``, no gradient."""
+    """Output of a tower: ``[*, size]`` to ``[*, outputs]``; differentiable."""
     return tower(observation)
 
 

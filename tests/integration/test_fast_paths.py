@@ -103,7 +103,7 @@ def normalizing_policy():
 OBSERVATION = torch.linspace(-2, 2, 15).reshape(3, 5)
 CASES = {
     "towers:act": (towers.act, lambda function: function(OBSERVATION.numpy(), tower(2))),
-    "towers:value": (towers.value, lambda function: function(OBSERVATION, tower(1))),
+    "towers:value": (towers.value, torch.no_grad()(lambda function: function(OBSERVATION, tower(1)))),
     "towers:actor_and_critic": (
         towers.actor_and_critic, lambda function: function(OBSERVATION, tower(2), tower(1))
     ),
