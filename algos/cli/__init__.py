@@ -10,13 +10,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields
-from signal import SIGPIPE
+from signal import SIGINT, SIGPIPE
 from traceback import TracebackException
 from typing import Annotated, Any
 
 import tyro
 
-from algos.cli.arguments import ModelCommand, flag, named, with_files
+from algos.cli.arguments import Command, ModelCommand, flag, named, with_files
 from algos.cli.check import Check, CheckReward
 from algos.cli.compare import Compare
 from algos.cli.doctor import Doctor, findings_of
@@ -77,6 +77,7 @@ def _main(arguments: Sequence[str] | None) -> None:
         return
 
     # Run
+    command: Command | None = None
     try:
         command = _parse(words)
         quiet = command.json and not command.announces
@@ -87,8 +88,9 @@ def _main(arguments: Sequence[str] | None) -> None:
 
     # Interrupted: a training says how to go on
     except KeyboardInterrupt as stop:
-        if not isinstance(stop, Interrupted):
-            stop = Interrupted("SIGINT", "stopped by SIGINT", resumable=False)
+        if command is None or not isinstance(stop, Interrupted):  # perhaps in the middle of an import: import no more
+            _tell("algos: stopped by SIGINT")
+            raise SystemExit(128 + SIGINT) from stop
         message = str(stop)
         if stop.resumable:
             message += f"; to continue: algos train --resume {command.folder}"

@@ -118,9 +118,10 @@ def _parts_of_case(text: str) -> tuple[str, list[str], list[str | None]]:
     names = last.split(",")
     policies: list[str | None] = [None]
 
-    # Policies, after algorithms
+    # Policies, after algorithms; some names, such as sac, are those of both
     after_algorithms = len(parts) > 1 and _are_algorithms(parts[-1])
-    if parts and set(names) <= {"auto", *CONTROL_POLICIES}:
+    are_policies = set(names) <= {"auto", *CONTROL_POLICIES}
+    if parts and are_policies and (after_algorithms or not _are_algorithms(last)):
         if not after_algorithms and parts[-1] in gymnasium.registry:
             raise ValueError(f"{form}; {last} names no algorithm, so write {':'.join(parts)}:ppo:{last}")
         policies = [*names]
