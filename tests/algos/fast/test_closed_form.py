@@ -79,12 +79,12 @@ def agent_of(kind="native", *, hidden=(16, 8), change=lambda policy: None, **con
 
 
 def fast(agent):
-    agent.in_closed_form = True
+    agent.allow_closed_form = True
     return agent
 
 
 def plain(agent):
-    agent.in_closed_form = False
+    agent.allow_closed_form = False
     return agent
 
 
@@ -147,10 +147,10 @@ def test_a_checkpoint_goes_on_under_both_paths():
     rollouts = [agents[0].collect() for _ in range(3)]
     for turn, rollout in enumerate(rollouts):
         for number, agent in enumerate(agents):
-            agent.in_closed_form = (turn + number) % 2 == 0
+            agent.allow_closed_form = (turn + number) % 2 == 0
             own = rollout.clone()
             own["log_prob"] = agent.policy.evaluate(own).log_prob.detach().masked_fill(~own["mask"], 0)
-            assert (agent.update(own).get("update/path") == 2) == agent.in_closed_form
+            assert (agent.update(own).get("update/path") == 2) == agent.allow_closed_form
     one, two = (agent.optimizer.state_dict() for agent in agents)
     assert one["state"].keys() == two["state"].keys()
     for place, state in one["state"].items():
@@ -491,6 +491,9 @@ def test_a_sign_changes_the_digest_but_no_docstring():
 
 BEFORE_THE_STEPS = {
     "algos.advantages:add_advantages",
+    "algos.advantages:_scaled_rewards",
+    "algos.advantages:_state_values",
+    "algos.advantages:_ends",
     "algos.advantages:gae",
     "algos.advantages:_gae",
     "algos.advantages:_fold",
