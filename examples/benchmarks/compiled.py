@@ -31,7 +31,7 @@ def spent(agent, closed_form):
     rollout = agent.collect()
     if agent.penalty is not None:
         agent.penalty(rollout, agent.policy)
-    agent.allow_closed_form = closed_form
+    agent.in_closed_form = closed_form
     start = time.perf_counter()
     agent.update(rollout)
     return time.perf_counter() - start

@@ -348,7 +348,7 @@ def compiled(device):
     rows = {}
     plain, other = control_agent(device), control_agent(device)
     other.policy.evaluate = torch.compile(other.policy.evaluate, dynamic=True)
-    other.allow_closed_form = plain.allow_closed_form = False
+    other.in_closed_form = plain.in_closed_form = False
     for name, agent in {"plain": plain, "compiled": other}.items():
         seconds = []
         for _ in range(12):

@@ -79,12 +79,12 @@ def agent_of(kind="native", *, hidden=(16, 8), change=lambda policy: None, **con
 
 
 def fast(agent):
-    agent.allow_closed_form = True
+    agent.in_closed_form = True
     return agent
 
 
 def plain(agent):
-    agent.allow_closed_form = False
+    agent.in_closed_form = False
     return agent
 
 
@@ -147,10 +147,10 @@ def test_a_checkpoint_goes_on_under_both_paths():
     rollouts = [agents[0].collect() for _ in range(3)]
     for turn, rollout in enumerate(rollouts):
         for number, agent in enumerate(agents):
-            agent.allow_closed_form = (turn + number) % 2 == 0
+            agent.in_closed_form = (turn + number) % 2 == 0
             own = rollout.clone()
             own["log_prob"] = agent.policy.evaluate(own).log_prob.detach().masked_fill(~own["mask"], 0)
-            assert (agent.update(own).get("update/path") == 2) == agent.allow_closed_form
+            assert (agent.update(own).get("update/path") == 2) == agent.in_closed_form
     one, two = (agent.optimizer.state_dict() for agent in agents)
     assert one["state"].keys() == two["state"].keys()
     for place, state in one["state"].items():
