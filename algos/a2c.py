@@ -53,7 +53,6 @@ class A2C(Agent[A2CConfig]):
 
         # Policy loss, -A log π up to a constant; value loss; entropy
         policy_loss = losses.policy_gradient_loss(log_ratio=log_ratio, advantage=batch["advantage"], mask=mask)
-        assert evaluation.value is not None, "a policy's evaluation has a value; only a reference's has none"
         value_loss = losses.value_loss(value=evaluation.value, value_target=batch["value_target"], mask=mask)
         entropy = torch.where(mask, evaluation.entropy, 0.0)
 

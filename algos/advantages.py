@@ -1,6 +1,7 @@
 """Advantages and their normalization: pure functions over True entries (``mask`` is True).
 
-The update of an actor-critic begins with the function at the end, `add_advantages`, which writes them into a rollout.
+Only the last part is no mathematics: the update of an actor-critic begins with `add_advantages`, which reads an agent,
+and writes values and advantages into a rollout.
 """
 
 import numpy as np
@@ -224,9 +225,10 @@ def episode_returns(rollout: TensorDict) -> Tensor:
 
 
 def after_waiting(*, next_value: Tensor, waits: Tensor) -> Tensor:
-    """Return the values of the states in which the agents act next.
+    """Bootstrap from the agent's own next turn.
 
-    Between two of its steps an agent may have waited, and no value is learnt of what it saw meanwhile.
+    In turn-based games ``next_value`` belongs to an observation while another agent moves, for which no value is
+    trained. So take the value of the first later observation in which this agent acts, or else of the last one.
 
     Args:
         next_value: float32 ``[B, T]``, value of the next observation, whoever acts then.
@@ -238,84 +240,6 @@ def after_waiting(*, next_value: Tensor, waits: Tensor) -> Tensor:
     for t in reversed(range(waits.shape[1] - 1)):
         next_value[:, t] = torch.where(waits[:, t], next_value[:, t + 1], next_value[:, t])
     return next_value
-
-
-def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> Metrics:
-    """Write ``value``, ``next_value``, ``advantage`` and ``value_target`` into a rollout, by GAE; return metrics.
-
-    The rollout keeps the raw rewards; the advantages use scaled ones if the config asks for it.
-
-    Args:
-        agent: its policy provides the values, its config the discount, trace decay, reward clipping and scaling, and
-            what ends an episode.
-        rollout: ``[B, T]``, see `textenv.rollout`.
-    """
-    config = agent.config
-
-    # Rows of one episode are one sequence; in most rollouts each row is an episode
-    episodes = join_episodes(rollout)
-    mask = episodes["mask"]
-    terminated = episodes["terminated"]
-    truncated = episodes["truncated"]
-
-    # Rewards, clipped or scaled if the config asks for it
-    reward = episodes["reward"]
-    if config.clip_rewards is not None:
-        reward = reward.clamp(-config.clip_rewards, config.clip_rewards)
-        episodes = episodes.copy().set("reward", reward)
-    if agent.reward_normalizer is not None:
-        reward = agent.reward_normalizer(episodes)
-    if config.whiten_rewards:
-        reward = whiten(reward, mask=mask, shift_mean=False)
-
-    # Values of the states and of their successors: from the policy's critic, each rank for its part of the rows; from
-    # completions; or fitted to the returns of this rollout
-    metrics: Metrics = {}
-    gae_lambda: float | Tensor = config.gae_lambda
-    if agent.vine is not None:
-        vine_values = agent.vine(agent, rollout)
-        value = vine_values.value
-        next_value = vine_values.next_value
-        gae_lambda = torch.where(vine_values.ends, config.gae_lambda, 1.0)
-        metrics = vine_values.metrics
-    elif agent.fitted_value is None:
-        value, next_value = collectives.map_rows(agent.policy.values, rollout)
-    else:
-        returns = discounted_returns(
-            reward=reward, terminated=terminated, truncated=truncated, mask=mask, gamma=config.gamma
-        )
-        value, next_value = agent.fitted_value(agent.policy, rollout, split_column(returns, rollout))
-    rollout["value"] = value
-    next_value = next_values(rollout, value=value, next_value=next_value)
-    if "next_observation" in rollout.keys():
-        next_value = after_waiting(next_value=next_value, waits=waits_after(rollout))
-    rollout["next_value"] = next_value
-
-    # A lost life ends the episode, though the game goes on
-    if config.end_with_life and "life_lost" in episodes.keys():
-        terminated = terminated | episodes["life_lost"]
-
-    # A limit without bootstrapping ends the episode like any other end
-    if not config.bootstrap_truncated:
-        terminated = terminated | truncated
-
-    # Advantages and value targets, which may have a λ of their own
-    columns = {
-        "reward": reward,
-        "value": join_column(rollout["value"], rollout),
-        "next_value": join_column(rollout["next_value"], rollout),
-        "terminated": terminated,
-        "truncated": truncated,
-        "mask": mask,
-    }
-    if config.length_adaptive_lambda is not None:
-        gae_lambda = lambda_by_length(mask=mask, alpha=config.length_adaptive_lambda)
-    advantage, value_target = gae(**columns, gamma=config.gamma, gae_lambda=gae_lambda)
-    if config.value_gae_lambda is not None:
-        _, value_target = gae(**columns, gamma=config.gamma, gae_lambda=config.value_gae_lambda)
-    rollout["advantage"] = split_column(advantage, rollout)
-    rollout["value_target"] = split_column(value_target, rollout)
-    return metrics
 
 
 def lambda_by_length(*, mask: Tensor, alpha: float) -> Tensor:
@@ -332,3 +256,120 @@ def lambda_by_length(*, mask: Tensor, alpha: float) -> Tensor:
     """
     length = mask.sum(1, keepdim=True).clamp(min=1)
     return (1 - 1 / (alpha * length)).clamp(min=0.0).expand(mask.shape)
+
+
+# --- the update of an actor-critic -----------------------------------------------------------------------------------
+
+
+def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> Metrics:
+    """Write ``value``, ``next_value``, ``advantage`` and ``value_target`` into a rollout, by GAE; return metrics.
+
+    The rollout keeps the raw rewards; the advantages use scaled ones if the config asks for it.
+
+    Args:
+        agent: its policy provides the values, its config the discount, trace decay, reward clipping and scaling, and
+            what ends an episode.
+        rollout: ``[B, T]``, see `textenv.rollout`.
+    """
+    config = agent.config
+
+    # Rows of one episode are one sequence; in most rollouts each row is an episode
+    episodes = join_episodes(rollout)
+    reward = _scaled_rewards(agent, episodes)
+
+    # Values of the states, and of their successors in the same row, in the next one, or after waiting
+    value, next_value, gae_lambda, metrics = _state_values(agent, rollout, episodes=episodes, reward=reward)
+    next_value = next_values(rollout, value=value, next_value=next_value)
+    if "next_observation" in rollout.keys():
+        next_value = after_waiting(next_value=next_value, waits=waits_after(rollout))
+    rollout["value"] = value
+    rollout["next_value"] = next_value
+
+    # Advantages and value targets, which may have a λ of their own
+    inputs = {
+        "reward": reward,
+        "value": join_column(rollout["value"], rollout),
+        "next_value": join_column(rollout["next_value"], rollout),
+        "terminated": _ends(config, episodes),
+        "truncated": episodes["truncated"],
+        "mask": episodes["mask"],
+    }
+    advantage, value_target = gae(**inputs, gamma=config.gamma, gae_lambda=gae_lambda)
+    if config.value_gae_lambda is not None:
+        _, value_target = gae(**inputs, gamma=config.gamma, gae_lambda=config.value_gae_lambda)
+    rollout["advantage"] = split_column(advantage, rollout)
+    rollout["value_target"] = split_column(value_target, rollout)
+    return metrics
+
+
+def _scaled_rewards(agent: Learner[ActorCriticConfig], episodes: TensorDict) -> Tensor:
+    """Return the rewards, float32 ``[E, T]``, clipped or scaled if the config asks for it."""
+    config = agent.config
+    reward = episodes["reward"]
+    if config.clip_rewards is not None:
+        reward = reward.clamp(-config.clip_rewards, config.clip_rewards)
+        episodes = episodes.copy().set("reward", reward)
+    if agent.reward_normalizer is not None:
+        reward = agent.reward_normalizer(episodes)
+    if config.whiten_rewards:
+        reward = whiten(reward, mask=episodes["mask"], shift_mean=False)
+    return reward
+
+
+def _state_values(
+    agent: Learner[ActorCriticConfig], rollout: TensorDict, *, episodes: TensorDict, reward: Tensor
+) -> tuple[Tensor, Tensor, float | Tensor, Metrics]:
+    """Return the values of states and successors, λ, and metrics. They are the critic's unless the config has others.
+
+    Args:
+        agent: has a policy with a critic or a linear head, or an `algos.vine.Vine`.
+        rollout: ``[B, T]``.
+        episodes: the same with one row for each episode, ``[E, T]``.
+        reward: scaled rewards of these, ``[E, T]``.
+
+    Returns:
+        value and next_value, float32 ``[B, T]``, as `Policy.values` has them; gae_lambda, a number or float32
+        ``[E, T]``; metrics.
+    """
+    config = agent.config
+
+    # Means over sampled completions (VinePPO). Only between vine steps does λ apply; inside one it is 1
+    if agent.vine is not None:
+        vine_values = agent.vine(agent, rollout)
+        gae_lambda_of_ends = torch.where(vine_values.ends, config.gae_lambda, 1.0)
+        return vine_values.value, vine_values.next_value, gae_lambda_of_ends, vine_values.metrics
+
+    # λ: constant, or by the length of the episode (VAPO)
+    gae_lambda: float | Tensor = config.gae_lambda
+    if config.length_adaptive_lambda is not None:
+        gae_lambda = lambda_by_length(mask=episodes["mask"], alpha=config.length_adaptive_lambda)
+
+    # The policy's critic; each rank evaluates its rows
+    if agent.fitted_value is None:
+        value, next_value = collectives.map_rows(agent.policy.values, rollout)
+        return value, next_value, gae_lambda, {}
+
+    # A linear head, fitted in closed form to the returns of other episodes of this rollout, and of earlier rollouts
+    returns = discounted_returns(
+        reward=reward,
+        terminated=episodes["terminated"],
+        truncated=episodes["truncated"],
+        mask=episodes["mask"],
+        gamma=config.gamma,
+    )
+    value, next_value = agent.fitted_value(agent.policy, rollout, split_column(returns, rollout))
+    return value, next_value, gae_lambda, {}
+
+
+def _ends(config: ActorCriticConfig, episodes: TensorDict) -> Tensor:
+    """Return the steps after which no value is added, bool ``[E, T]``."""
+    ends = episodes["terminated"]
+
+    # A lost life ends the episode, though the game goes on
+    if config.end_with_life and "life_lost" in episodes.keys():
+        ends = ends | episodes["life_lost"]
+
+    # A limit without bootstrapping ends the episode like any other end
+    if not config.bootstrap_truncated:
+        ends = ends | episodes["truncated"]
+    return ends

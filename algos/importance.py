@@ -116,7 +116,7 @@ def weights_of(config: ClippedConfig) -> Callable[..., Tensor] | None:
     if not weighs_samples(config):
         return None
     choice = config.importance_weights or "token_truncate"
-    function = NAMED[choice] if isinstance(choice, str) else choice
+    function = losses.by_name(choice=choice, names=NAMED)
     if config.max_importance_weight is None:
         return function
     return partial(function, limit=config.max_importance_weight)

@@ -70,8 +70,10 @@ class REINFORCEPlusPlus(Agent[REINFORCEPlusPlusConfig]):
         )
         with self.sharded_weights():
             for batch in batches:
+                # Losses such as Clip-Cov choose among all steps, so before the minibatch is split into parts
                 losses.select_steps(policy_loss=config.policy_loss, batch=batch, generator=self.generator)
-                loss_of = partial(self.loss, first=means.count == 0)
+                is_first = means.count == 0  # the policy is still the one that acted
+                loss_of = partial(self.loss, first=is_first)
                 means.add(self.optimizer.step(loss_of, batch))
         return means.result() | {"update/minibatches": means.count} | sampler_metrics
 

@@ -191,7 +191,6 @@ class TRPO(Agent[TRPOConfig]):
         """Value loss of a minibatch, or of a part of it, and its metrics."""
         mask = batch["mask"]
         evaluation = self.policy.evaluate(batch)
-        assert evaluation.value is not None, "a policy's evaluation has a value; only a reference's has none"
         value_loss = losses.value_loss(value=evaluation.value, value_target=batch["value_target"], mask=mask)
         entropy = torch.where(mask, evaluation.entropy, 0.0)
         metrics = minibatch_means(batch, {"value/loss": value_loss, "policy/entropy": entropy})

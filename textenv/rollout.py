@@ -89,15 +89,26 @@ class Evaluation(NamedTuple):
     """log π(action | state), float32, nats."""
     entropy: Tensor
     """Entropy of π(· | state), float32, nats."""
-    value: Tensor | None
-    """Value of the state, float32; None for a reference model."""
+    value: Tensor
+    """Value of the state, float32."""
+
+
+class ReferenceEvaluation(NamedTuple):
+    """An `Evaluation` under a model that has no value, such as the reference of a KL penalty."""
+
+    log_prob: Tensor
+    """log π(action | state), float32, nats."""
+    entropy: Tensor
+    """Entropy of π(· | state), float32, nats."""
+    value: None = None
+    """No value of the state."""
 
 
 @runtime_checkable
 class Reference(Protocol):
     """Reference of a KL penalty: any object that scores the actions of a rollout."""
 
-    def evaluate(self, rollout: TensorDict) -> Evaluation:
+    def evaluate(self, rollout: TensorDict) -> Evaluation | ReferenceEvaluation:
         """Score the rollout's actions."""
 
 

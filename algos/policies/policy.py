@@ -218,7 +218,7 @@ class Policy(Protocol):
             )
 
     def evaluate(self, rollout: TensorDict) -> Evaluation:
-        """Score a rollout's actions: log-probability, entropy and state value (never None); differentiable."""
+        """Score a rollout's actions: log-probability, entropy and state value; differentiable."""
         raise _missing(self, "evaluate")
 
     def values(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:

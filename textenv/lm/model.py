@@ -32,7 +32,7 @@ from textenv.lm.padding import without_padding
 from textenv.lm.sampling import restrict
 from textenv.lm.scoring import TokenScores, normalized, rounding
 from textenv.lm.seq2seq import Seq2Seq
-from textenv.rollout import Allowed, Evaluation, allowed_tokens, scoring_inputs
+from textenv.rollout import Allowed, ReferenceEvaluation, allowed_tokens, scoring_inputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -252,18 +252,18 @@ class LanguageModel(nn.Module):
             "max_prompt_tokens, max_new_tokens (--max-new-tokens) or max_length, or use a longer context."
         )
 
-    def evaluate(self, rollout: TensorDict) -> Evaluation:
+    def evaluate(self, rollout: TensorDict) -> ReferenceEvaluation:
         """Log-probability and entropy of the actions where the rollout's mask is True, 0 elsewhere; no value."""
         return self.score(self.hidden(*scoring_inputs(rollout)), rollout)
 
-    def score(self, hidden: Tensor, rollout: TensorDict) -> Evaluation:
+    def score(self, hidden: Tensor, rollout: TensorDict) -> ReferenceEvaluation:
         """Like `evaluate`, from the trunk's output ``[B, T, hidden_size]``, for callers that also use that output."""
         mask = rollout["mask"]
         scored = mask.nonzero(as_tuple=True)  # once: each index by a mask would wait for the device to count it
         action = rollout["action"][scored]
         allowed = allowed_tokens(rollout, entries=scored)
         log_prob, entropy = self.score_actions(hidden[scored], action=action, allowed=allowed)
-        return Evaluation(_scattered(mask, log_prob), _scattered(mask, entropy), None)
+        return ReferenceEvaluation(_scattered(mask, log_prob), _scattered(mask, entropy))
 
     def score_actions(self, hidden: Tensor, *, action: Tensor, allowed: Allowed | None) -> tuple[Tensor, ...]:
         """Log-probability of each action and entropy of its distribution, in chunks: two float32 ``[m]``, nats.
@@ -480,7 +480,7 @@ class FrozenLanguageModel(LanguageModel):
         """See `LanguageModel.logits`."""
         return self._call(lambda lm: lm.logits(hidden))
 
-    def evaluate(self, rollout: TensorDict) -> Evaluation:
+    def evaluate(self, rollout: TensorDict) -> ReferenceEvaluation:
         """See `LanguageModel.evaluate`."""
         trainable = {name for name, parameter in self._live.inner.named_parameters() if parameter.requires_grad}
         newly_trainable = trainable - set(self._names)

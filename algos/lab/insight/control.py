@@ -150,7 +150,6 @@ def _outputs(policy: ControlPolicy, rollout: TensorDict) -> Tensor:
     """Action probabilities (Box: means; else logits) and the value, ``[n, K]``."""
     output = policy.output(rollout)
     value = policy.evaluate(rollout).value
-    assert value is not None, "a policy's evaluation has a value"
     if isinstance(policy.distribution, Categorical):
         allowed = rollout.get("action_mask", torch.tensor(True))
         output = output.masked_fill(~allowed, torch.finfo(output.dtype).min).softmax(-1)

@@ -491,6 +491,9 @@ def test_a_sign_changes_the_digest_but_no_docstring():
 
 BEFORE_THE_STEPS = {
     "algos.advantages:add_advantages",
+    "algos.advantages:_scaled_rewards",
+    "algos.advantages:_state_values",
+    "algos.advantages:_ends",
     "algos.advantages:gae",
     "algos.advantages:_gae",
     "algos.advantages:_fold",
