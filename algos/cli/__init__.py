@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from algos.cli.arguments import Command, ModelCommand, flag, named, with_files
+from algos.cli.arguments import ModelCommand, flag, named, with_files
 from algos.cli.check import Check, CheckReward
 from algos.cli.compare import Compare
 from algos.cli.doctor import Doctor, findings_of
@@ -77,7 +77,7 @@ def _main(arguments: Sequence[str] | None) -> None:
         return
 
     # Run
-    command: Command | None = None
+    command: Any = None
     try:
         command = _parse(words)
         quiet = command.json and not command.announces

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from algos.make import PROMPTS
-from algos.storage.run_files import RUN
+from algos.storage.run_files import CHECKPOINTS, CONFIG, RUN
 from algos.storage.run_folder import is_in_checkpoint, is_own, run_folder_of
 from algos.storage.run_reader import MOST_BYTES_OF_OPTIONS, read_options_file
 from algos.storage.saved_environment import runs_code
@@ -121,6 +121,11 @@ def _nothing_to_resume(run: Path) -> FileNotFoundError:
     older = ""
     if (run / "arguments.json").is_file():
         older = ", arguments.json is of an older version"
+    if (run / CONFIG).is_file() or (run / CHECKPOINTS).is_dir():
+        return FileNotFoundError(
+            f"{run} is a run of a Python program ({RUN} is missing{older}): resume it there (learn(resume=...)), or "
+            "add the environment and every other setting that it had"
+        )
     return FileNotFoundError(
         f"{run} holds no run to resume ({RUN} is missing{older}): give the folder of a run, or add the "
         "environment and the other arguments, which also start a run there"

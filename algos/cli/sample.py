@@ -1,5 +1,6 @@
 """``algos sample``: a trained language model completes texts or chats, beside the model that it started from."""
 
+import logging
 import re
 import sys
 from collections.abc import Iterator
@@ -12,13 +13,15 @@ import tyro
 from algos.cli.arguments import ModelCommand, load_newest, one_thread
 from algos.cli.tables import print_table
 from algos.storage.run_files import POLICY
-from algos.storage.run_folder import newest_agent
+from algos.storage.run_folder import newest_agent, run_folder_of
 from textenv.embedded.folder import EMBEDDED
 from textenv.rendering import printable
 
 if TYPE_CHECKING:
     from algos.policies.lm import LMPolicy
     from algos.policies.policy import Policy
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,7 @@ class Sample(ModelCommand):
         if description["policy"] != "LMPolicy":
             raise ValueError(f"{self.folder} holds a {description['policy']}, but only a language model writes texts")
         one_thread()
+        self._warn_of_chats()
         policies = self._policies()
         samples = []
         for prompt, answers in self._answers(policies):
@@ -65,6 +69,16 @@ class Sample(ModelCommand):
                     title = prompt
                 _show(title, answers)
         return {"samples": samples}
+
+    def _warn_of_chats(self) -> None:
+        """Log a warning if the run was trained on chats, whose template is left out here."""
+        from algos.lab.run_summary import read_options
+
+        if self.chat or self.system_prompt is not None:
+            return
+        options = read_options(run_folder_of(self.folder))
+        if options.get("chat") or options.get("system_prompt") is not None:
+            logger.warning("the run was trained on chats, which this prompt is not: --chat asks as in the training")
 
     def _policies(self) -> "dict[str, LMPolicy]":
         """Load the models to show, by name; all of them end their answers where one of them does."""

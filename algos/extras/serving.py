@@ -208,6 +208,9 @@ def _check_written(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise a ValueError if the model would not read what the client wrote: system messages, or special tokens."""
     if is_chat(prompt):
         roles = {message["role"] for message in prompt.messages}
+        unknown = sorted(roles - {"system", "user", "assistant", "tool"})
+        if unknown:
+            raise ValueError(f"a message has the role {unknown[0]!r:.99}, expected system, user, assistant or tool")
         if "system" in roles and not has_system_message(tokenizer):
             raise ValueError(
                 "the model's chat template does not write system messages: put their text into the user's first message"

@@ -80,7 +80,7 @@ def act(plain: PlainAct, observation: np.ndarray, tower: nn.Module) -> Tensor:
 
 
 def value(plain: PlainValue, observation: Tensor, tower: nn.Module) -> Tensor:
-    """Output of a tower by torch: ``[*, size]`` to ``[*, outputs]``, any dtype and device; faster without a gradient."""
+    """Output of a tower by torch: ``[*, size]`` to ``[*, outputs]``, any dtype and device; plain if differentiated."""
     linear = _structure_of(tower).linear
     if not linear or torch.is_grad_enabled():
         return plain(observation, tower)

@@ -343,6 +343,8 @@ def check_same_kind(policy: object, other: object) -> None:
 
 def check_policy(policy: object, *, call: str) -> None:
     """Raise a TypeError unless an argument is a policy; the message shows the right call."""
+    if isinstance(getattr(policy, "policy", None), Policy):
+        raise TypeError(f"policy is a {type(policy).__name__}, an agent: give its policy, agent.policy")
     if isinstance(policy, type) or not isinstance(policy, Policy):
         raise TypeError(
             f"policy is {policy!r:.100}, expected an algos.Policy (your own must inherit it), such as "

@@ -114,6 +114,8 @@ def learn(
             run's folder, in ``violation.safetensors``.
     """
     _check_lengths(total_steps, checkpoint_every, run_dir)
+    _check_path("run_dir", run_dir, "a folder for the run")
+    _check_path("resume", resume, "the folder of the run to continue (often that of run_dir)")
     _check_callbacks(callbacks, on_iteration)
     run_folder: Path | None = None
     if run_dir is not None:
@@ -282,10 +284,18 @@ def check_resume(resume: str | Path, run_dir: str | Path | None, *, overwrite: b
 def _check_lengths(total_steps: int, checkpoint_every: int | None, run_dir: str | Path | None) -> None:
     """Raise a ValueError unless the lengths are at least 1, and checkpoints have a folder."""
     check_total_steps(total_steps)
+    if isinstance(checkpoint_every, bool) or not isinstance(checkpoint_every, (SupportsFloat, NoneType)):
+        raise TypeError(f"checkpoint_every is {checkpoint_every!r:.200}, expected a number of steps, or None")
     if checkpoint_every is not None and (checkpoint_every < 1 or run_dir is None):
         raise ValueError(
             f"checkpoint_every is {checkpoint_every} and run_dir {run_dir}, expected at least 1 step and a folder"
         )
+
+
+def _check_path(name: str, path: object, expected: str) -> None:
+    """Raise a TypeError unless an argument is a path or None."""
+    if not isinstance(path, (str, os.PathLike, NoneType)):
+        raise TypeError(f"{name} is {path!r:.200}, expected {expected}, or None")
 
 
 class FolderLostError(OSError):

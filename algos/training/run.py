@@ -4,13 +4,14 @@ import logging
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any, NotRequired, Self, TypedDict, cast, overload
 
 import numpy as np
 from tensordict import TensorDict
 from torch import nn
 
-from algos.config import Config
+from algos.config import Config, field_values
 from algos.policies.random_streams import ACTIONS, stream_seed
 from algos.ranks import collectives
 from algos.storage.checkpoint import read_checkpoint, write_checkpoint
@@ -62,6 +63,8 @@ class RunState(TypedDict):
     num_envs: int
     """Environment slots of all ranks."""
     seed: int
+    config: NotRequired[dict[str, int | float | str | bool | None]]
+    """Hyper-parameters; functions by their names. Absent before version 1.0."""
     history: HistoryState
     agent: dict[str, Any]
     """What the agent's ``state_dict`` returns, on rank 0."""
@@ -79,6 +82,17 @@ class RunState(TypedDict):
     """States of other objects of the user; absent before version 0.10."""
     watches: list[dict[str, object]]
     """Attributes of the meters and of the reward-hacking monitor."""
+
+
+def _plain_config(config: Config) -> dict[str, int | float | str | bool | None]:
+    """Return the fields of a config as plain values: functions and classes by their names."""
+    values: dict[str, int | float | str | bool | None] = {}
+    for name, value in field_values(config).items():
+        if isinstance(value, (int, float, str, bool, NoneType)):
+            values[name] = value
+        else:
+            values[name] = getattr(value, "__qualname__", type(value).__qualname__)
+    return values
 
 
 class History(Sequence[dict[str, float]]):
@@ -309,6 +323,16 @@ class Run:
         if state["seed"] != seed:
             raise ValueError(f"the run has seed {state['seed']} and this agent {seed}: leave the seed out")
 
+        # Other hyper-parameters may be meant, but nobody should learn of them from the result
+        settings = _plain_config(self.agent.config)
+        before_resume = state.get("config", settings)
+        changes = []
+        for name, value in settings.items():
+            if name in before_resume and before_resume[name] != value:
+                changes.append(f"{name} {value} (before: {before_resume[name]})")
+        if changes:
+            logger.warning("the run goes on with other settings: %s", ", ".join(changes))
+
     def _restore_agent(self, state: RunState, folder: Path) -> None:
         """Restore agent and environment; with another number of processes, environments and actions begin anew."""
         agent = self.agent
@@ -493,6 +517,7 @@ class Run:
             "seconds": self.seconds,
             "num_envs": self.agent.env.num_envs * collectives.world_size(),
             "seed": self.agent.config.seed,
+            "config": _plain_config(self.agent.config),
             "history": self.history.state(),
             "agent": agent,
             "frozen": self.frozen_checksum,

@@ -97,6 +97,23 @@ def test_a_loss_that_reaches_no_parameter_is_refused():
     assert listed.item() == 1
 
 
+@pytest.mark.parametrize("result, kind, words", [
+    (lambda loss: loss, TypeError, "the loss returned tensor"),
+    (lambda loss: (loss, {}, 1), TypeError, "expected a tuple"),
+    (lambda loss: (1.0, {}), TypeError, r"the loss returned \(1.0, {}\)"),
+    (lambda loss: (loss, None), TypeError, "a dictionary of metrics"),
+    (lambda loss: (loss, {"x": 1.0}), TypeError, "the metric 'x' as 1.0, expected a tensor"),
+    (lambda loss: (loss.expand(3), {}), ValueError, r"a tensor of shape \(3,\), expected"),
+    (lambda loss: (loss.detach(), {}), ValueError, "without a gradient"),
+])  # fmt: skip
+def test_a_loss_that_returns_something_else_is_told_what_is_expected(result, kind, words):
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = Optimizer([weight], Config(learning_rate=0.1))
+    with pytest.raises(kind, match=words):
+        optimizer.step(lambda part: result(weight.square().sum()), TensorDict({}, batch_size=[1]))
+    assert weight.item() == 1
+
+
 class Transposed:
     """A policy whose only weight is a transposed matrix, as some models have."""
 

@@ -153,6 +153,8 @@ def test_swapped_arguments_get_a_sentence():
     policy = made(env)
     with refused(TypeError, "expected an algos.Policy", r"evaluate\(env, policy\), in this order"):
         evaluate(policy, env)
+    with refused(TypeError, "policy is a PPO, an agent: give its policy, agent.policy"):
+        evaluate(env, algos.PPO(env, policy))
     with refused(TypeError, "env is 3, expected an environment, a vector environment or a Gymnasium id"):
         evaluate(3, policy)
     with refused(ValueError, "CartPol", "Did you mean: `CartPole`"):

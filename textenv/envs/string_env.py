@@ -211,7 +211,13 @@ class StringGames:
     def _step(self, turn: Turn) -> str | Prompt | Literal[Cut.TRUNCATED] | None:
         """Step a game with the text of a turn; return the reply."""
         game: _Game = turn.prompt.state
-        observation, reward, terminated, truncated, info = game.env.step(turn.completion)
+        result = game.env.step(turn.completion)
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise TypeError(
+                f"{game.env!r}.step returned {result!r:.200}, expected a tuple of 5: observation, reward, terminated, "
+                "truncated, info"
+            )
+        observation, reward, terminated, truncated, info = result
         game.failed = bool(info.get(FAILED_KEY))
         if UNREADABLE_KEY in info:
             game.unreadable[turn.index] = float(info[UNREADABLE_KEY])

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 
 import gymnasium
 import pytest
@@ -64,6 +65,18 @@ def test_a_chat_remembers_what_was_said(tmp_path, capsys, monkeypatch):
     chat += [{"role": "assistant", "content": first}, {"role": "user", "content": "again"}]
     assert policy.generate([chat], max_new_tokens=8, seed=1) == [second]
     assert policy.generate([chat[-1:]], max_new_tokens=8, seed=1) != [second], "the chat before it matters"
+
+
+def test_a_prompt_without_the_chat_of_the_training_is_warned_of(run, tmp_path, caplog):
+    folder = tmp_path / "chats"
+    shutil.copytree(run, folder)
+    options = "env: textenv/Prompts-v0\nalgo: ppo\nsystem_prompt: Answer briefly.\nconfig: {}\n"
+    (folder / "run.yaml").write_text(options)
+    main(["sample", str(folder), "--prompt", "the film", "--json", "--max-new-tokens", "2"])
+    assert "the run was trained on chats, which this prompt is not: --chat" in caplog.text
+    caplog.clear()
+    main(["sample", str(run), "--prompt", "the film", "--json", "--max-new-tokens", "2"])
+    assert "chats" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -262,6 +262,7 @@ def test_a_malformed_field_is_refused_before_answering(server, path, stream):
         ({"stream": "yes"}, "stream is 'yes', expected true or false"),
         ({"logprobs": 2}, "logprobs is 2, expected true or false"),
         ({"messages": [{"role": 1, "content": "a"}]}, "expected a role"),
+        ({"messages": [{"role": "usr", "content": "a"}]}, "the role 'usr', expected system, user, assistant or tool"),
         ({"temperature": 1e-38}, "temperature is 1e-38, expected 0 (the most probable token) or at least 0.001"),
         ({"stop": ["a"] * 65}, "stop has 65 texts of up to 1 characters, expected at most 64"),
         ({"enable_thinking": False}, "does not support enable_thinking"),

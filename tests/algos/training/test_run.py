@@ -43,3 +43,26 @@ def test_wrappers_that_an_evaluation_would_lack_are_warned_of(make_env, wrapper,
     assert len(warnings) == (wrapper is not None)
     if wrapper is not None:
         assert f"the running statistics of {wrapper} stay" in warnings[0] and "normalize_rewards=True" in warnings[0]
+
+
+def cartpole_agent(**fields):
+    return PPO(gym.make_vec("CartPole-v1", num_envs=2), num_steps=16, **fields)
+
+
+def test_other_settings_are_told_at_a_resume(tmp_path, caplog):
+    """A run went on with the default γ, without a word, if the program that resumed it did not repeat its own."""
+    cartpole_agent(gamma=0.5, seed=1).learn(64, run_dir=tmp_path)
+    cartpole_agent(gamma=0.5, seed=1).learn(96, run_dir=tmp_path, resume=tmp_path)
+    assert "other settings" not in caplog.text
+    cartpole_agent(num_epochs=2, seed=1).learn(128, run_dir=tmp_path, resume=tmp_path)
+    assert "goes on with other settings: num_epochs 2 (before: 4), gamma 0.99 (before: 0.5)" in caplog.text
+
+
+@pytest.mark.parametrize("argument, expected", [
+    ({"resume": True}, "resume is True, expected the folder of the run to continue"),
+    ({"resume": False}, "resume is False"), ({"run_dir": 3}, "run_dir is 3, expected a folder"),
+    ({"checkpoint_every": "ten"}, "checkpoint_every is 'ten', expected a number of steps"),
+])  # fmt: skip
+def test_wrong_kinds_of_arguments_are_named(argument, expected):
+    with pytest.raises(TypeError, match=expected):
+        cartpole_agent().learn(64, **argument)

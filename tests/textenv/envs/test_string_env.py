@@ -418,3 +418,14 @@ def test_the_policy_scores_what_it_sampled():
     mask = rollout["mask"]
     log_prob = policy.evaluate(rollout).log_prob
     torch.testing.assert_close(log_prob[mask], rollout["log_prob"][mask], atol=1e-4, rtol=0)
+
+
+def test_a_step_of_four_values_is_named():
+    class Old(Parrot):
+        def step(self, action):
+            return super().step(action)[:4]
+
+    tokenizer = make_tokenizer(WORDS)
+    env = TokenVectorEnv(Old, tokenizer=tokenizer, max_prompt_tokens=9, max_new_tokens=3, max_length=60)
+    with refused(TypeError, "Old", "step returned", "expected a tuple of 5: observation, reward, terminated"):
+        collect(env, LMPolicy(make_gpt2(), tokenizer), num_episodes=2)
