@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 
-from algos.collection import Collector, add_log_probs, agree_on_ends, autoreset_mode
+from algos.collection import Collector, add_log_probs, agree_on_ends
 from algos.config import (
     A2CConfig,
     ActorCriticConfig,
@@ -23,6 +23,7 @@ from algos.config import (
     PolicyGradientConfig,
     PPOConfig,
 )
+from algos.envs.gymnasium_results import autoreset_mode
 from algos.envs.spaces import check_readable
 from algos.optimizer import Optimizer
 from algos.policies.fitted_value import FittedValue
