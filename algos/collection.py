@@ -17,9 +17,9 @@ from tensordict import TensorDict, pad
 
 from algos.envs.flatten import flatten, pack
 from algos.envs.gymnasium_results import (
+    EnvironmentAdvice,
     autoreset_mode,
     by_slot,
-    environment_advice,
     flags,
     merge_masks,
     read_action_mask,
@@ -370,7 +370,7 @@ class Collector:
         self.resume()
         self.observation = None  # if the environment raises, the next call resets it again
         if slot_seeds is None:
-            with environment_advice():
+            with EnvironmentAdvice():
                 observation, info = env.reset(seed=self.seed)
         else:
             observation, info = reset_each(env, slot_seeds)
@@ -429,7 +429,7 @@ class Collector:
 
         # Environment. It may need another dtype, or bounds; the rollout keeps the sampled action.
         env_action = fit_actions(space, step.action.cpu().numpy())
-        with environment_advice():
+        with EnvironmentAdvice():
             observation, reward, terminated, truncated, info = env.step(env_action)
 
         # Copies, because an environment may reuse the arrays that it returned

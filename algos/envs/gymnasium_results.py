@@ -1,7 +1,6 @@
 """Read and check what a vector environment returns: arrays of a step, and keys of ``info``. Knows no policy."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -12,17 +11,22 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from algos.envs.flatten import flatten, flatten_one
 
 
-@contextmanager
-def environment_advice() -> Iterator[None]:
-    """Add a hint at Gymnasium's checker to an exception that an environment raises."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(
-            "the environment raised this: for mistakes in its reset, step or spaces, run "
-            "gymnasium.utils.env_checker.check_env on one environment"
-        )
-        raise
+class EnvironmentAdvice:
+    """Context that adds a hint at Gymnasium's checker to an exception that an environment raises.
+
+    A class, because it is entered at every step and a generator takes longer.
+    """
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Add the hint, unless there is no error, or it is an interruption."""
+        if isinstance(error, Exception):
+            error.add_note(
+                "the environment raised this: for mistakes in its reset, step or spaces, run "
+                "gymnasium.utils.env_checker.check_env on one environment"
+            )
 
 
 def autoreset_mode(env: VectorEnv) -> AutoresetMode:
