@@ -9,8 +9,8 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
-from algos.collection import autoreset_mode
 from algos.config import A2CConfig, ActorCriticConfig, ClippedConfig, Config, PolicyGradientConfig, PPOConfig
+from algos.envs.gymnasium_results import autoreset_mode
 from algos.envs.spaces import check_readable
 from algos.policies.policy import Policy, check_policy, check_spaces, refuse_strings
 from algos.ranks import collectives

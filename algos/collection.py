@@ -1,24 +1,36 @@
-"""Collecting rollouts: the only module that handles autoreset."""
+"""Collect rollouts, in control step by step and in text by whole episodes. No other module knows autoreset.
+
+`algos.envs.gymnasium_results` checks what an environment returns, and reads the autoreset mode that it declares.
+"""
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from collections.abc import Mapping, Sequence, Sized
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
-import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from tensordict import TensorDict, pad
 
-from algos.envs.flatten import flatten, flatten_one, pack
+from algos.envs.flatten import flatten, pack
+from algos.envs.gymnasium_results import (
+    EnvironmentAdvice,
+    autoreset_mode,
+    by_slot,
+    flags,
+    merge_masks,
+    read_action_mask,
+    read_lives,
+    reset_each,
+    with_final_observations,
+)
 from algos.envs.spaces import fit_actions
 from algos.envs.subprocess_env import FAILED
 from algos.policies.generator import Generator, collect_turns
-from algos.policies.policy import Policy, check_policy, check_step, refuse_strings
+from algos.policies.policy import Policy, Step, check_policy, check_step, refuse_strings
 from algos.policies.random_streams import episode_seeds, row_seeds
 from textenv.envs.kept_sets import KeptSets
 from textenv.envs.vector_env import TextVectorEnv
@@ -55,6 +67,27 @@ def collect(
     )
 
 
+class _Outcome(NamedTuple):
+    """One step in N slots: the actions of the policy, and the environment's answer, checked and copied."""
+
+    step: Step
+    """The policy's actions."""
+    observation: np.ndarray
+    """Flat, ``[N, ...]``. In SAME_STEP mode a slot that is done shows the next episode's first one."""
+    reward: np.ndarray
+    """``[N]``, of the environment's dtype."""
+    terminated: np.ndarray
+    """Bool ``[N]``."""
+    truncated: np.ndarray
+    """Bool ``[N]``."""
+    done: np.ndarray
+    """Bool ``[N]``: terminated or truncated."""
+    action_mask: np.ndarray | None
+    """Bool ``[N, A]``, of this observation; None if the environment has none."""
+    info: Mapping[str, Any]
+    """The environment's own, not copied."""
+
+
 class Collector:
     """Runs a policy in an environment; each rollout continues where the last one stopped.
 
@@ -63,7 +96,8 @@ class Collector:
             (`textenv.rollout.EpisodeEnv`).
         policy: the policy that acts.
         seed: seed of the environment's first reset; None takes a random one.
-        generator: engine that generates the policy's texts (`algos.policies.generator`); None: the policy itself.
+        generator: engine that samples the policy's texts (`algos.policies.generator`), or None; deterministic rollouts
+            always come from the policy itself.
 
     Example:
         >>> env = gymnasium.make_vec("CartPole-v1", num_envs=2)  # doctest: +SKIP
@@ -115,9 +149,10 @@ class Collector:
 
         Args:
             num_steps: steps per slot; the rollout is ``[num_envs, num_steps]``.
-            num_episodes: exact number of whole episodes. In control each slot plays its share, from a fresh reset,
-                so that short episodes are not favoured. Steps of a slot after its share are False in the mask. An
-                aborted episode (`algos.envs.subprocess_env`) is masked out too; it is replayed, except in a group.
+            num_episodes: exact number of whole episodes. In control they begin with a reset and are dealt evenly to the
+                slots; taking the first that end would favour short ones. Steps of a slot after its last episode are
+                False in the mask. An aborted episode (`algos.envs.subprocess_env`) is masked out too; it is replayed,
+                except in a group.
             group_size: number of neighbouring episodes that share a prompt or, in control, a reset seed. Above 1, every
                 row is one episode, in control too.
             deterministic: take the most probable action instead of a sample.
@@ -154,10 +189,10 @@ class Collector:
             return self._collect_steps(num_steps, deterministic)
         if group_size > 1:
             return self._collect_groups(num_episodes, group_size, deterministic)
-        self.observation = None  # whole episodes start from a reset
         num_slots = self.env.num_envs
         slot_of_episode = np.arange(num_episodes) % num_slots
         counts = np.bincount(slot_of_episode, minlength=num_slots)
+        self._reset()
         return self._collect_episodes(counts, deterministic)
 
     def resume(self) -> None:
@@ -172,7 +207,7 @@ class Collector:
         return {
             "seed": self.seed,
             "observation": self.observation,
-            "ended": self.only_resets,
+            "ended": self.only_resets,  # name of version 0.9
             "action_mask": self.action_mask,
             "lives": self.lives,
             "is_init": self.is_init,
@@ -244,7 +279,7 @@ class Collector:
 
     def _collect_steps(self, num_steps: int, deterministic: bool) -> TensorDict:
         """Collect a number of steps in every slot: ``[num_envs, num_steps]``."""
-        self._begin()
+        self._continue_or_reset()
         columns: Columns = defaultdict(list)
         for _ in range(num_steps):
             self._step(columns, deterministic)
@@ -266,7 +301,7 @@ class Collector:
         for start in range(0, num_episodes, num_slots):
             round_seeds = seeds[start : start + num_slots]
             slot_seeds = np.resize(round_seeds, num_slots)  # repeated for slots that have no episode
-            self._begin(seed=slot_seeds.tolist())
+            self._reset(slot_seeds=slot_seeds.tolist())
             plays_an_episode = np.arange(num_slots) < len(round_seeds)
             rounds.append(self._collect_episodes(plays_an_episode.astype(int), deterministic, replay=False))
 
@@ -279,7 +314,7 @@ class Collector:
         return rollout
 
     def _collect_episodes(self, counts: np.ndarray, deterministic: bool, *, replay: bool = True) -> TensorDict:
-        """Collect whole episodes from a reset; those that an environment aborts are masked out.
+        """Collect whole episodes; those that an environment aborts are masked out. The environment was just reset.
 
         Args:
             counts: int ``[N]``, number of episodes of each slot.
@@ -289,7 +324,6 @@ class Collector:
         Returns:
             The rollout, one row for each slot with episodes; an episode that was given up keeps its row.
         """
-        self._begin()
         episodes_left = counts.copy()
         episode_start = np.zeros(len(counts), dtype=int)  # column in which a slot's present episode began
         columns: Columns = defaultdict(list)
@@ -325,24 +359,24 @@ class Collector:
         has_episodes = torch.from_numpy(counts > 0)
         return _rollout(columns)[has_episodes]
 
-    def _begin(self, *, seed: list[int] | None = None) -> None:
-        """Reset the environment, unless its present episodes were begun by this collector.
+    def _continue_or_reset(self) -> None:
+        """Reset the environment, unless this collector's episodes are still running in it."""
+        if self.observation is None or self._last_collector.get(self.env) is not self:
+            self._reset()
 
-        With ``seed``, reset always, each slot with its own seed.
-        """
+    def _reset(self, *, slot_seeds: list[int] | None = None) -> None:
+        """Reset all slots, with a seed for each or, if there are none, with the collector's seed."""
         env = self.env
-        has_begun = self.observation is not None and self._last_collector.get(env) is self
-        if seed is None and has_begun:
-            return
         self.resume()
-        if seed is None:
-            with _environment_advice():
+        self.observation = None  # if the environment raises, the next call resets it again
+        if slot_seeds is None:
+            with EnvironmentAdvice():
                 observation, info = env.reset(seed=self.seed)
         else:
-            observation, info = _reset_each(env, seed)
+            observation, info = reset_each(env, slot_seeds)
         self.observation = flatten(env.single_observation_space, observation).copy()
-        self.action_mask = _action_mask(info, env)
-        self.lives = _lives(info, None)
+        self.action_mask = _mask_tensor(read_action_mask(info, env))
+        self.lives = read_lives(info, None)
         self.seed = None
         self.only_resets = np.zeros(env.num_envs, dtype=bool)
         self.is_init = np.ones(env.num_envs, dtype=bool)
@@ -350,90 +384,99 @@ class Collector:
 
     def _step(self, columns: Columns, deterministic: bool) -> None:
         """Act once in every slot and append to the columns."""
-        env = self.env
-        mode = autoreset_mode(env)
+        outcome = self._act(deterministic)
 
-        # Act
-        step = self.policy.act(self.observation, action_mask=self.action_mask, deterministic=deterministic)
-        slots = len(self.is_init)
-        space = env.single_action_space
-        check_step(step, self.policy, slots=slots, action_shape=space.shape)
-        # The environment may need another dtype, or bounds; the rollout keeps the sampled action.
-        env_action = fit_actions(space, step.action.cpu().numpy())
-        with _environment_advice():
-            observation, reward, terminated, truncated, info = env.step(env_action)
+        # Slots in which this was a step of the policy: the environment neither only reset, nor failed, nor made it wait
+        slots = len(outcome.done)
+        self.failed = flags(outcome.info, FAILED, slots=slots)
+        waiting = flags(outcome.info, WAITING, slots=slots)
+        is_step = ~(self.only_resets | self.failed | waiting)
+        is_init = self.is_init | self.failed
 
-        # Copied, because an environment may reuse the arrays that it returned.
-        observation = flatten(env.single_observation_space, observation).copy()
-        reward = _by_slot("reward", reward, env, slots=slots)
-        terminated = _by_slot("terminated", terminated, env, slots=slots, dtype=bool)
-        truncated = _by_slot("truncated", truncated, env, slots=slots, dtype=bool)
-        done = terminated | truncated
-        if mode is AutoresetMode.SAME_STEP:
-            no_action_follows = None  # a slot that is done shows the next episode already: an action must be available
-        else:
-            no_action_follows = done
-        action_mask = _action_mask(info, env, no_action_follows=no_action_follows)
-
-        # Slots in which this was no step: the environment only reset itself, or it failed
-        no_step = self.only_resets
-        is_init = self.is_init
-        self.failed = np.zeros(slots, dtype=bool)
-        if FAILED in info:
-            self.failed = np.asarray(info[FAILED], dtype=bool)
-            no_step = no_step | self.failed
-            is_init = is_init | self.failed
-        waiting = np.zeros(slots, dtype=bool)
-        if WAITING in info:
-            waiting = np.asarray(info[WAITING], dtype=bool)
-            no_step = no_step | waiting
-
-        lives = _lives(info, self.lives)
+        # Lives
+        lives = read_lives(outcome.info, self.lives)
         life_lost = None
         if lives is not None and self.lives is not None:
-            life_lost = (lives < self.lives) & ~no_step
+            life_lost = (lives < self.lives) & is_step
 
-        # After the last action of an episode the next observation is the final one. In SAME_STEP mode `info` has it,
-        # because `observation` is already the first one of the next episode.
-        next_observation = observation
-        next_action_mask = action_mask
-        if mode is AutoresetMode.SAME_STEP and done.any():
-            next_observation = self._with_final(observation, info, done)
-            final_action_mask = _action_mask(info.get("final_info", {}), env, no_action_follows=np.ones_like(done))
-            next_action_mask = _merge(action_mask, final_action_mask, done)
-
+        # The step
+        next_observation, next_action_mask = self._successor(outcome)
         columns["observation"].append(self.observation)
         columns["action_mask"].append(self.action_mask)
-        columns["state"].append(step.state)
-        columns["action"].append(step.action)
-        columns["log_prob"].append(step.log_prob)
-        columns["reward"].append(reward)
-        columns["terminated"].append(terminated)
-        columns["truncated"].append(truncated)
+        columns["state"].append(outcome.step.state)
+        columns["action"].append(outcome.step.action)
+        columns["log_prob"].append(outcome.step.log_prob)
+        columns["reward"].append(outcome.reward)
+        columns["terminated"].append(outcome.terminated)
+        columns["truncated"].append(outcome.truncated)
         columns["next_observation"].append(next_observation)
-        columns["next_action_mask"].append(next_action_mask)
+        columns["next_action_mask"].append(_mask_tensor(next_action_mask))
         columns["life_lost"].append(life_lost)
-        columns["mask"].append(~no_step)
+        columns["mask"].append(is_step)
         columns["is_init"].append(is_init)
+        self._prepare_next(outcome, lives, waiting)
 
-        self.lives = lives
-        self._prepare_next(observation, action_mask, done, waiting)
+    def _act(self, deterministic: bool) -> _Outcome:
+        """Let the policy act on the present observation, and step the environment."""
+        env = self.env
+        mode = autoreset_mode(env)
+        slots = len(self.is_init)
 
-    def _prepare_next(
-        self, observation: np.ndarray, action_mask: torch.Tensor | None, done: np.ndarray, waiting: np.ndarray
-    ) -> None:
+        # Policy
+        step = self.policy.act(self.observation, action_mask=self.action_mask, deterministic=deterministic)
+        space = env.single_action_space
+        check_step(step, self.policy, slots=slots, action_shape=space.shape)
+
+        # Environment. It may need another dtype, or bounds; the rollout keeps the sampled action.
+        env_action = fit_actions(space, step.action.cpu().numpy())
+        with EnvironmentAdvice():
+            observation, reward, terminated, truncated, info = env.step(env_action)
+
+        # Copies, because an environment may reuse the arrays that it returned
+        observation = flatten(env.single_observation_space, observation).copy()
+        reward = by_slot("reward", reward, env, slots=slots)
+        terminated = by_slot("terminated", terminated, env, slots=slots, dtype=bool)
+        truncated = by_slot("truncated", truncated, env, slots=slots, dtype=bool)
+        done = terminated | truncated
+
+        # In SAME_STEP mode a slot that is done shows the next episode already: an action must be available.
+        no_action_follows = done
+        if mode is AutoresetMode.SAME_STEP:
+            no_action_follows = None
+        action_mask = read_action_mask(info, env, no_action_follows=no_action_follows)
+        return _Outcome(step, observation, reward, terminated, truncated, done, action_mask, info)
+
+    def _successor(self, outcome: _Outcome) -> tuple[np.ndarray, np.ndarray | None]:
+        """Observation and action mask that follow on the actions; of a slot that is done the final ones.
+
+        In SAME_STEP mode ``info`` has the final ones, because the step returned the first of the next episode.
+        """
+        env = self.env
+        done = outcome.done
+        if autoreset_mode(env) is not AutoresetMode.SAME_STEP or not done.any():
+            return outcome.observation, outcome.action_mask
+        observation = with_final_observations(outcome.observation, outcome.info, done, env)
+        final_info = outcome.info.get("final_info", {})
+        final_action_mask = read_action_mask(final_info, env, no_action_follows=np.ones_like(done))
+        return observation, merge_masks(outcome.action_mask, final_action_mask, done)
+
+    def _prepare_next(self, outcome: _Outcome, lives: np.ndarray | None, waiting: np.ndarray) -> None:
         """Keep what the next step begins with. Reset slots that are done, if the environment does not (DISABLED)."""
         env = self.env
         mode = autoreset_mode(env)
+        done = outcome.done
+        observation = outcome.observation
+        action_mask = outcome.action_mask
         if mode is AutoresetMode.DISABLED and done.any():
             # Some environments remove this mask from the options, so each call gets its own dictionary.
             observation, info = env.reset(options={"reset_mask": done.copy()})
             observation = flatten(env.single_observation_space, observation).copy()
-            reset_mask = _action_mask(info, env, no_action_follows=~done)
-            action_mask = _merge(action_mask, reset_mask, done)
-            self.lives = _lives(info, self.lives)
+            reset_mask = read_action_mask(info, env, no_action_follows=~done)
+            action_mask = merge_masks(action_mask, reset_mask, done)
+            lives = read_lives(info, lives)
         self.observation = observation
-        self.action_mask = action_mask
+        self.action_mask = _mask_tensor(action_mask)
+        self.lives = lives
 
         # Slots at the first observation of an episode. In NEXT_STEP mode these are the slots that this step has reset;
         # the slots that are done now are reset by the next step, or a later one if they wait.
@@ -446,34 +489,12 @@ class Collector:
         if self.is_init.any():
             self.policy.reset(self.is_init)
 
-    def _with_final(self, observation: np.ndarray, info: Mapping[str, Any], done: np.ndarray) -> np.ndarray:
-        """Copy the observations of a step, with the episodes' final ones in done slots (SAME_STEP, from ``info``)."""
-        with_final = observation.copy()
-        for slot in np.flatnonzero(done):
-            final = flatten_one(self.env.single_observation_space, info["final_obs"][slot])
-            _check_final_observation(self.env, final, observation.shape[1:])
-            with_final[slot] = final
-        return with_final
-
 
 def agree_on_ends(env: VectorEnv, policy: Policy) -> None:
     """Let a text environment end turns as the policy's language model does; other environments are left alone."""
     lm = language_model_of(policy)
     if lm is not None and isinstance(env, TextVectorEnv):
         env.end_turns_like(lm.turn_ends)
-
-
-@contextmanager
-def _environment_advice() -> Iterator[None]:
-    """Add a hint at Gymnasium's checker to an exception that an environment raises."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(
-            "the environment raised this: for mistakes in its reset, step or spaces, run "
-            "gymnasium.utils.env_checker.check_env on one environment"
-        )
-        raise
 
 
 def add_log_probs(rollout: TensorDict, *, policy: Policy, log_probs: Sequence[object] | None = None) -> None:
@@ -550,147 +571,11 @@ def _wipe(columns: Columns, slot: int, *, since: int) -> None:
             values[slot] = 0
 
 
-def _reset_each(env: VectorEnv, seeds: list[int]) -> tuple[Any, dict[str, Any]]:
-    """Reset every slot with its own seed.
-
-    Raises:
-        ValueError: if the environment does not support it; Gymnasium's own batched ones do not.
-    """
-    advice = (
-        "group_size needs an environment that accepts one reset seed per slot: "
-        'gymnasium.make_vec(id, num_envs=n, vectorization_mode="sync")'
-    )
-    try:
-        observation, info = env.reset(seed=seeds)  # type: ignore[arg-type]  # SyncVectorEnv and AsyncVectorEnv do
-    except (TypeError, gymnasium.error.Error) as error:
-        raise ValueError(f"{type(env.unwrapped).__name__} accepts no list of seeds ({error}): {advice}") from error
-
-    # Each slot starts as the first one with the same seed
-    rows = flatten(env.single_observation_space, observation)
-    first_slots: dict[int, int] = {}
-    for slot, seed in enumerate(seeds):
-        first_slot = first_slots.setdefault(seed, slot)
-        if not np.array_equal(rows[slot], rows[first_slot]):
-            raise ValueError(f"{type(env.unwrapped).__name__} starts differently with equal seeds: {advice}")
-    return observation, info
-
-
-def autoreset_mode(env: VectorEnv) -> AutoresetMode:
-    """Return the environment's autoreset mode, one of Gymnasium's three.
-
-    Raises:
-        ValueError: if its metadata does not declare one.
-    """
-    mode = env.metadata.get("autoreset_mode")
-    if not isinstance(mode, AutoresetMode):
-        raise ValueError(
-            f"{type(env.unwrapped).__name__}.metadata['autoreset_mode'] is {mode!r}, expected a member of "
-            "gymnasium.vector.AutoresetMode: set the mode that step() implements, for example "
-            "metadata = {'autoreset_mode': AutoresetMode.NEXT_STEP}"
-        )
-    return mode
-
-
-def _check_final_observation(env: VectorEnv, final: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Raise a ValueError if a wrapper has not transformed an episode's last observation (SAME_STEP mode)."""
-    if np.shape(final) != shape:
-        raise ValueError(
-            f"{env} returns observations of shape {shape}, but info['final_obs'] has {np.shape(final)}: a wrapper "
-            "does not change final_obs. Use AutoresetMode.NEXT_STEP, or wrap each single environment: "
-            "gymnasium.make_vec(id, wrappers=[...])"
-        )
-
-
-def _by_slot(name: str, values: object, env: VectorEnv, *, slots: int, dtype: type | None = None) -> np.ndarray:
-    """Copy what a step returned, one value per slot: ``[N]``. It keeps its dtype, unless ``dtype`` is given.
-
-    Raises:
-        ValueError: if the values have another shape, which would be broadcast.
-    """
-    array = np.asarray(values)
-    if array.shape != (slots,):
-        raise ValueError(
-            f"{type(env.unwrapped).__name__}.step returned {name} of shape {array.shape}, expected one number for each "
-            f"of {slots} slots, ({slots},)"
-        )
-    if dtype is None:
-        return array.copy()
-    return array.astype(dtype)
-
-
-def _action_mask(
-    info: Mapping[str, Any], env: VectorEnv, *, no_action_follows: np.ndarray | None = None
-) -> torch.Tensor | None:
-    """Read the mask of available actions from an info dictionary; None if it has none.
-
-    Args:
-        info: of a reset or a step.
-        env: the environment.
-        no_action_follows: bool ``[N]``. If no action is available in such a slot, as is usual at the end of a game, all
-            count as available. None: an action follows in every slot.
-
-    Raises:
-        ValueError: if it is not a mask of the action space, or allows no action where one follows.
-    """
-    if "action_mask" not in info:
+def _mask_tensor(action_mask: np.ndarray | None) -> torch.Tensor | None:
+    """Action mask as policies and rollouts have it, in the same memory."""
+    if action_mask is None:
         return None
-    space = env.single_action_space
-    num_actions = space.n if isinstance(space, spaces.Discrete) else 1
-    all_available = np.ones(num_actions, dtype=bool)
-
-    # Gymnasium fills slots without a mask with zeros or None; all their actions are available.
-    has_mask = np.asarray(info.get("_action_mask", np.ones(env.num_envs, dtype=bool)))
-    rows = []
-    for slot_mask, is_mask in zip(info["action_mask"], has_mask, strict=True):
-        row = np.asarray(slot_mask) if is_mask else all_available
-        rows.append(row)
-    if any(row.shape != all_available.shape for row in rows):
-        raise ValueError(
-            f"info['action_mask'] has shape {rows[int(has_mask.argmax())].shape} in a slot, expected one entry for "
-            f"each action of {space}"
-        )
-    mask = np.stack(rows).astype(bool)
-
-    # Slots in which no action is available
-    closed = ~mask.any(axis=1)
-    stuck = closed
-    if no_action_follows is not None:
-        stuck = closed & ~no_action_follows
-    if stuck.any():
-        raise ValueError(
-            f"info['action_mask'] allows no action in slot {int(stuck.argmax())}, whose episode goes on: allow at "
-            "least one, or end the episode there (terminated)"
-        )
-    mask[closed] = True
-    return torch.from_numpy(mask)
-
-
-def _lives(info: Mapping[str, Any], earlier: np.ndarray | None) -> np.ndarray | None:
-    """Read the lives of all slots, int ``[N]``, from an info dictionary; None if it has none and ``earlier`` is None.
-
-    Args:
-        info: of a reset or a step.
-        earlier: lives after the step before, which slots without an entry keep.
-    """
-    if "lives" not in info:
-        return earlier
-    lives = np.array(info["lives"])
-    if lives.dtype.kind not in "iu" or lives.ndim != 1:  # an environment may mean something else by it
-        return earlier
-    if earlier is not None and "_lives" in info:  # Gymnasium fills slots without an entry with zeros
-        lives = np.where(info["_lives"], lives, earlier)
-    return lives
-
-
-def _merge(masks: torch.Tensor | None, done_masks: torch.Tensor | None, done: np.ndarray) -> torch.Tensor | None:
-    """Take the action masks of done slots from ``done_masks``, the others from ``masks``; None allows all actions."""
-    if masks is None:
-        if done_masks is None:
-            return None
-        masks = torch.ones_like(done_masks)
-    elif done_masks is None:
-        done_masks = torch.ones_like(masks)
-    return torch.where(torch.from_numpy(done)[:, None], done_masks, masks)
+    return torch.from_numpy(action_mask)
 
 
 def _rollout(columns: Columns) -> TensorDict:

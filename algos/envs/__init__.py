@@ -1,1 +1,4 @@
-"""Environments in separate processes, and observations flattened to one Box. Imports neither torch nor textenv."""
+"""Environments in separate processes, what environments return, and observations flattened to one Box.
+
+Imports neither torch nor textenv.
+"""

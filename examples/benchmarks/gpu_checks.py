@@ -197,7 +197,7 @@ LOOPS = {
         "algos/fast/towers.py:act": Named("observations, from an environment on the CPU", 1),
         "algos/policies/policy.py:ControlPolicy._flat": Named("the same, where algos/fast is switched off", 1),
         "algos/policies/distributions.py:draw": Named("random numbers, which the CPU draws", 1),
-        "algos/collection.py:Collector._step": Named("actions, for an environment on the CPU", 1),
+        "algos/collection.py:Collector._act": Named("actions, for an environment on the CPU", 1),
         "algos/collection.py:_rollout": Named("the columns of the rollout, at the end", once=3),
     },
     "control-update": UPDATE | {

@@ -28,7 +28,8 @@ DATA = ROOT / "docs" / "results" / "data"
 MARK = re.compile(r"(<!-- ((?:results/)?data/[\w-]+\.json) -->\n\n)(?:`.*\n\n(?:\|.*\n)*\n)?")
 LEARNING = (
     "algos/ppo.py", "algos/agent.py", "algos/collection.py", "algos/advantages.py", "algos/losses.py",
-    "algos/minibatches.py", "algos/optimizer.py", "algos/fast/*.py", "algos/policies/*.py", "algos/presets.py",
+    "algos/envs/gymnasium_results.py", "algos/minibatches.py", "algos/optimizer.py", "algos/fast/*.py",
+    "algos/policies/*.py", "algos/presets.py",
 )  # fmt: skip
 """What decides how PPO learns, and how fast; of the kinds below, what else does."""
 KINDS = {

@@ -161,7 +161,10 @@ def test_a_case_names_its_policy():
     assert parsed[4].env_id == "Acrobot-v1" and str(parsed[4]) == "gymnasium:Acrobot-v1:ppo:lstm"
     assert parsed[1].recipe == replace(presets.RECURRENT, env="CartPole-v1")
     # A recipe's own policy needs no name, and so the runs of earlier versions keep their folders
-    for case in [*parse_cases("Pendulum-v1:sac,td3"), *parse_cases("Pendulum-v1:sac:sac")]:  # names of algorithms and of policies
+    for case in [
+        *parse_cases("Pendulum-v1:sac,td3"),
+        *parse_cases("Pendulum-v1:sac:sac"),
+    ]:  # policies have the names, too
         assert case.algorithm_name in ("sac", "td3") and case.env_id == "Pendulum-v1"
     cases = parse_cases(["CartPole-v1:dqn:q", "Pendulum-v1:ppo:gsde", "CartPole-v1:ppo:auto"])
     assert [str(case) for case in cases] == ["CartPole-v1:dqn", "Pendulum-v1:ppo", "CartPole-v1:ppo"]

@@ -1,0 +1,191 @@
+"""Read and check what a vector environment returns: arrays of a step, and keys of ``info``. Knows no policy."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from algos.envs.flatten import flatten, flatten_one
+
+
+class EnvironmentAdvice:
+    """Context that adds a hint at Gymnasium's checker to an exception that an environment raises.
+
+    A class, because it is entered at every step and a generator takes longer.
+    """
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Add the hint, unless there is no error, or it is an interruption."""
+        if isinstance(error, Exception):
+            error.add_note(
+                "the environment raised this: for mistakes in its reset, step or spaces, run "
+                "gymnasium.utils.env_checker.check_env on one environment"
+            )
+
+
+def autoreset_mode(env: VectorEnv) -> AutoresetMode:
+    """Return the environment's autoreset mode, one of Gymnasium's three.
+
+    Raises:
+        ValueError: if its metadata does not declare one.
+    """
+    mode = env.metadata.get("autoreset_mode")
+    if not isinstance(mode, AutoresetMode):
+        raise ValueError(
+            f"{type(env.unwrapped).__name__}.metadata['autoreset_mode'] is {mode!r}, expected a member of "
+            "gymnasium.vector.AutoresetMode: set the mode that step() implements, for example "
+            "metadata = {'autoreset_mode': AutoresetMode.NEXT_STEP}"
+        )
+    return mode
+
+
+def reset_each(env: VectorEnv, seeds: list[int]) -> tuple[Any, dict[str, Any]]:
+    """Reset every slot with its own seed.
+
+    Raises:
+        ValueError: if the environment does not support it; Gymnasium's own batched ones do not.
+    """
+    advice = (
+        "group_size needs an environment that accepts one reset seed per slot: "
+        'gymnasium.make_vec(id, num_envs=n, vectorization_mode="sync")'
+    )
+    try:
+        observation, info = env.reset(seed=seeds)  # type: ignore[arg-type]  # SyncVectorEnv and AsyncVectorEnv do
+    except (TypeError, gymnasium.error.Error) as error:
+        raise ValueError(f"{type(env.unwrapped).__name__} accepts no list of seeds ({error}): {advice}") from error
+
+    # Each slot starts as the first one with the same seed
+    rows = flatten(env.single_observation_space, observation)
+    first_slots: dict[int, int] = {}
+    for slot, seed in enumerate(seeds):
+        first_slot = first_slots.setdefault(seed, slot)
+        if not np.array_equal(rows[slot], rows[first_slot]):
+            raise ValueError(f"{type(env.unwrapped).__name__} starts differently with equal seeds: {advice}")
+    return observation, info
+
+
+def by_slot(name: str, values: object, env: VectorEnv, *, slots: int, dtype: type | None = None) -> np.ndarray:
+    """Copy what a step returned, one value per slot: ``[N]``. It keeps its dtype, unless ``dtype`` is given.
+
+    Raises:
+        ValueError: if the values have another shape, which would be broadcast.
+    """
+    array = np.asarray(values)
+    if array.shape != (slots,):
+        raise ValueError(
+            f"{type(env.unwrapped).__name__}.step returned {name} of shape {array.shape}, expected one number for each "
+            f"of {slots} slots, ({slots},)"
+        )
+    if dtype is None:
+        return array.copy()
+    return array.astype(dtype)
+
+
+def with_final_observations(
+    observation: np.ndarray, info: Mapping[str, Any], done: np.ndarray, env: VectorEnv
+) -> np.ndarray:
+    """Copy the flat observations ``[N, ...]`` of a step; done slots get their final ones, from ``info["final_obs"]``.
+
+    Raises:
+        ValueError: if a wrapper has transformed the observations but not the final ones.
+    """
+    shape = observation.shape[1:]
+    with_final = observation.copy()
+    for slot in np.flatnonzero(done):
+        final = flatten_one(env.single_observation_space, info["final_obs"][slot])
+        if np.shape(final) != shape:
+            raise ValueError(
+                f"{env} returns observations of shape {shape}, but info['final_obs'] has {np.shape(final)}: a wrapper "
+                "does not change final_obs. Use AutoresetMode.NEXT_STEP, or wrap each single environment: "
+                "gymnasium.make_vec(id, wrappers=[...])"
+            )
+        with_final[slot] = final
+    return with_final
+
+
+def flags(info: Mapping[str, Any], key: str, *, slots: int) -> np.ndarray:
+    """Read a flag of all slots, bool ``[N]``, from an info dictionary; False where it has none."""
+    if key not in info:
+        return np.zeros(slots, dtype=bool)
+    return np.asarray(info[key], dtype=bool)
+
+
+def read_action_mask(
+    info: Mapping[str, Any], env: VectorEnv, *, no_action_follows: np.ndarray | None = None
+) -> np.ndarray | None:
+    """Read the mask of available actions, bool ``[N, A]``, from an info dictionary; None if it has none.
+
+    Args:
+        info: of a reset or a step.
+        env: the environment.
+        no_action_follows: bool ``[N]``. If no action is available in such a slot, as is usual at the end of a game, all
+            count as available. None: an action follows in every slot.
+
+    Raises:
+        ValueError: if it is not a mask of the action space, or allows no action where one follows.
+    """
+    if "action_mask" not in info:
+        return None
+    space = env.single_action_space
+    num_actions = space.n if isinstance(space, spaces.Discrete) else 1
+    all_available = np.ones(num_actions, dtype=bool)
+
+    # Gymnasium fills slots without a mask with zeros or None; all their actions are available.
+    has_mask = np.asarray(info.get("_action_mask", np.ones(env.num_envs, dtype=bool)))
+    rows = []
+    for slot_mask, is_mask in zip(info["action_mask"], has_mask, strict=True):
+        row = np.asarray(slot_mask) if is_mask else all_available
+        rows.append(row)
+    if any(row.shape != all_available.shape for row in rows):
+        raise ValueError(
+            f"info['action_mask'] has shape {rows[int(has_mask.argmax())].shape} in a slot, expected one entry for "
+            f"each action of {space}"
+        )
+    mask = np.stack(rows).astype(bool)
+
+    # Slots in which no action is available
+    closed = ~mask.any(axis=1)
+    stuck = closed
+    if no_action_follows is not None:
+        stuck = closed & ~no_action_follows
+    if stuck.any():
+        raise ValueError(
+            f"info['action_mask'] allows no action in slot {int(stuck.argmax())}, whose episode goes on: allow at "
+            "least one, or end the episode there (terminated)"
+        )
+    mask[closed] = True
+    return mask
+
+
+def merge_masks(masks: np.ndarray | None, done_masks: np.ndarray | None, done: np.ndarray) -> np.ndarray | None:
+    """Take the action masks of done slots from ``done_masks``, the others from ``masks``; None allows all actions."""
+    if masks is None:
+        if done_masks is None:
+            return None
+        masks = np.ones_like(done_masks)
+    elif done_masks is None:
+        done_masks = np.ones_like(masks)
+    return np.where(done[:, None], done_masks, masks)
+
+
+def read_lives(info: Mapping[str, Any], earlier: np.ndarray | None) -> np.ndarray | None:
+    """Read the lives of all slots, int ``[N]``, from an info dictionary; None if it has none and ``earlier`` is None.
+
+    Args:
+        info: of a reset or a step.
+        earlier: lives after the step before, which slots without an entry keep.
+    """
+    if "lives" not in info:
+        return earlier
+    lives = np.array(info["lives"])
+    if lives.dtype.kind not in "iu" or lives.ndim != 1:  # an environment may mean something else by it
+        return earlier
+    if earlier is not None and "_lives" in info:  # Gymnasium fills slots without an entry with zeros
+        lives = np.where(info["_lives"], lives, earlier)
+    return lives
