@@ -164,7 +164,7 @@ def test_a_case_names_its_policy():
     for case in [
         *parse_cases("Pendulum-v1:sac,td3"),
         *parse_cases("Pendulum-v1:sac:sac"),
-    ]:  # policies have the names, too
+    ]:  # both
         assert case.algorithm_name in ("sac", "td3") and case.env_id == "Pendulum-v1"
     cases = parse_cases(["CartPole-v1:dqn:q", "Pendulum-v1:ppo:gsde", "CartPole-v1:ppo:auto"])
     assert [str(case) for case in cases] == ["CartPole-v1:dqn", "Pendulum-v1:ppo", "CartPole-v1:ppo"]
