@@ -178,6 +178,13 @@ def evaluate(
                 result = EvaluationResult(returns, rollout)
     finally:
         policy.generator.set_state(generator_state)
+    num_wrong = sum(not math.isfinite(value) for value in result.returns)
+    if num_wrong:
+        logger.warning(
+            "%d of %d episodes have a return of NaN or infinity: the environment or the reward pays such numbers",
+            num_wrong,
+            len(result.returns),
+        )
     result.tokenizer = getattr(policy, "tokenizer", None)
     return result
 

@@ -4,6 +4,7 @@ Nothing here imports torch before a command runs, so that help and errors appear
 """
 
 import json
+import math
 import os
 import platform
 import sys
@@ -149,7 +150,7 @@ def _print_result(command: Any, result: dict[str, Any]) -> None:
     # Writing fails on a full disk, or if the reader of a pipe has gone
     try:
         if command.json:
-            print(json.dumps(result))
+            print(json.dumps(_finite(result), allow_nan=False))
         elif not command.prints:
             print_table(result.items())
         sys.stdout.flush()
@@ -168,6 +169,17 @@ def _print_result(command: Any, result: dict[str, Any]) -> None:
 def _notes(error: BaseException) -> list[str]:
     """Return the notes of an error: paths of the files that a failed run saved."""
     return TracebackException.from_exception(error).__notes__ or []
+
+
+def _finite(value: Any) -> Any:
+    """Return a result for JSON, which knows neither NaN nor infinity: None in their places."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def _tell(text: str) -> None:

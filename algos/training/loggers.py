@@ -5,8 +5,10 @@ import logging
 import os
 import secrets
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Protocol, Self, runtime_checkable
@@ -56,9 +58,11 @@ class _TensorBoard:
     def start(self, run_dir: Path | None, config: Mapping[str, object], *, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = TENSORBOARD
         if run_dir is not None:
             folder = str(run_dir / TENSORBOARD)
+        else:  # a folder of its own, or several trainings would be one curve
+            Path(TENSORBOARD).mkdir(exist_ok=True)
+            folder = tempfile.mkdtemp(prefix=datetime.now().strftime("%Y-%m-%d-%H-%M-%S-"), dir=TENSORBOARD)
         purge_step = None
         if step > 0:  # values of later steps, logged before the interruption, are void
             purge_step = step + 1

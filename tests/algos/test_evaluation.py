@@ -1,12 +1,14 @@
 """Evaluation with several samples of each prompt: what is counted, and what is refused."""
 
 import itertools
+import json
 
 import gymnasium
 import numpy as np
 import pytest
 
-from algos import EvaluateEvery, MLPPolicy, evaluate
+from algos import PPO, EvaluateEvery, MLPPolicy, evaluate
+from algos.cli import main
 from algos.evaluation import summarise
 from algos.statistics.pass_rates import read_sampling
 from tests.helpers.models import make_gpt2
@@ -201,3 +203,31 @@ def test_the_kl_of_many_samples_is_that_of_all():
     penalty(rollout, policy)
     assert numbers["kl"] == pytest.approx(rollout["kl"].sum().item() / 650, rel=1e-5)
     assert numbers["kl"] > 0.1
+
+
+class PaysNan(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (1,)), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), float("nan"), True, False, {}
+
+
+def test_returns_of_nan_are_warned_of(caplog):
+    env = gymnasium.vector.SyncVectorEnv([PaysNan] * 2)
+    evaluate(env, MLPPolicy(env.single_observation_space, env.single_action_space), num_episodes=4)
+    assert "4 of 4 episodes have a return of NaN or infinity" in caplog.text
+
+
+@pytest.mark.heavy
+def test_json_has_null_where_a_number_is_nan(tmp_path, capsys, monkeypatch):
+    gymnasium.register("PaysNan-v0", PaysNan, disable_env_checker=True)
+    env = gymnasium.vector.SyncVectorEnv([PaysNan] * 2)
+    PPO(env, num_steps=4).save(tmp_path)
+    main(["evaluate", str(tmp_path), "--env", "PaysNan-v0", "--json"])
+    del gymnasium.registry["PaysNan-v0"]
+    result = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert result["mean_return"] is None and result["episodes"] == 20

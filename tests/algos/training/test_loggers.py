@@ -204,3 +204,12 @@ def test_an_iteration_is_logged_if_a_callback_fails(tmp_path):
         ppo_cartpole().learn(4096, run_dir=tmp_path, callbacks=[Fails()])
     (row,) = rows_of(tmp_path / "metrics.jsonl")
     assert row["iteration"] == 1
+
+
+@pytest.mark.heavy
+def test_trainings_without_a_folder_have_curves_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        ppo_cartpole().learn(64, loggers=["tensorboard"])
+    folders = [*tmp_path.glob("tensorboard/*")]
+    assert len(folders) == 2 and all(len([*folder.glob("events*")]) == 1 for folder in folders)
