@@ -6,6 +6,7 @@ import pytest
 from gymnasium import spaces
 
 import textenv
+from algos import LMPolicy, collect
 from tests.helpers.chat_families import CHATML, byte_tokenizer
 from tests.helpers.descriptions import FUNCTIONS
 from tests.helpers.errors import refused
@@ -215,3 +216,10 @@ def test_later_observations_have_room(history):
         env.advance(env.action_mask.int().argmax(1).numpy())
     rollout = env.take_episodes()
     assert rollout["reward"].sum() == 20 and rollout["terminated"].any()
+
+
+def test_words_of_a_list_have_no_metric_of_variety():
+    """A training of six words was warned that its texts become alike."""
+    env = gymnasium.make_vec("textenv/Words-v0", num_envs=4, env="FrozenLake-v1")
+    collect(env, LMPolicy.load("embedded"), num_episodes=4)
+    assert "text/distinct_2" not in env.metrics and "reward/failed" in env.metrics
