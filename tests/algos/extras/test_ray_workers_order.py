@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import warnings
 
 import gymnasium as gym
 import pytest
@@ -137,10 +138,42 @@ def test_a_worker_goes_on_only_with_the_same_arguments_of_its_environment(g, goe
     job = {"num_steps": 7, "num_episodes": None}
     first = worker_of(9.0, None)
     own = trained_weights(first.policy)
-    _, state, _ = first.collect(None, own, dict(job), (0, 0.0))
+    _, state, _, _ = first.collect(None, own, dict(job), (0, 0.0))
     with caplog.at_level(logging.WARNING):
         second = worker_of(g, state)
     assert ('"g": 9.0' in caplog.text and "its episodes begin anew" in caplog.text) == (not goes_on)
     second.collect(None, own, dict(job), (0, 0.0))
     played = [env.get_wrapper_attr("_elapsed_steps") for env in second.env.unwrapped.envs]
     assert played == [14 if goes_on else 7] * 2
+
+
+class Speaks:
+    """Says what the code of a reward may say, and counts without saving its count."""
+
+    calls = 0
+
+    def __call__(self, completions):
+        self.calls += 1
+        logging.getLogger("rewards").warning("a key is missing")
+        warnings.warn("an old argument", stacklevel=1)
+        print("scored")
+        return [0.0] * len(completions)
+
+
+@pytest.mark.filterwarnings("default:an old argument")
+def test_words_and_unsaved_states_of_workers_are_told(monkeypatch, caplog, capsys):
+    """In the worker's process nobody hears them."""
+    monkeypatch.setitem(sys.modules, "ray", OneProcessRay())
+
+    def speaking(slots):
+        return text_vector_env(num_envs=slots, prompts=EIGHT, reward=Speaks())
+
+    agent = GRPO(speaking(4), lm_policy(), num_steps=None, num_episodes=8, minibatch_size=8, group_size=2)
+    with rollout_workers(agent, speaking, 2):
+        agent.collect()
+    assert capsys.readouterr().out.count("scored") == 2
+    said = [record.getMessage() for record in caplog.records]
+    unsaved = "the training changes Speaks.calls, which no checkpoint has, nor an evaluation"
+    for words in ("a key is missing (", unsaved):
+        assert len([text for text in said if words in text and "(worker " in text]) == 1, words
+    assert any("an old argument" in text and "(worker " in text for text in said)
