@@ -16,6 +16,7 @@ from algos.lab.comparison.runs import read_runs
 from algos.lab.comparison.summary import QUANTITIES, RunResult, on_grid, steps_grid
 from algos.statistics.intervals import MIN_SEEDS, limits
 from textenv.optional import package
+from textenv.rendering import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -346,8 +347,8 @@ def _folded(name: str) -> str:
 
 
 def _shown(name: str) -> str:
-    """Return the text that shows a name: matplotlib reads what is between two dollars as mathematics."""
-    return name.replace("$", r"\$")
+    """Return the text that shows a name, on one line; matplotlib would read what is between dollars as mathematics."""
+    return " ".join(printable(name).split()).replace("$", r"\$")
 
 
 def _text_width(labels: Sequence[str]) -> float:
