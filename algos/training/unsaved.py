@@ -63,11 +63,12 @@ class UnsavedState:
         if not changed:
             return
         self._warned_about |= changed
+        nor_evaluations = "" if self.evaluated else ", nor an evaluation"
         logger.warning(
             "the training changes %s, which no checkpoint has%s: a resumed run begins without it. Give the class "
             "state_dict and load_state_dict (docs/algorithms.md, docs/rewards.md)",
             ", ".join(sorted(changed)),
-            "" if self.evaluated else ", nor an evaluation",
+            nor_evaluations,
         )
 
     def _fingerprints(self) -> dict[str, Hashable]:

@@ -210,9 +210,10 @@ class StringGames:
 
     def _step(self, turn: Turn) -> str | Prompt | Literal[Cut.TRUNCATED] | None:
         """Step a game with the text of a turn; return the reply."""
+        # What the game's step returns
         game: _Game = turn.prompt.state
         result = game.env.step(turn.completion)
-        if not isinstance(result, tuple) or len(result) != 5:
+        if not isinstance(result, (tuple, list)) or len(result) != 5:
             raise TypeError(
                 f"{game.env!r}.step returned {result!r:.200}, expected a tuple of 5: observation, reward, terminated, "
                 "truncated, info"
@@ -225,6 +226,8 @@ class StringGames:
             game.rewards[turn.index] = float(reward)
         except (TypeError, ValueError) as error:
             raise TypeError(f"{game.env!r} gave the reward {reward!r:.200}, expected a number") from error
+
+        # The reply
         if terminated:
             return None
         if truncated:

@@ -215,6 +215,8 @@ def _study(run_dir: Path, settings: Mapping[str, object]) -> optuna.Study:
         direction="maximize",
         load_if_exists=True,
     )
+
+    # Trials that have finished were of their settings; before the first one, any are right
     stored = settings
     if _finished(study):
         stored = study.user_attrs["settings"]
