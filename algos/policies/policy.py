@@ -343,7 +343,7 @@ def check_same_kind(policy: object, other: object) -> None:
 
 def check_policy(policy: object, *, call: str) -> None:
     """Raise a TypeError unless an argument is a policy; the message shows the right call."""
-    if isinstance(getattr(policy, "policy", None), Policy):
+    if not isinstance(policy, Policy) and isinstance(getattr(policy, "policy", None), Policy):
         raise TypeError(f"policy is a {type(policy).__name__}, an agent: give its policy, agent.policy")
     if isinstance(policy, type) or not isinstance(policy, Policy):
         raise TypeError(
