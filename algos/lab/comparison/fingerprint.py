@@ -5,27 +5,25 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
-from pathlib import Path
-from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePath
+from types import CodeType, FunctionType, NoneType
+from typing import Any
 
 import gymnasium
 
+from algos.config import Config, field_values
+from algos.recipe import Recipe
 from textenv.cache import sha256
 from textenv.importing import load_function
 from textenv.state import MOST_ENTRIES, attributes_of, is_our_code, used_objects, variables_of
 
-if TYPE_CHECKING:
-    from algos.recipe import Recipe
-
 PYTHON = "python"
 """Key of the version of Python, which compiles the code."""
-CODE = {"env", "algorithm", "policy", "reward", "wrappers", "env_wrappers", "describe", "play"}
+CODE = {"env", "algorithm", "policy", "reward", "wrappers", "env_wrappers", "describe", "play", "opponents"}
 """Fields and arguments of a recipe whose texts may name a function or a class."""
 LARGE = 2**27
 """Files with more bytes, such as models, count by their size and the time of their last change."""
-PLAIN = (str, bytes, int, float, complex, bool, type(None))
+PLAIN = (str, bytes, int, float, complex, bool, NoneType, PurePath)
 
 
 def fingerprint(recipe: Recipe) -> dict[str, str]:
@@ -39,20 +37,19 @@ def fingerprint(recipe: Recipe) -> dict[str, str]:
         Python under `PYTHON`.
     """
     digests = {PYTHON: f"{sys.version_info.major}.{sys.version_info.minor}"}
-    for field in fields(recipe):
-        for name, value in _values(getattr(recipe, field.name), field.name):
-            used = value
-            if isinstance(value, (str, Path)):
-                if _is_file(value):
-                    digests[str(value)] = _digest_of_file(Path(value))
-                    continue
-                used = None
-                if CODE & {*name.split(".")}:
-                    used = _named_code(str(value))
-            for way, part in used_objects(used):
-                digest = _digest(part)
-                if digest:
-                    digests[f"{name}.{way}".removesuffix(".")] = digest
+    for name, value in _values(recipe):
+        used = value
+        if isinstance(value, (str, Path)):
+            if _is_file(value):
+                digests[str(value)] = _digest_of_file(Path(value))
+                continue
+            used = None
+            if CODE & {*name.split(".")}:
+                used = _named_code(str(value))
+        for way, part in used_objects(used):
+            digest = _digest(part)
+            if digest:
+                digests[f"{name}.{way}".removesuffix(".")] = digest
     return digests
 
 
@@ -69,16 +66,20 @@ def changed_code(before: Mapping[str, str] | None, now: Mapping[str, str]) -> li
     return [f"{name} has changed" for name in names]
 
 
-def _values(value: object, name: str) -> Iterator[tuple[str, object]]:
-    """Yield what a field of a recipe holds, entries of lists and mappings one by one, with names."""
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _values(part, f"{name}.{key}")
+def _values(value: object, name: str = "") -> Iterator[tuple[str, object]]:
+    """Yield what a recipe, its config, a list or a mapping holds, one by one, with names."""
+    parts: Mapping[Any, object] | None = None
+    if isinstance(value, (Recipe, Config)):
+        parts = field_values(value)
+    elif isinstance(value, Mapping):
+        parts = value
     elif isinstance(value, (list, tuple)) and len(value) <= MOST_ENTRIES:  # longer ones are data, such as prompts
-        for index, part in enumerate(value):
-            yield from _values(part, f"{name}.{index}")
-    else:
+        parts = dict(enumerate(value))
+    if parts is None:
         yield name, value
+        return
+    for key, part in parts.items():
+        yield from _values(part, f"{name}.{key}".removeprefix("."))
 
 
 def _is_file(name: str | Path) -> bool:
@@ -109,9 +110,10 @@ def _named_code(name: str) -> object:
 
 
 def _loaded(name: str) -> object:
-    """Return the function ``file.py:name`` or ``package.module:name``; None if there is none."""
+    """Return the function ``file.py:name`` or ``package.module:name``, perhaps with a weight; None if there is none."""
+    function_name, _, _ = name.partition("=")
     try:
-        return load_function(name)
+        return load_function(function_name)
     except ValueError:  # no name of a function: a text with a colon
         return None
 
@@ -121,27 +123,38 @@ def _digest(used: object) -> str:
     if is_our_code(used):
         return ""
     if isinstance(used, FunctionType):
-        values = [(name, value) for name, value in variables_of(used) if name not in used.__globals__]
-        return hashlib.sha256(repr((_code(used.__code__), _plain(values))).encode()).hexdigest()
+        # Its defaults and what it encloses; values of its module may change by themselves
+        names = {*used.__code__.co_varnames, *used.__code__.co_freevars}
+        values = {name: value for name, value in variables_of(used) if name in names}
+        return _sha256([_code(used.__code__), _plain(values)])
     if isinstance(used, (type, Mapping, list, tuple)):
-        return ""  # their functions and entries follow by themselves
-    attributes = _plain(attributes_of(used))
-    return hashlib.sha256(repr(attributes).encode()).hexdigest() if attributes else ""
+        return ""  # their functions follow by themselves, their values with their owners
+    attributes = _plain(dict(attributes_of(used)))
+    return _sha256(attributes) if attributes else ""
+
+
+def _sha256(content: object) -> str:
+    return hashlib.sha256(repr(content).encode()).hexdigest()
 
 
 def _code(code: CodeType) -> tuple[Any, ...]:
     """Return what a function does, without its place in a file."""
-    constants = []
-    for part in code.co_consts:
-        if isinstance(part, CodeType):
-            constants.append(repr(_code(part)))
-        elif isinstance(part, frozenset):  # whose order differs between processes
-            constants.append(repr(sorted(map(repr, part))))
-        else:
-            constants.append(repr(part))
-    return code.co_code, code.co_names, code.co_varnames, constants
+    return code.co_code, code.co_names, code.co_varnames, _plain(code.co_consts)
 
 
-def _plain(values: Any) -> list[tuple[str, object]]:
-    """Return the names and values that are numbers and texts, sorted by name."""
-    return sorted((name, repr(value)) for name, value in values if isinstance(value, PLAIN))
+def _plain(value: Any) -> Any:
+    """Return what is equal for equal numbers, texts, code, arrays, and containers of these; None for other objects."""
+    if isinstance(value, PLAIN):
+        return repr(value)
+    if isinstance(value, CodeType):
+        return _code(value)
+    if isinstance(value, (set, frozenset)):  # whose order differs between processes
+        return sorted(repr(_plain(part)) for part in value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if isinstance(value, Mapping):
+        entries = [(str(key), _plain(part)) for key, part in value.items()]
+        return [entry for entry in entries if entry[1] is not None]
+    if hasattr(value, "tolist"):  # arrays and tensors, as in `algos.recipe`
+        return value.tolist()
+    return None

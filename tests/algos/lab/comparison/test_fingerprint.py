@@ -4,10 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from algos import Case
+from algos import Case, PPOConfig
 from algos.lab.comparison.fingerprint import changed_code, fingerprint
+from algos.recipe import Recipe
 
 ROOT = Path(__file__).parents[4]
 
@@ -25,6 +27,9 @@ class Slots:
         return self(completions)
 
 
+paid = "a value of the module, with the name of the enclosed ones"
+
+
 def paying(paid):
     return lambda completions: [paid] * len(completions)
 
@@ -37,6 +42,9 @@ def prints_of(reward, **arguments):
 TWO_REWARDS = {
     "a lambda": (lambda completions: [1.0] * len(completions), lambda completions: [2.0] * len(completions)),
     "an enclosed value": (paying(1.0), paying(2.0)),
+    "an enclosed list": (paying([1.0, "a"]), paying([1.0, "b"])),
+    "an enclosed set": (paying({"a"}), paying({"b"})),
+    "an enclosed array": (paying(np.ones(3)), paying(np.zeros(3))),
     "slots": (Slots(1.0), Slots(2.0)),
     "a method": (Slots(1.0).score, Slots(2.0).score),
 }
@@ -47,6 +55,12 @@ def test_another_function_of_the_same_name_is_another(kind):
     first, second = TWO_REWARDS[kind]
     assert len(changed_code(prints_of(first), prints_of(second))) == 1
     assert changed_code(prints_of(first), prints_of(first)) == []
+
+
+@pytest.mark.parametrize("field", ["policy_loss", "aggregation"])
+def test_another_loss_is_another(field):
+    first, second = (fingerprint(Recipe(config=PPOConfig(**{field: loss}))) for loss in TWO_REWARDS["a lambda"])
+    assert changed_code(first, second) == [f"config.{field} has changed"]
 
 
 REWARD = """
@@ -68,6 +82,9 @@ def test_an_edited_file_is_another_reward(tmp_path):
     rewards.write_text(REWARD.format(paid=2.0))
     (change,) = changed_code(before, prints_of(f"{rewards}:score"))
     assert change == "env_kwargs.reward.helper has changed"
+    weighted = prints_of([f"{rewards}:score=0.5"])
+    rewards.write_text(REWARD.format(paid=3.0))
+    assert changed_code(weighted, prints_of([f"{rewards}:score=0.5"])) == ["env_kwargs.reward.0.helper has changed"]
 
 
 def test_an_edited_file_of_prompts_is_another(tmp_path):
