@@ -190,7 +190,7 @@ class Words(NamedTuple):
     """What the code that a worker runs has said; nobody sees it in the worker's process."""
 
     printed: str
-    """Its first `MAX_PRINTED` characters."""
+    """What was printed; of more than `MAX_PRINTED` characters the first, and how many follow."""
     warnings: list[tuple[str, int, str]]
     """Logger, level and text."""
 
@@ -220,7 +220,11 @@ class _Listener(logging.Handler):
 
     def take(self) -> Words:
         """Return the words since the last call."""
-        words = Words(self.printed.getvalue()[:MAX_PRINTED], self.warnings)
+        printed = self.printed.getvalue()
+        num_left_out = len(printed) - MAX_PRINTED
+        if num_left_out > 0:
+            printed = f"{printed[:MAX_PRINTED]}… ({num_left_out} more characters)\n"
+        words = Words(printed, self.warnings)
         self.printed = io.StringIO()
         self.warnings = []
         return words

@@ -134,13 +134,11 @@ def learn(
     observers = _Observers([], [], None, None)
     if collectives.rank() == 0:
         write_folder = run_folder
-        run_loggers = make_loggers(loggers)
+        observers = _Observers(make_loggers(loggers), list(callbacks), on_iteration, diagnose)
         if progress:
-            run_loggers.append(LiveView(total_steps))
-        run_callbacks = list(callbacks)
+            observers.loggers.append(LiveView(total_steps))
         if sample_every:
-            run_callbacks.append(RecordSamples(sample_every))
-        observers = _Observers(run_loggers, run_callbacks, on_iteration, diagnose)
+            observers.callbacks.append(RecordSamples(sample_every))
     if run_folder is not None:
         commit()  # cached for config.json: a later commit of git is not the code that runs
     collectives.local_count(agent.config.num_episodes or 0, "num_episodes")  # raises if the ranks cannot share them

@@ -1,5 +1,7 @@
 """State of a training run (steps, history, meters), its checkpoints, and the callbacks that watch it."""
 
+import dataclasses
+import json
 import logging
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +13,7 @@ import numpy as np
 from tensordict import TensorDict
 from torch import nn
 
-from algos.config import Config, field_values
+from algos.config import Config
 from algos.policies.random_streams import ACTIONS, stream_seed
 from algos.ranks import collectives
 from algos.storage.checkpoint import read_checkpoint, write_checkpoint
@@ -31,6 +33,7 @@ from algos.training.learner import Learner
 from algos.training.loggers import Logs, Values
 from algos.training.metrics import EpisodeMeter, Metrics
 from algos.training.reward_hacking import RewardHackingMonitor
+from algos.training.save import describe
 from algos.training.signals import Interrupted, Request
 from algos.training.unsaved import UnsavedState
 from textenv.acceleration import FAST_PATHS_IN_USE
@@ -85,13 +88,13 @@ class RunState(TypedDict):
 
 
 def _plain_config(config: Config) -> dict[str, int | float | str | bool | None]:
-    """Return the fields of a config as plain values: functions and classes by their names."""
+    """Return the fields of a config as plain values; functions as ``config.json`` describes them."""
     values: dict[str, int | float | str | bool | None] = {}
-    for name, value in field_values(config).items():
+    for name, value in dataclasses.asdict(config).items():
         if isinstance(value, (int, float, str, bool, NoneType)):
             values[name] = value
         else:
-            values[name] = getattr(value, "__qualname__", type(value).__qualname__)
+            values[name] = json.dumps(value, default=describe)
     return values
 
 
@@ -302,6 +305,7 @@ class Run:
     def _restore(self, state: RunState, folder: Path) -> None:
         """Restore everything from the content of a checkpoint; raise an error of any kind if it does not fit."""
         self._check_setup(state)
+        self._warn_of_other_settings(state)
         self._restore_agent(state, folder)
         steps = int(state["steps"])
         self.steps = steps
@@ -323,13 +327,13 @@ class Run:
         if state["seed"] != seed:
             raise ValueError(f"the run has seed {state['seed']} and this agent {seed}: leave the seed out")
 
-        # Other hyper-parameters may be meant, but nobody should learn of them from the result
-        settings = _plain_config(self.agent.config)
-        before_resume = state.get("config", settings)
+    def _warn_of_other_settings(self, state: RunState) -> None:
+        """Log a warning that names the hyper-parameters that are not the run's: they may be meant, or forgotten."""
+        saved_settings = state.get("config", {})
         changes = []
-        for name, value in settings.items():
-            if name in before_resume and before_resume[name] != value:
-                changes.append(f"{name} {value} (before: {before_resume[name]})")
+        for name, value in _plain_config(self.agent.config).items():
+            if name in saved_settings and saved_settings[name] != value:
+                changes.append(f"{name} {value} (before: {saved_settings[name]})")
         if changes:
             logger.warning("the run goes on with other settings: %s", ", ".join(changes))
 

@@ -283,10 +283,14 @@ def _rename_old_arguments(record: AgentRecord) -> None:
 
 
 def describe(function: Callable[..., object]) -> str | dict[str, object]:
-    """Describe a function in a config, such as a loss: its module and name; for `functools.partial` also arguments."""
+    """Describe a function in a config, such as a loss: its module and name; for `functools.partial` also arguments.
+
+    An object that is called has the name of its class.
+    """
     if isinstance(function, partial):
         return {"function": describe(function.func), "arguments": function.keywords}
-    return f"{function.__module__}.{function.__qualname__}"
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{function.__module__}.{name}"
 
 
 def spec_of(env: Any) -> EnvSpec | None:

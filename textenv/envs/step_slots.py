@@ -35,7 +35,7 @@ class StepSlots:
         self.returns[slots] = 0
 
     def give_up(self) -> None:
-        """Give up all episodes; only `reset` may follow."""
+        """Give up all episodes; before the next step there must be a reset."""
         self.started = False
         self.ended[:] = False
 

@@ -7,7 +7,8 @@ import gymnasium as gym
 import pytest
 from gymnasium.vector import SyncVectorEnv
 
-from algos import PPO
+from algos import A2C, PPO, TRPO, MLPPolicy
+from algos.losses import clipped_policy_loss
 from algos.storage.serialization import from_json, to_json
 from algos.training.run import History, Run
 from tests.helpers.resumable_agents import mlp
@@ -56,6 +57,34 @@ def test_other_settings_are_told_at_a_resume(tmp_path, caplog):
     assert "other settings" not in caplog.text
     cartpole_agent(num_epochs=2, seed=1).learn(128, run_dir=tmp_path, resume=tmp_path)
     assert "goes on with other settings: num_epochs 2 (before: 4), gamma 0.99 (before: 0.5)" in caplog.text
+
+
+class OwnLoss:
+    def __init__(self, scale):
+        self.scale = scale
+
+    def __call__(self, **columns):
+        return self.scale * clipped_policy_loss(**columns)
+
+
+def test_an_object_as_a_loss_is_trained_and_saved(tmp_path):
+    """It could not be described, so saving failed after the whole training."""
+    agent = cartpole_agent(policy_loss=OwnLoss(0.5))
+    agent.learn(64, run_dir=tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["config"]["policy_loss"].endswith("test_run.OwnLoss")
+
+
+class WithoutValues(MLPPolicy):
+    def evaluate(self, rollout):
+        return super().evaluate(rollout)._replace(value=None)
+
+
+@pytest.mark.parametrize("algorithm", [PPO, A2C, TRPO])
+def test_a_policy_without_values_is_refused_where_they_are_learnt(algorithm):
+    env = gym.make_vec("CartPole-v1", num_envs=2)
+    policy = WithoutValues(env.single_observation_space, env.single_action_space)
+    with pytest.raises(TypeError, match="evaluate returned the value None, expected a tensor of the states' values"):
+        algorithm(env, policy, num_steps=16).learn(64)
 
 
 @pytest.mark.parametrize("argument, expected", [
