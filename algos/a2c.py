@@ -33,7 +33,7 @@ class A2C(Agent[A2CConfig]):
         batches = minibatches(
             rollout,
             sequential=self.policy.sequential,
-            generator=self.generator,
+            generator=self.update_generator,
             normalize_advantage=self.config.normalize_advantage,
         )
         with self.sharded_weights():

@@ -145,10 +145,10 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         self.left_out = LeftOut()
         """Episodes that `collect` left out of the last rollout, on all ranks."""
 
-        # Two streams of random numbers: one for minibatch order, the same on all ranks, and one for actions, which
-        # differs between ranks
-        self.generator = torch.Generator().manual_seed(stream_seed(config.seed, MINIBATCHES))
-        """Generator for minibatch order."""
+        # Two streams of random numbers: one for updates, the same on all ranks, and one for actions, which differs
+        # between ranks
+        self.update_generator = torch.Generator().manual_seed(stream_seed(config.seed, MINIBATCHES))
+        """What an update draws, such as the order of minibatches (`generator` is what writes text, in `collector`)."""
         self.policy.generator.manual_seed(stream_seed(collectives.local_seed(config.seed), ACTIONS))
 
     if not TYPE_CHECKING:
@@ -264,7 +264,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
             "policy": trained_weights(self.policy),
             "policy_generator": self.policy.generator,
             "policy_memory": dict(self.policy.memory),
-            "generator": self.generator,
+            "generator": self.update_generator,
             "collector": self.collector.state_dict(),
             "optimizer": saved_state(self._optimizer),
             "reward_normalizer": saved_state(self.reward_normalizer),
@@ -281,7 +281,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         load_weights(self.policy, state["policy"])
         self.policy.memory = dict(state["policy_memory"])
         self.policy.generator.set_state(state["policy_generator"].get_state())
-        self.generator.set_state(state["generator"].get_state())
+        self.update_generator.set_state(state["generator"].get_state())
         self.collector.load_state_dict(state["collector"])
         if state["optimizer"] is not None:
             self.optimizer.load_state_dict(state["optimizer"])

@@ -52,7 +52,7 @@ class DQN(Agent[DQNConfig]):
         refuse_unknown(fields, [field.name for field in dataclasses.fields(DQNConfig)], owner="DQNConfig")
         super().__init__(env, policy, config, device=device, **fields)
         config = self.config
-        self.buffer = replay_buffer(config, self.generator)
+        self.buffer = replay_buffer(config, self.update_generator)
         self.target = frozen_copy(self.policy)
         self.gradient_steps = 0
         """Optimizer steps so far."""

@@ -74,7 +74,7 @@ class REINFORCE(Agent[REINFORCEConfig]):
         batches = minibatches(
             rollout,
             sequential=self.policy.sequential,
-            generator=self.generator,
+            generator=self.update_generator,
             normalize_advantage=normalize_advantage,
         )
         with self.sharded_weights():

@@ -62,7 +62,7 @@ class REINFORCEPlusPlus(Agent[REINFORCEPlusPlusConfig]):
         batches = minibatches(
             rollout,
             sequential=self.policy.sequential,
-            generator=self.generator,
+            generator=self.update_generator,
             size=config.minibatch_size,
             num_epochs=config.num_epochs,
             normalize_advantage="rollout",
@@ -71,7 +71,7 @@ class REINFORCEPlusPlus(Agent[REINFORCEPlusPlusConfig]):
         with self.sharded_weights():
             for batch in batches:
                 # Losses such as Clip-Cov choose among all steps, so before the minibatch is split into parts
-                losses.select_steps(policy_loss=config.policy_loss, batch=batch, generator=self.generator)
+                losses.select_steps(policy_loss=config.policy_loss, batch=batch, generator=self.update_generator)
                 is_first = means.count == 0  # the policy is still the one that acted
                 loss_of = partial(self.loss, first=is_first)
                 means.add(self.optimizer.step(loss_of, batch))

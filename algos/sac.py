@@ -66,7 +66,7 @@ class SAC(Agent[SACConfig]):
         super().__init__(env, policy, config, device=device, **fields)
         config = self.config
         policy = self.policy
-        self.buffer = replay_buffer(config, self.generator)
+        self.buffer = replay_buffer(config, self.update_generator)
         self.target_critic = copy.deepcopy(policy.critic).requires_grad_(False)
         self.log_temperature = nn.Parameter(torch.zeros((), device=policy.device))
         """log α, if the temperature is learned."""
@@ -114,7 +114,8 @@ class SAC(Agent[SACConfig]):
         """Add standard normal noise for the policy's actions in both states of each step: ``[b, numbers]`` each."""
         shape = (len(batch), self.policy.distribution.bounds.size)
         for name in ("noise", "next_noise"):
-            batch[name] = torch.randn(shape, generator=self.generator, device="cpu").to(batch["reward"].device)
+            noise = torch.randn(shape, generator=self.update_generator, device="cpu")
+            batch[name] = noise.to(batch["reward"].device)
         return batch
 
     def improve(self, batch: TensorDict) -> StepMetrics:

@@ -60,7 +60,7 @@ class TD3(Agent[TD3Config]):
         super().__init__(env, policy, config, device=device, **fields)
         config = self.config
         policy = self.policy
-        self.buffer = replay_buffer(config, self.generator)
+        self.buffer = replay_buffer(config, self.update_generator)
         self.target = frozen_copy(policy)
         self.critic_optimizer = Optimizer(policy.critic.parameters(), config, policy=policy)
         self.actor_optimizer = Optimizer(policy.actor.parameters(), config, policy=policy)
@@ -96,7 +96,8 @@ class TD3(Agent[TD3Config]):
     def with_noise(self, batch: TensorDict) -> TensorDict:
         """Add standard normal noise for the target policy's action in the next state of each step, ``[b, numbers]``."""
         shape = (len(batch), self.policy.distribution.size)
-        batch["next_noise"] = torch.randn(shape, generator=self.generator, device="cpu").to(batch["reward"].device)
+        noise = torch.randn(shape, generator=self.update_generator, device="cpu")
+        batch["next_noise"] = noise.to(batch["reward"].device)
         return batch
 
     def improve(self, batch: TensorDict) -> StepMetrics:

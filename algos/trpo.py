@@ -179,7 +179,7 @@ class TRPO(Agent[TRPOConfig]):
         batches = minibatches(
             rollout,
             sequential=self.policy.sequential,
-            generator=self.generator,
+            generator=self.update_generator,
             size=config.minibatch_size,
             num_epochs=config.critic_epochs,
         )

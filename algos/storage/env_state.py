@@ -119,10 +119,20 @@ def changed_arguments(env: AnyEnv, state: list[PartState]) -> str:
         state: of `env_state`; those of earlier versions do not know the arguments.
     """
     for part, saved in zip(_parts(env), state, strict=False):
+        if saved["class"] != class_name(part) or "made_with" not in saved:
+            continue
         made_with = _made_with(part)
-        if saved["class"] == class_name(part) and saved.get("made_with", made_with) != made_with:
+        if _without_empty_wrappers(saved["made_with"]) != _without_empty_wrappers(made_with):
             return f"{class_name(part)} was made with {saved['made_with']}, now with {made_with}"
     return ""
+
+
+def _without_empty_wrappers(made_with: str) -> dict[str, object]:
+    """Read what `_made_with` returned: an empty list of wrappers, as the command line has it, is none."""
+    arguments: dict[str, object] = json.loads(made_with)
+    if not arguments.get("wrappers"):
+        arguments.pop("wrappers", None)
+    return arguments
 
 
 def set_env_state(env: AnyEnv, state: list[PartState]) -> None:

@@ -402,9 +402,9 @@ def test_many_batches_are_those_of_one_draw():
     env = gym.make_vec("Pendulum-v1", num_envs=1, vectorization_mode="sync")
     agent = algos.SAC(env, learning_starts=0, num_steps=32, batch_size=3)
     store(agent.collect(), agent.buffer)
-    state = agent.generator.get_state()
+    state = agent.update_generator.get_state()
     expected = agent.buffer.sample(3 * 150)["observation"]
-    agent.generator.set_state(state)
+    agent.update_generator.set_state(state)
     batches = [batch["observation"] for batch in sample_batches(agent.buffer, agent.config, 150)]
     assert len(batches) == 150 and torch.equal(torch.cat(batches), expected)
 

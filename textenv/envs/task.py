@@ -9,6 +9,7 @@ from textenv.envs.turn import Continuation, Cut, Turn
 from textenv.prompts.messages import prompt_and_answer
 from textenv.prompts.prompts import RESERVED, Prompt, PromptList
 from textenv.prompts.tokenize import is_chat
+from textenv.rewards.calling import check_columns
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.scores import Rows, Scores, read_scores
 from textenv.rewards.training import TRAINING_ARGUMENTS
@@ -104,6 +105,11 @@ class FunctionTask(PromptList):
             names = ", ".join(training_names)
             _warn_once("the prompts have columns named %s: rewards get these, not the training's", names)
 
+    def check_columns(self) -> None:
+        """Raise a ValueError if a reward function needs a column that no prompt has."""
+        for function, _ in self.rewards.functions.values():
+            check_columns(function, self.names | RESERVED)
+
     def score(self, turns: Sequence[Turn]) -> Scores:
         """Score the turns; see `Task.score`."""
         rows = rows_of(turns, names=self.names)
@@ -128,7 +134,8 @@ def choose_task(task: Task | None, prompts: Sequence[object] | None, reward: Rew
 
     Raises:
         TypeError: if the task is not one.
-        ValueError: unless either the task is given or both prompts and reward.
+        ValueError: unless either the task is given or both prompts and reward; if a reward function needs a column
+            that no prompt has.
     """
     if task is not None and prompts is None and reward is None:
         if isinstance(task, type) or not isinstance(task, Task):
@@ -137,7 +144,9 @@ def choose_task(task: Task | None, prompts: Sequence[object] | None, reward: Rew
             )
         return task
     if task is None and prompts is not None and reward is not None:
-        return FunctionTask(prompts, reward)
+        function_task = FunctionTask(prompts, reward)
+        function_task.check_columns()
+        return function_task
     raise ValueError("give either a task, or both prompts and reward")
 
 

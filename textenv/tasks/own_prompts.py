@@ -14,9 +14,9 @@ from textenv.importing import load_function, name_of
 from textenv.names import check_names
 from textenv.prompts.files import load_prompts
 from textenv.prompts.lengths import longest_prompt
-from textenv.prompts.prompts import RESERVED, Prompt, PromptList, check_no_overlap, split_prompts
+from textenv.prompts.prompts import Prompt, PromptList, check_no_overlap, split_prompts
 from textenv.prompts.tokenize import prompt_ids
-from textenv.rewards.calling import check_columns, distinct_names, reward_name
+from textenv.rewards.calling import distinct_names, reward_name
 from textenv.rewards.composite import RewardFunction, Rewards, WeightedFunction
 
 if TYPE_CHECKING:
@@ -82,10 +82,8 @@ class Prompts(FunctionTask):
             )
         self._system = system_prompt
         self._chat = chat or system_prompt is not None
-        rewards = read_rewards(reward)
-        super().__init__(_prompts_of_split(split, prompts, eval_prompts, prompt_column), rewards)
-        for function, _ in rewards.functions.values():
-            check_columns(function, self.names | RESERVED)
+        super().__init__(_prompts_of_split(split, prompts, eval_prompts, prompt_column), read_rewards(reward))
+        self.check_columns()
 
     def prompt(self, index: int) -> Prompt:
         """See `PromptList.prompt`; a text becomes a chat if ``chat`` or ``system_prompt`` was set."""

@@ -243,9 +243,10 @@ def test_a_faulty_update_is_left_to_the_plain_one(column, bad):
     sound = rollout.clone()
     rollout[column][:] = torch.where(rollout["mask"], bad, 0.0) if column == "log_prob" else rollout[column]
     rollout[column][0, 3] = bad
-    before = [p.clone() for p in weights(agent)], agent.generator.get_state()
+    before = [p.clone() for p in weights(agent)], agent.update_generator.get_state()
     assert closed_form.take_steps(agent, rollout, clip_range=0.2) is None
-    assert all(map(torch.equal, before[0], weights(agent))) and torch.equal(before[1], agent.generator.get_state())
+    assert all(map(torch.equal, before[0], weights(agent)))
+    assert torch.equal(before[1], agent.update_generator.get_state())
     assert closed_form.take_steps(agent, sound, clip_range=0.2) is not None
 
 

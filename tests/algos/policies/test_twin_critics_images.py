@@ -140,10 +140,10 @@ def test_large_steps_are_copied_a_few_at_a_time():
     env = SyncVectorEnv([lambda: RandomImage(space)])
     agent = SAC(env, num_steps=32, learning_starts=0, batch_size=256)
     store(agent.collect(), agent.buffer)
-    state = agent.generator.get_state()
+    state = agent.update_generator.get_state()
     expected = agent.buffer.sample(20 * 256)["observation"]
     assert expected.dtype == torch.uint8 and expected.nbytes > 3 * BYTES_AT_ONCE // 4
-    agent.generator.set_state(state)
+    agent.update_generator.set_state(state)
     batches = [batch["observation"] for batch in sample_batches(agent.buffer, agent.config, 20)]
     assert len(batches) == 20 and torch.equal(torch.cat(batches), expected)
     assert batches[0].untyped_storage().nbytes() < 0.6 * BYTES_AT_ONCE

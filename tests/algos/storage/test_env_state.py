@@ -46,3 +46,11 @@ def test_other_arguments_of_an_environment_are_named(env_id, one, other, said, m
     for part in saved:
         del part["made_with"]
     assert changed_arguments(make(other), saved) == ""
+
+
+def test_an_empty_list_of_wrappers_is_none():
+    def make(**arguments):
+        return gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync", **arguments)
+
+    assert changed_arguments(make(wrappers=[]), env_state(make())) == ""
+    assert changed_arguments(make(), env_state(make(wrappers=[]))) == ""

@@ -33,6 +33,7 @@ def test_a_failed_reward_is_not_paid_later():
         ({"tokenizer": "gpt2"}, TypeError, "expected that of AutoTokenizer"),
         ({"stop": np.int64(99)}, ValueError, "ids from 0 to 8"),
         ({"forbidden": 99}, ValueError, "ids from 0 to 8"),
+        ({"reward": lambda completions, answer: [0.0]}, ValueError, "needs the column 'answer', but got"),
     ],
 )
 def test_more_wrong_input(arguments, kind, message):
