@@ -13,7 +13,7 @@ import numpy as np
 from tensordict import TensorDict
 from torch import Tensor
 
-from algos.config import Config, PolicyGradientConfig, check_total_steps, field_values, weighs_samples
+from algos.config import Config, PolicyGradientConfig, check_total_steps, weighs_samples
 from algos.ranks import collectives
 from algos.storage.checkpoint import trained_longer_than
 from algos.storage.provenance import commit
@@ -41,7 +41,7 @@ from algos.training.metrics import (
 )
 from algos.training.rescue import rescue
 from algos.training.run import Callback, Run
-from algos.training.save import spec_of
+from algos.training.save import plain_config, spec_of
 from algos.training.signals import SIGNALS, Request, deferred_signals
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.kl.penalty import KLPenalty
@@ -250,9 +250,7 @@ def _configuration(run: Run) -> dict[str, Scalar]:
         configuration["environment"] = spec.id
     configuration["algorithm"] = type(agent).__name__
     configuration["total_steps"] = run.total_steps
-    for name, value in field_values(agent.config).items():
-        is_plain = isinstance(value, (int, float, str, bool, NoneType))
-        configuration[name] = value if is_plain else str(value)
+    configuration |= plain_config(agent.config)
     if isinstance(agent.env, TextVectorEnv):
         configuration["turns_end_with"] = str(agent.env.ends)
     return configuration

@@ -1,12 +1,9 @@
 """State of a training run (steps, history, meters), its checkpoints, and the callbacks that watch it."""
 
-import dataclasses
-import json
 import logging
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import NoneType
 from typing import Any, NotRequired, Self, TypedDict, cast, overload
 
 import numpy as np
@@ -33,7 +30,7 @@ from algos.training.learner import Learner
 from algos.training.loggers import Logs, Values
 from algos.training.metrics import EpisodeMeter, Metrics
 from algos.training.reward_hacking import RewardHackingMonitor
-from algos.training.save import describe
+from algos.training.save import plain_config
 from algos.training.signals import Interrupted, Request
 from algos.training.unsaved import UnsavedState
 from textenv.acceleration import FAST_PATHS_IN_USE
@@ -85,17 +82,6 @@ class RunState(TypedDict):
     """States of other objects of the user; absent before version 0.10."""
     watches: list[dict[str, object]]
     """Attributes of the meters and of the reward-hacking monitor."""
-
-
-def _plain_config(config: Config) -> dict[str, int | float | str | bool | None]:
-    """Return the fields of a config as plain values; functions as ``config.json`` describes them."""
-    values: dict[str, int | float | str | bool | None] = {}
-    for name, value in dataclasses.asdict(config).items():
-        if isinstance(value, (int, float, str, bool, NoneType)):
-            values[name] = value
-        else:
-            values[name] = json.dumps(value, default=describe)
-    return values
 
 
 class History(Sequence[dict[str, float]]):
@@ -331,7 +317,7 @@ class Run:
         """Log a warning that names the hyper-parameters that are not the run's: they may be meant, or forgotten."""
         saved_settings = state.get("config", {})
         changes = []
-        for name, value in _plain_config(self.agent.config).items():
+        for name, value in plain_config(self.agent.config).items():
             if name in saved_settings and saved_settings[name] != value:
                 changes.append(f"{name} {value} (before: {saved_settings[name]})")
         if changes:
@@ -521,7 +507,7 @@ class Run:
             "seconds": self.seconds,
             "num_envs": self.agent.env.num_envs * collectives.world_size(),
             "seed": self.agent.config.seed,
-            "config": _plain_config(self.agent.config),
+            "config": plain_config(self.agent.config),
             "history": self.history.state(),
             "agent": agent,
             "frozen": self.frozen_checksum,

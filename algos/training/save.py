@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from gymnasium.envs.registration import EnvSpec
@@ -291,6 +292,17 @@ def describe(function: Callable[..., object]) -> str | dict[str, object]:
         return {"function": describe(function.func), "arguments": function.keywords}
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{function.__module__}.{name}"
+
+
+def plain_config(config: Config) -> dict[str, int | float | str | bool | None]:
+    """Return the fields of a config as plain values; functions as ``config.json`` describes them."""
+    values: dict[str, int | float | str | bool | None] = {}
+    for name, value in dataclasses.asdict(config).items():
+        if isinstance(value, (int, float, str, bool, NoneType)):
+            values[name] = value
+        else:
+            values[name] = json.dumps(value, default=describe)
+    return values
 
 
 def spec_of(env: Any) -> EnvSpec | None:
