@@ -316,6 +316,7 @@ METHODS: Mapping[str, str] = _by_name({
     "save_pretrained": "agent.save(folder), whose folder policy/ is one of transformers",
     "push_to_hub": 'algos.push_to_hub(folder, "user/name")',
     "generate": "agent.policy.generate(prompts)",
+    "generator": "agent.update_generator orders the minibatches; what writes the texts is agent.collector.generator",
     "model": "agent.policy is the policy, agent.policy.lm.model the model of transformers",
     "num_timesteps": "the history that learn returns has steps",
     "rollout_buffer": "agent.collect() returns a rollout",

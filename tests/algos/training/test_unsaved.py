@@ -26,7 +26,7 @@ class Own(Agent[ActorCriticConfig]):
         add_advantages(self, rollout)
         self.optimizer.schedule(self.progress)
         means = MetricMeans()
-        for batch in minibatches(rollout, sequential=self.policy.sequential, generator=self.generator):
+        for batch in minibatches(rollout, sequential=self.policy.sequential, generator=self.update_generator):
             means.add(self.optimizer.step(self.loss, batch))
         return means.result()
 
