@@ -16,11 +16,12 @@ import pytest
 
 from algos import LMPolicy, collect
 from tests.helpers.models import make_tokenizer
+from tests.helpers.packages import installed
 from textenv import TextVectorEnv
 from textenv.tasks.builtin import make_task
 
-pytest.importorskip("openenv", reason="needs a server: pip install openenv")
-pytest.importorskip("websockets", reason="install the extra: pip install '.[openenv]'")
+installed("openenv", reason="needs a server: pip install openenv")
+installed("websockets", reason="install the extra: pip install '.[openenv]'")
 TOKENIZER = make_tokenizer(["?", "say", "film", "plot", "story", "no,", "die", "raise", "<eos>", "<pad>"])
 HELPERS = Path(__file__).parents[3] / "helpers"
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.packages import installed
 from tests.helpers.programs import write
 from tests.helpers.tool_calls import PLAIN, byte_tokenizer, call
 from textenv.tasks.openenv import calls_tools_at, make_tool_env
 
-pytest.importorskip("openenv", reason="needs a server: pip install openenv")
-pytest.importorskip("fastmcp", reason="needs a server of tools: pip install fastmcp")
-pytest.importorskip("websockets", reason="install the extra: pip install '.[openenv]'")
+installed("openenv", reason="needs a server: pip install openenv")
+installed("fastmcp", reason="needs a server of tools: pip install fastmcp")
+installed("websockets", reason="install the extra: pip install '.[openenv]'")
 SERVER = Path(__file__).parents[3] / "helpers" / "tool_server.py"
 
 
