@@ -1,10 +1,12 @@
 """Fixtures of all tests."""
 
+import gc
 import os
 import signal
 
 import pytest
 import torch
+from _pytest.doctest import DoctestModule
 
 from tests.helpers.models import WORDS, make_tokenizer
 
@@ -25,6 +27,21 @@ def check_open(file):
 
 
 os.fsync = check_open
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Examples in docstrings are those of the packages; to search the tests for them takes seconds."""
+    return [collector for collector in (yield) if not isinstance(collector, DoctestModule)]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What imports make stays: the garbage collector need not look through it, neither now nor in each test."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

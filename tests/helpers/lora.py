@@ -1,12 +1,12 @@
 """Small language models with adapters; a test that imports this is skipped without `peft`."""
 
-import pytest
 import torch
 
 from algos import LMPolicy
 from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
+from tests.helpers.packages import installed
 
-peft = pytest.importorskip("peft")
+peft = installed("peft")
 
 
 MAKERS = {"gpt2": (make_gpt2, ["c_attn"]), "llama": (make_llama, ["q_proj", "v_proj", "down_proj"])}

@@ -50,11 +50,11 @@ def make_llama(vocab_size=len(WORDS), *, seed=0, **options):
     """A Llama of 2 layers, 32 wide, with grouped keys and rotary positions."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=vocab_size, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, bos_token_id=7, eos_token_id=7, pad_token_id=8,
-        initializer_range=0.2, **options,
+    defaults = dict(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=64, bos_token_id=7, eos_token_id=7, pad_token_id=8,
     )  # fmt: skip
+    config = LlamaConfig(vocab_size=vocab_size, initializer_range=0.2, **(defaults | options))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return LlamaForCausalLM(config)

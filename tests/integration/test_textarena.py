@@ -1,24 +1,23 @@
 """The adapter of examples/textarena_game.py against the real package, by strings and by tokens."""
 
 import sys
-from pathlib import Path
 
 import numpy as np
-import pytest
 
-pytest.importorskip("textarena")
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+from tests.helpers.models import EXAMPLES
+from tests.helpers.packages import installed
+from textenv import TokenVectorEnv
 
-from textarena_game import Bracketed, TextArena, make_game  # noqa: E402
-
-from textenv import TokenVectorEnv  # noqa: E402
+installed("textarena")
+sys.path.insert(0, str(EXAMPLES))
+textarena_game = installed("textarena_game")
 
 SETTINGS = dict(min_number=1, max_number=9, max_turns=20)
 
 
 def guessing_game(secret):
     """A game whose secret is this, found by its seed."""
-    env = TextArena("GuessTheNumber-v0", **SETTINGS)
+    env = textarena_game.TextArena("GuessTheNumber-v0", **SETTINGS)
     for seed in range(1000):
         rules, info = env.reset(seed=seed)
         if env.game.game_number == secret:
@@ -61,7 +60,7 @@ def test_what_textarena_pays_for_two_errors_in_a_row():
 
 
 def test_another_game_to_its_end():
-    env = TextArena("TowerOfHanoi-v0")
+    env = textarena_game.TextArena("TowerOfHanoi-v0")
     env.reset(seed=0)
     moves = ["[A C]", "[A B]", "[C B]", "[A C]", "[B A]", "[B C]", "[A C]"]
     steps = [env.step(move) for move in moves]
@@ -71,7 +70,7 @@ def test_another_game_to_its_end():
 
 
 def test_rules_of_ones_own_and_brackets():
-    env = Bracketed(TextArena("GuessTheNumber-v0", rules="guess", **SETTINGS))
+    env = textarena_game.Bracketed(textarena_game.TextArena("GuessTheNumber-v0", rules="guess", **SETTINGS))
     secret = guessing_game(7)
     assert env.reset(seed=secret[2])[0] == "guess"
     assert env.step(" 7\n")[1:3] == (1.0, True)
@@ -80,7 +79,7 @@ def test_rules_of_ones_own_and_brackets():
 
 
 def test_same_seed_same_game():
-    env = TextArena("GuessTheNumber-v0", **SETTINGS)
+    env = textarena_game.TextArena("GuessTheNumber-v0", **SETTINGS)
 
     def secrets(seed):
         env.reset(seed=seed)
@@ -97,7 +96,9 @@ def test_a_game_by_tokens():
     from textenv.embedded.training import train_tokenizer
 
     tokenizer = train_tokenizer()
-    env = TokenVectorEnv(make_game, tokenizer=tokenizer, max_prompt_tokens=24, max_new_tokens=1, max_turns=4)
+    env = TokenVectorEnv(
+        textarena_game.make_game, tokenizer=tokenizer, max_prompt_tokens=24, max_new_tokens=1, max_turns=4
+    )
 
     def text(observation):
         return tokenizer.decode(observation["tokens"][0, : observation["length"][0, 0]])

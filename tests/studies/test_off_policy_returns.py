@@ -8,8 +8,9 @@ import pytest
 
 from algos import presets
 from tests.helpers.models import load_example
+from tests.helpers.packages import installed
 
-pytest.importorskip("stable_baselines3")
+installed("stable_baselines3")
 
 
 @pytest.fixture

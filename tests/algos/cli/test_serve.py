@@ -6,9 +6,10 @@ import sys
 import pytest
 
 from algos.cli import main
+from tests.helpers.packages import installed
 from tests.helpers.resumable_agents import ppo_cartpole
 
-openai = pytest.importorskip("openai", reason="the client of OpenAI, which comes with verifiers")
+openai = installed("openai", reason="the client of OpenAI, which comes with verifiers")
 
 
 @pytest.mark.heavy

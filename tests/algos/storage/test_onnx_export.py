@@ -32,10 +32,11 @@ from algos.policies import ControlPolicy
 from tests.helpers.errors import refused
 from tests.helpers.generated_spaces import Random
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
+from tests.helpers.packages import installed
 from textenv import LanguageModel
 
-onnxruntime = pytest.importorskip("onnxruntime", reason="install the extra: pip install '.[onnx]'")
-pytest.importorskip("onnxscript", reason="install the extra: pip install '.[onnx]'")
+onnxruntime = installed("onnxruntime", reason="install the extra: pip install '.[onnx]'")
+installed("onnxscript", reason="install the extra: pip install '.[onnx]'")
 
 pytestmark = pytest.mark.bits  # torch's exporter does not trace with the plugin of `make rounding`
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("textarena", reason="needs the extra textarena")
-
-import textarena
-
 from algos import PPO, PPOConfig, collect
 from tests.helpers.conversations import chat_tokenizer
 from tests.helpers.models import make_tokenizer
+from tests.helpers.packages import installed
 from tests.helpers.programs import reader_policy
 from textenv import ProgramVectorEnv, TextArena
+
+textarena = installed("textarena", reason="needs the extra textarena")
 
 SQUARES = [str(square) for square in range(9)]
 

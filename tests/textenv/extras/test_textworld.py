@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.helpers.packages import installed
 from textenv import TextVectorEnv
 from textenv.embedded.training import train_tokenizer
 from textenv.tasks.builtin import make_task
 
-textworld = pytest.importorskip("textworld", reason="install the extra: pip install '.[textworld]'")
+textworld = installed("textworld", reason="install the extra: pip install '.[textworld]'")
 
 
 @pytest.fixture(scope="module")

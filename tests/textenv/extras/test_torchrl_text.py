@@ -8,9 +8,6 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.data import Categorical
 from torchrl.envs.utils import check_env_specs
-from torchrl.modules import ProbabilisticActor, ValueOperator
-from torchrl.objectives import ClipPPOLoss
-from torchrl.objectives.value import GAE
 
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.text_envs import DISABLED, EOS, text_arguments, text_vector_env
@@ -149,6 +146,9 @@ def test_what_torchrl_cannot_wrap_is_refused():
 def test_torchrls_collector_and_loss_learn_periods(model_folder):
     """Its GAE, its loss, its actor: nothing of ours but the environment; three full stops of three tokens earn 1."""
     from torchrl.collectors import Collector
+    from torchrl.modules import ProbabilisticActor, ValueOperator
+    from torchrl.objectives import ClipPPOLoss
+    from torchrl.objectives.value import GAE
 
     torch.manual_seed(1)
     options = dict(model=str(model_folder), k=3, max_new_tokens=3, max_prompt_tokens=32)

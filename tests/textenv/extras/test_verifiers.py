@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("verifiers.v1", reason="needs the extra verifiers")
-
 from algos import LMPolicy, collect
 from algos.extras.serving import PolicyAnswerer
+from tests.helpers.packages import installed
 from textenv import TokenVectorEnv, Verifiers
 from textenv.gateway.server import CompletionServer
+
+installed("verifiers", reason="needs the extra verifiers")
 
 HELPERS = str(Path(__file__).parents[2] / "helpers")
 

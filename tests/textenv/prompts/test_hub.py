@@ -6,11 +6,12 @@ import sys
 import pytest
 
 from tests.helpers.hub_folders import question, write_hub_folder
+from tests.helpers.packages import installed
 from textenv import load_prompts
 from textenv.prompts.hub import parse_hub_name
 from textenv.tasks.own_prompts import Prompts
 
-pytest.importorskip("datasets")
+installed("datasets")
 
 
 @pytest.fixture

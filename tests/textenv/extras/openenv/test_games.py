@@ -1,14 +1,8 @@
 """textenv/OpenEnv-v0 against a real server of the package openenv, in a process of its own, on the loopback."""
 
 import json
-import socket
-import subprocess
-import sys
 import threading
-import time
-from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -16,29 +10,23 @@ import pytest
 
 from algos import LMPolicy, collect
 from tests.helpers.models import make_tokenizer
+from tests.helpers.openenv_servers import free_port
+from tests.helpers.packages import installed
 from textenv import TextVectorEnv
 from textenv.tasks.builtin import make_task
 
-pytest.importorskip("openenv", reason="needs a server: pip install openenv")
-pytest.importorskip("websockets", reason="install the extra: pip install '.[openenv]'")
+installed("openenv", reason="needs a server: pip install openenv")
+installed("websockets", reason="install the extra: pip install '.[openenv]'")
 TOKENIZER = make_tokenizer(["?", "say", "film", "plot", "story", "no,", "die", "raise", "<eos>", "<pad>"])
-HELPERS = Path(__file__).parents[3] / "helpers"
-
-
-def free_port():
-    with closing(socket.socket()) as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 @pytest.fixture
-def serve():
+def serve(servers):
     """Start a server on a port, and wait until it listens."""
     running = []
 
     def start(port, sessions=4, program="word_server.py"):
-        running.append(subprocess.Popen([sys.executable, str(HELPERS / program), str(port), str(sessions)]))
-        wait_for(port)
+        running.append(servers.start(program, port, sessions, ports=[port]))
         return running[-1]
 
     yield start
@@ -48,26 +36,14 @@ def serve():
 
 
 @pytest.fixture(scope="module")
-def games():
+def games(servers):
     """Addresses of the games of `tests.helpers.action_server`, in one process."""
     ports = {game: free_port() for game in ("move", "bounded", "listed", "pair")}
     arguments = [f"{game}={port}" for game, port in ports.items()]
-    server = subprocess.Popen([sys.executable, str(HELPERS / "action_server.py"), *arguments])
-    for port in ports.values():
-        wait_for(port)
+    server = servers.start("action_server.py", *arguments, ports=ports.values())
     yield {game: f"http://127.0.0.1:{port}" for game, port in ports.items()}
     server.kill()
     server.wait()
-
-
-def wait_for(port):
-    """Wait until a server listens."""
-    for _ in range(600):
-        with closing(socket.socket()) as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.1)
-    raise AssertionError("the server did not start")
 
 
 def make_env(port, num_envs=2, **options):

@@ -1,35 +1,22 @@
 """Environments of tools on a real OpenEnv server, in a process of its own, on the loopback."""
 
-import socket
-import subprocess
-import sys
-import time
-from contextlib import closing
-from pathlib import Path
-
 import pytest
 
+from tests.helpers.openenv_servers import free_port
+from tests.helpers.packages import installed
 from tests.helpers.programs import write
 from tests.helpers.tool_calls import PLAIN, byte_tokenizer, call
 from textenv.tasks.openenv import calls_tools_at, make_tool_env
 
-pytest.importorskip("openenv", reason="needs a server: pip install openenv")
-pytest.importorskip("fastmcp", reason="needs a server of tools: pip install fastmcp")
-pytest.importorskip("websockets", reason="install the extra: pip install '.[openenv]'")
-SERVER = Path(__file__).parents[3] / "helpers" / "tool_server.py"
+installed("openenv", reason="needs a server: pip install openenv")
+installed("fastmcp", reason="needs a server of tools: pip install fastmcp")
+installed("websockets", reason="install the extra: pip install '.[openenv]'")
 
 
 @pytest.fixture(scope="module")
-def url():
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = subprocess.Popen([sys.executable, str(SERVER), str(port)])
-    for _ in range(600):
-        with closing(socket.socket()) as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.1)
+def url(servers):
+    port = free_port()
+    server = servers.start("tool_server.py", port, ports=[port])
     yield f"http://127.0.0.1:{port}"
     server.kill()
     server.wait()
