@@ -131,20 +131,23 @@ class Bandit(gym.Env):
 
 
 @pytest.mark.parametrize(
-    "steps, updates_per_step, seed, tolerance",
+    "steps, options, width, seed, tolerance",
     [
-        pytest.param(16_000, 0.25, 1, 0.02, marks=pytest.mark.long),
-        *(pytest.param(40_000, 0.5, seed, 0.01, marks=pytest.mark.slow) for seed in (1, 2, 3)),
+        pytest.param(16_000, {"updates_per_step": 1 / 16, "num_steps": 8}, 32, 1, 0.02, marks=pytest.mark.long),
+        *(
+            pytest.param(40_000, {"updates_per_step": 0.5, "num_steps": 4}, 64, seed, 0.01, marks=pytest.mark.slow)
+            for seed in (1, 2, 3)
+        ),
     ],
 )
-def test_a_bandits_policy_is_the_softmax_of_its_rewards(steps, updates_per_step, seed, tolerance):
+def test_a_bandits_policy_is_the_softmax_of_its_rewards(steps, options, width, seed, tolerance):
     """π = exp(Q/α)/Z: mean and standard deviation before squashing, entropy, and α log Z = 2."""
     env = SyncVectorEnv([Bandit] * 16, autoreset_mode=AutoresetMode.SAME_STEP)
-    policy = SACPolicy(Bandit.observation_space, Bandit.action_space, hidden=(64, 64), seed=seed)
+    policy = SACPolicy(Bandit.observation_space, Bandit.action_space, hidden=(width, width), seed=seed)
     # α of actions in [-1, 3] and in [-1, 1] is the same: their log-densities differ by a constant
     agent = SAC(
-        env, policy, num_steps=4, learning_starts=2_000, temperature=Bandit.temperature, learning_rate=3e-3,
-        final_learning_rate=0.0, updates_per_step=updates_per_step, seed=seed,
+        env, policy, learning_starts=2_000, temperature=Bandit.temperature, learning_rate=3e-3,
+        final_learning_rate=0.0, seed=seed, **options,
     )  # fmt: skip
     agent.learn(steps)
     one = torch.ones(1, 1)

@@ -46,7 +46,12 @@ class Actor:
 
 
 class OneProcessRay(types.ModuleType):
-    """Ray, by the names that are used; ``first`` chooses which of the actors that play, by number, finishes next."""
+    """Ray, by the names that are used.
+
+    Args:
+        first: chooses which of the actors that play, by number, finishes next.
+        lost: result, counted from 0, that nobody gets, as if the actor's process had ended; None for none.
+    """
 
     class exceptions:  # noqa: N801
         class RayError(Exception):
@@ -55,9 +60,11 @@ class OneProcessRay(types.ModuleType):
         class RayTaskError(RayError):
             pass
 
-    def __init__(self, first=min):
+    def __init__(self, first=min, lost=None):
         super().__init__("ray")
         self.first = first
+        self.lost = lost
+        self.results = 0
         self.actors = []
 
     def is_initialized(self):
@@ -88,6 +95,9 @@ class OneProcessRay(types.ModuleType):
 
     def get(self, reference):
         reference.run()
+        self.results += 1
+        if self.results - 1 == self.lost:
+            raise self.exceptions.RayError("its process was killed")
         return reference.value
 
     def kill(self, actor):

@@ -7,6 +7,7 @@ import warnings
 import gymnasium as gym
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from algos import GRPO, PPO, PPOConfig
 from algos.extras.ray_workers import Worker, rollout_workers
@@ -28,6 +29,12 @@ def text(slots):
 
 def text_agent(**fields):
     return GRPO(text(4), lm_policy(), num_steps=None, num_episodes=8, minibatch_size=8, group_size=2, **fields)
+
+
+def learn(agent, iterations, **options):
+    """Metrics of the iterations, without times."""
+    history = agent.learn(10**4, on_iteration=lambda metrics: metrics["iteration"] >= iterations, **options)
+    return [{name: x for name, x in metrics.items() if not name.startswith("time/")} for metrics in history]
 
 
 def column(agent, rollout, name):
@@ -145,6 +152,42 @@ def test_a_worker_goes_on_only_with_the_same_arguments_of_its_environment(g, goe
     second.collect(None, own, dict(job), (0, 0.0))
     played = [env.get_wrapper_attr("_elapsed_steps") for env in second.env.unwrapped.envs]
     assert played == [14 if goes_on else 7] * 2
+
+
+def unsaved(slots):
+    """CartPole in an environment whose state cannot be saved."""
+    return SyncVectorEnv([lambda: Unsaved(gym.make("CartPole-v1"))] * slots, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+class Unsaved(gym.Wrapper):
+    pass
+
+
+def test_a_lost_rollout_counts_once_and_unsaved_episodes_begin_anew(monkeypatch, caplog):
+    """So the rollout and what follows it are others. With states: test_ray_workers.py."""
+    histories, agents = [], []
+    for lost in (None, 4):  # the first of the third rollout's two parts
+        monkeypatch.setitem(sys.modules, "ray", OneProcessRay(lost=lost))
+        env = unsaved(4)
+        agents.append(PPO(env, mlp(env), num_steps=16, minibatch_size=32))
+        with rollout_workers(agents[-1], unsaved, 2):
+            histories.append(learn(agents[-1], 4))
+        assert caplog.text.count("a new one collects its rollout again") == (lost is not None)
+    wanted, found = histories
+    assert [row["steps"] for row in found] == [64, 128, 192, 256]
+    assert found[:2] == wanted[:2] and not torch.equal(*map(weights, agents))
+
+
+def test_another_number_of_workers_begins_anew(monkeypatch, caplog, tmp_path):
+    monkeypatch.setitem(sys.modules, "ray", OneProcessRay())
+    for workers, iterations in ((2, 2), (1, 3)):
+        assert not caplog.records
+        env = control(4)
+        agent = PPO(env, mlp(env), num_steps=16, minibatch_size=32)
+        with rollout_workers(agent, control, workers):
+            resume = tmp_path if iterations == 3 else None
+            assert len(learn(agent, iterations, run_dir=tmp_path, checkpoint_every=1, resume=resume)) == iterations
+    assert "the run had 2 workers, now there are 1" in caplog.text
 
 
 class Speaks:

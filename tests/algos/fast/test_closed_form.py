@@ -268,12 +268,15 @@ def test_cartpole_is_learned_by_it():
     assert evaluate(cartpole(8), agent.policy, num_episodes=20, seed=0).mean_return > 60
 
 
-@pytest.mark.long
-def test_a_compiled_policy_updates_as_before(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "backend", [pytest.param("aot_eager", marks=pytest.mark.heavy), pytest.param("inductor", marks=pytest.mark.slow)]
+)
+def test_a_compiled_policy_updates_as_before(backend, tmp_path, monkeypatch):
+    """Both trace what the policy computes, and its gradient; inductor takes a minute for C++ code of the trace."""
     # The compiler's own cache has code for the instructions of other runs, whatever ATEN_CPU_CAPABILITY says now
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     agents = [plain(agent_of(minibatch_size=32)) for _ in range(2)]
-    agents[0].policy.evaluate = torch.compile(agents[0].policy.evaluate, dynamic=True)
+    agents[0].policy.evaluate = torch.compile(agents[0].policy.evaluate, dynamic=True, backend=backend)
     own, other = (agent.update(agent.collect()) for agent in agents)
     torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(*map(weights, agents), rtol=0, atol=1e-5)
@@ -326,30 +329,26 @@ def test_the_recorded_digests_are_those_of_the_sources():
     assert not changed
 
 
+SHORT = {"num_steps": 8, "minibatch_size": 16, "num_epochs": 1}
+"""A short update: which path it takes is decided before its first step."""
+
+
 @pytest.mark.parametrize("name", closed_form.STANDS_FOR)
 def test_after_an_edit_the_update_is_by_autograd(name, monkeypatch, caplog):
-    agent = agent_of("box" if "Gaussian" in name else "native", minibatch_size=48)
-    assert logged_path(agent, caplog) == (2, [])
-    monkeypatch.setattr(*owner_of(name), edited(name))
-    path, lines = logged_path(agent, caplog)
-    assert path == 1 and len(lines) == 1 and "edited or patched, so PPO's update is not" in lines[0]
-    monkeypatch.undo()
-    assert logged_path(agent, caplog) == (2, [])
-
-
-@pytest.mark.parametrize("name", closed_form.STANDS_FOR)
-def test_a_wrapped_or_recoded_function_is_another(name, monkeypatch, caplog):
-    """By a decorator that passes on its name, and in place, as IPython's autoreload does."""
-    agent = agent_of("box" if "Gaussian" in name else "native", minibatch_size=48)
+    """Also after one in place, as by IPython's autoreload, and with a decorator that passes on the function's name."""
+    agent = agent_of("box" if "Gaussian" in name else "native", **SHORT)
     function = find(name)
     wrapper = functools.wraps(function)(lambda *arguments, **options: function(*arguments, **options))
-    with monkeypatch.context() as patch:
-        patch.setattr(*owner_of(name), wrapper)
-        assert logged_path(agent, caplog)[0] == 1
-    plain = inspect.unwrap(function)
-    with monkeypatch.context() as patch:
-        patch.setattr(plain, "__code__", edited(name).__code__)
-        assert logged_path(agent, caplog)[0] == 1
+    replacement = edited(name)
+    for owner, attribute, value in (
+        (*owner_of(name), replacement),
+        (inspect.unwrap(function), "__code__", replacement.__code__),
+        (*owner_of(name), wrapper),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, attribute, value)
+            path, lines = logged_path(agent, caplog)
+        assert path == 1 and len(lines) == 1 and "edited or patched, so PPO's update is not" in lines[0], value
     assert logged_path(agent, caplog) == (2, [])
 
 
@@ -367,13 +366,13 @@ def test_a_wrapped_or_recoded_function_is_another(name, monkeypatch, caplog):
 )
 def test_a_replaced_name_counts_where_it_is_used(name, value, monkeypatch, caplog):
     monkeypatch.setattr(name, value)
-    path, lines = logged_path(agent_of(minibatch_size=48), caplog)
+    path, lines = logged_path(agent_of(**SHORT), caplog)
     assert path == 1 and len(lines) == 1
 
 
 def test_another_loss_of_a_known_name_counts_too(monkeypatch, caplog):
     monkeypatch.setitem(losses.NAMED, "clipped_policy_loss", dual_clipped_policy_loss)
-    assert logged_path(agent_of(minibatch_size=48), caplog)[0] == 1
+    assert logged_path(agent_of(**SHORT), caplog)[0] == 1
 
 
 def test_an_own_loss_is_called_whatever_its_name(caplog):
@@ -389,7 +388,7 @@ def test_an_own_loss_is_called_whatever_its_name(caplog):
 
     for options in ({"policy_loss": clipped_policy_loss}, {"aggregation": token_mean}):
         calls.clear()
-        assert logged_path(agent_of(minibatch_size=48, **options), caplog)[0] == 1
+        assert logged_path(agent_of(**SHORT, **options), caplog)[0] == 1
         assert calls
 
 
@@ -400,7 +399,7 @@ def test_methods_of_an_object_count_too(caplog):
         (lambda agent: agent.policy, "evaluate"),
         (lambda agent: agent.policy, "read"),
     ):
-        agent = agent_of(minibatch_size=48)
+        agent = agent_of(**SHORT)
         own = owner(agent)
         setattr(own, method, functools.partial(getattr(own, method)))
         path, lines = logged_path(agent, caplog)
@@ -434,7 +433,7 @@ HOOKS = {
 
 @pytest.mark.parametrize("name", HOOKS)
 def test_a_hook_is_called(name):
-    agent = agent_of(minibatch_size=48)
+    agent = agent_of(**SHORT)
     calls = []
     handle = HOOKS[name](agent)(lambda *arguments: calls.append(name))
     try:
@@ -457,7 +456,7 @@ METHODS = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_replaced_method_is_called(name):
-    agent = agent_of(minibatch_size=48)
+    agent = agent_of(**SHORT)
     calls = []
     count_calls(calls, *METHODS[name](agent))
     agent.update(agent.collect())
@@ -556,51 +555,57 @@ def test_every_function_that_the_steps_call_is_covered(kind):
     }
 
 
-EDITED = """
-import logging, sys
-logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
-import gymnasium
-from algos import PPO
-history = PPO(gymnasium.make_vec("CartPole-v1", num_envs=4), seed=1, num_steps=32).learn(300)
-print(history[0]["update/path"], history[0]["value/loss"])
-"""
-
-
-@pytest.mark.long
-def test_an_edit_of_the_source_has_its_effect(tmp_path):
-    """Half the value loss, in a copy of the packages: without a word in between, nobody recorded a digest."""
-    for package in ("algos", "textenv"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    found = []
-    for old, new in (("", ""), ("return 0.5 * squared_error", "return 0.25 * squared_error")):
-        path = tmp_path / "algos" / "losses.py"
-        path.write_text(path.read_text().replace(old, new))
-        environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, "-P", "-c", EDITED]
-        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, cwd=tmp_path)
-        found.append(done.stdout.splitlines())
-    assert len(found[0]) == 1 and found[0][0].startswith("2 ")
-    line, numbers = found[1]
-    assert line.startswith("WARNING algos.losses:value_loss was edited or patched, so PPO's update is not computed")
-    assert numbers.startswith("1 ") and float(numbers.split()[1]) < 0.6 * float(found[0][0].split()[1])
-
-
-WITHOUT = """
-import sys
-# An editable installation would find the deleted folder in the checkout.
+COPIES = """
+import os, sys
+import gymnasium, tensordict, torch  # once for all copies of our packages
+sys.path.remove(os.environ["PYTHONPATH"])
+# An editable installation would find in the checkout what a copy lacks.
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in finder.__module__]
-import gymnasium
-from algos import PPO
-history = PPO(gymnasium.make_vec("CartPole-v1", num_envs=4), seed=1, num_steps=32).learn(300)
-print(history[0]["update/path"])
+assert not [name for name in sys.modules if name.partition(".")[0] in ("algos", "textenv")]
+for folder in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        sys.path.insert(0, folder)
+        sys.stdout = open(folder + "/printed", "w")
+        import logging
+        logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
+        from algos import PPO
+        history = PPO(gymnasium.make_vec("CartPole-v1", num_envs=4), seed=1, num_steps=32).learn(300)
+        print(history[0]["update/path"], history[0]["value/loss"], flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, folder
 """
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """What the same program prints with three copies of the packages: by name of the copy, lines."""
+    home = tmp_path_factory.mktemp("copies")
+    for copied, left_out in (("whole", ()), ("edited", ()), ("without fast paths", ("fast",))):
+        for package in ("algos", "textenv"):
+            shutil.copytree(
+                ROOT / package, home / copied / package, ignore=shutil.ignore_patterns("__pycache__", *left_out)
+            )
+    path = home / "edited" / "algos" / "losses.py"
+    half = path.read_text().replace("return 0.5 * squared_error", "return 0.25 * squared_error")
+    path.write_text(half)
+    folders = sorted(home.iterdir())
+    environment = os.environ | {"PYTHONPATH": str(home), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run([sys.executable, "-P", "-c", COPIES, *map(str, folders)], env=environment, check=True, cwd=home)
+    return {folder.name: (folder / "printed").read_text().splitlines() for folder in folders}
 
 
 @pytest.mark.heavy
-def test_the_folder_of_fast_paths_can_be_deleted(tmp_path):
-    for package in ("algos", "textenv"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "fast"))
-    environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-P", "-c", WITHOUT]
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout.strip() == "0"
+def test_an_edit_of_the_source_has_its_effect(printed):
+    """Half the value loss, in a copy of the packages: without a word in between, nobody recorded a digest."""
+    (whole,) = printed["whole"]
+    assert whole.startswith("2 ")
+    line, numbers = printed["edited"]
+    assert line.startswith("WARNING algos.losses:value_loss was edited or patched, so PPO's update is not computed")
+    assert numbers.startswith("1 ") and float(numbers.split()[1]) < 0.6 * float(whole.split()[1])
+
+
+@pytest.mark.heavy
+def test_the_folder_of_fast_paths_can_be_deleted(printed):
+    (line,) = printed["without fast paths"]
+    assert line.startswith("0 ")

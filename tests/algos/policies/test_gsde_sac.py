@@ -144,8 +144,11 @@ def test_an_update_trains_the_noise_and_the_features():
 def test_it_learns_to_reach():
     env = reach(4)
     policy = SACGSDEPolicy(env.single_observation_space, env.single_action_space, hidden=(32, 32), seed=1)
-    agent = SAC(env, policy, num_steps=8, learning_starts=200, batch_size=64, learning_rate=3e-3, gamma=0.5, seed=1)
-    agent.learn(3_000)
+    agent = SAC(
+        env, policy, num_steps=8, learning_starts=200, batch_size=64, learning_rate=3e-3, gamma=0.5,
+        updates_per_step=0.25, seed=1,
+    )  # fmt: skip
+    agent.learn(1_600)
     assert algos.evaluate(env, policy, num_episodes=40, deterministic=True, seed=2).mean_return > -0.25
 
 

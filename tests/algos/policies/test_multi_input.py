@@ -252,15 +252,13 @@ def test_images_and_switches_are_learnt_from_together(kind, tmp_path):
     env = SyncVectorEnv([Lamp] * 8, autoreset_mode=AutoresetMode.SAME_STEP)
     policy = make_policy(env)
     assert type(policy) is MultiInputPolicy
-    minibatch_size = 128
+    steps = 5_000
+    options = {"minibatch_size": 128, "learning_rate": 3e-3}
     if kind is LSTMPolicy:
         policy = LSTMPolicy(Lamp.observation_space, TWO, image_features=32)
-        minibatch_size = 2
-    config = PPOConfig(
-        num_steps=32, minibatch_size=minibatch_size, learning_rate=1e-3, final_learning_rate=0.0, gamma=0.0
-    )
-    agent = PPO(env, policy, config)
-    agent.learn(20_000)
+        steps = 20_000
+        options = {"minibatch_size": 2, "learning_rate": 1e-3}
+    PPO(env, policy, PPOConfig(num_steps=32, final_learning_rate=0.0, gamma=0.0, **options)).learn(steps)
     assert evaluate(env, policy, num_episodes=40).mean_return > 3.6
 
 
