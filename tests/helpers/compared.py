@@ -32,7 +32,7 @@ class OnlyGood(Agent[OnlyGoodConfig]):
         rollout["advantage"] = rollout["advantage"].clamp(min=0)
         self.optimizer.schedule(self.progress)
         means = MetricMeans()
-        for batch in minibatches(rollout, sequential=self.policy.sequential, generator=self.generator):
+        for batch in minibatches(rollout, sequential=self.policy.sequential, generator=self.update_generator):
             means.add(self.optimizer.step(self.loss, batch))
         return means.result()
 
