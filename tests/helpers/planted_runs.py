@@ -50,7 +50,7 @@ def bandit(pay=first_action, **options):
     return SyncVectorEnv([lambda: Bandit(pay, **options) for _ in range(SLOTS)])
 
 
-def train_control(folder, env=None, *, algorithm=PPO, iterations=24, normalize_observations=False, diagnose=None,
+def train_control(folder, env=None, *, algorithm=PPO, iterations=14, normalize_observations=False, diagnose=None,
                   loggers=(), **options):  # fmt: skip
     """About so many iterations of PPO on CartPole, or of what else is given."""
     env = cartpole(SLOTS) if env is None else env
@@ -66,10 +66,10 @@ def train_control(folder, env=None, *, algorithm=PPO, iterations=24, normalize_o
     env.close()
 
 
-def train_text(folder, env=None, *, algorithm=PPO, iterations=14, reward=good, kl_coef=None, generator=None,
+def train_text(folder, env=None, *, algorithm=PPO, iterations=11, reward=good, kl_coef=None, generator=None,
                callbacks=(), policy=None, **options):  # fmt: skip
     """So many iterations of PPO on answers of nine words, or of what else is given."""
-    env = make_env(reward, num_envs=8) if env is None else env
+    env = make_env(reward, num_envs=16) if env is None else env
     policy = policy or LMPolicy(make_gpt2(), make_tokenizer(WORDS))
     penalty = None if kl_coef is None else KLPenalty(policy.reference(), coef=kl_coef)
     options = dict(num_steps=None, num_episodes=16, learning_rate=3e-3) | options

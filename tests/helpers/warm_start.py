@@ -1,8 +1,9 @@
-"""A command ``algos`` that starts without loading torch: a process that has loaded it already forks.
+"""Commands ``algos`` and ``python`` that start without loading torch: a process that has loaded it already forks.
 
 Half of what a page's short commands take is the import of other libraries, the same for each. None of our modules is
 loaded before the fork, so each command reads the sources as if it were alone. ``python -m tests.helpers.warm_start
-SOCKET`` is that process, and listens at the path SOCKET; it ends with the process that started it.
+SOCKET`` is that process, and listens at the path SOCKET; it ends with the process that started it. The command that a
+test starts waits for the process that was forked, so a signal must be sent to the latter (`os.getpid` in its program).
 """
 
 import atexit
@@ -28,7 +29,7 @@ connection = socket.socket(socket.AF_UNIX)
 connection.connect({address!r})
 streams = array.array("i", [0, 1, 2])
 connection.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
-connection.sendall(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode())
+connection.sendall(json.dumps([sys.argv, os.getcwd(), dict(os.environ)]).encode())
 connection.shutdown(socket.SHUT_WR)
 sys.exit(int(connection.makefile().read()))
 """
@@ -36,22 +37,42 @@ sys.exit(int(connection.makefile().read()))
 
 @cache
 def folder_of_commands() -> str:
-    """Folder with the command, for the beginning of PATH; the process behind it is started at the first call."""
+    """Folder with the command algos, for the beginning of PATH; the process behind it is started at the first call."""
+    return str(_commands() / "bin")
+
+
+def run_program(program: str, *arguments: str, folder: Path | str = ROOT, **options) -> subprocess.CompletedProcess:
+    """Run the text of a Python program in a process that has loaded torch already; return its output and status.
+
+    Args:
+        program: what would be a file's text: it finds our modules, and is the module ``__main__``.
+        arguments: its ``sys.argv[1:]``.
+        folder: working folder.
+        options: those of `subprocess.run`, such as ``env``.
+    """
+    command = [str(_commands() / "python" / "python"), "-c", program, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, **options)
+
+
+@cache
+def _commands() -> Path:
+    """Folder of two folders, each with one command."""
     folder = tempfile.TemporaryDirectory(prefix="warm")
     atexit.register(folder.cleanup)
     address = Path(folder.name, "socket")
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.helpers.warm_start", str(address)], cwd=ROOT, preexec_fn=dies_with_the_tests
     )
+    atexit.register(server.kill)
     while not address.exists():
         assert server.poll() is None, "what loads torch has ended: its error is above"
         time.sleep(0.05)
-    commands = Path(folder.name, "bin")
-    commands.mkdir()
-    command = commands / "algos"
-    command.write_text(CLIENT.format(python=sys.executable, address=str(address)))
-    command.chmod(0o755)
-    return str(commands)
+    for place, name in ("bin", "algos"), ("python", "python"):  # a page's own `python` is another one
+        command = Path(folder.name, place, name)
+        command.parent.mkdir()
+        command.write_text(CLIENT.format(python=sys.executable, address=str(address)))
+        command.chmod(0o755)
+    return Path(folder.name)
 
 
 def serve(address: str) -> None:
@@ -91,7 +112,7 @@ def answer(connection: socket.socket) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = ["algos", *arguments]
+    sys.argv = [Path(arguments[0]).name, *arguments[1:]]
 
 
 if __name__ == "__main__":
@@ -103,5 +124,10 @@ if __name__ == "__main__":
 
     gc.freeze()  # or each collection would copy what is shared
     serve(sys.argv[1])
-    sys.path.remove(str(ROOT))  # what ``python -m`` adds
-    runpy.run_path(str(Path(sys.executable).parent / "algos"), run_name="__main__")
+    if sys.argv[0] == "python":
+        program = sys.argv.pop(2)
+        sys.argv.pop(0)
+        exec(compile(program, "<program>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.path.remove(str(ROOT))  # what ``python -m`` adds
+        runpy.run_path(str(Path(sys.executable).parent / "algos"), run_name="__main__")

@@ -43,7 +43,7 @@ def test_a_folder_of_runs_is_searched_and_no_run_told_twice(still):
 
 @pytest.mark.long
 def test_the_runs_of_a_comparison_are_examined(tmp_path):
-    algos.compare("CartPole-v1:ppo", seeds=2, total_steps=1000, run_dir=tmp_path, quiet=True)
+    algos.compare("CartPole-v1:ppo", seeds=2, total_steps=1000, run_dir=tmp_path, processes=0, quiet=True)
     diagnoses = examine_all([tmp_path])
     assert len(diagnoses) == 2 and all("There are only" in diagnosis.notes[0] for diagnosis in diagnoses)
     assert {diagnosis.algorithm for diagnosis in diagnoses} == {"PPO"}
