@@ -59,10 +59,10 @@ from textenv.lm.model import LanguageModel
 from textenv.prompts.samplers import ByPassRate
 from textenv.rewards.transforms import Normalize
 
-KIND = sys.argv[1] if __name__ == "__main__" else "cpu"
-DEVICE = {"meta": None, NAME: "auto"}.get(KIND, KIND)
+KIND = "cpu"
+DEVICE: str | None = "cpu"
 """Argument of the agents."""
-TYPE = "cpu" if KIND == "meta" else torch.device(KIND).type if KIND != NAME else NAME
+TYPE = "cpu"
 """Type of the device that everything must be on."""
 STEPS = dict(num_steps=8, minibatch_size=8, num_epochs=2)
 TEXT = dict(num_steps=None, num_episodes=4, minibatch_size=2, num_epochs=1)
@@ -484,8 +484,16 @@ def elsewhere():
         yield
 
 
-if __name__ == "__main__":
+def main(kind, *names):
+    """Run these, or all; torch cannot forget the device, so this process is for nothing else."""
+    global KIND, DEVICE, TYPE
+    KIND, DEVICE = kind, {"meta": None, NAME: "auto"}.get(kind, kind)
+    TYPE = "cpu" if kind == "meta" else torch.device(kind).type if kind != NAME else NAME
     with elsewhere(), tempfile.TemporaryDirectory() as home:
-        for number, name in enumerate(sys.argv[2:] or RUNS):
+        for number, name in enumerate(names or RUNS):
             RUNS[name](Path(home) / str(number))
             print("passed", name, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

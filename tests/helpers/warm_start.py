@@ -46,6 +46,7 @@ def folder_of_commands() -> str:
     while not address.exists():
         assert server.poll() is None, "what loads torch has ended: its error is above"
         time.sleep(0.05)
+    atexit.register(server.kill)
     commands = Path(folder.name, "bin")
     commands.mkdir()
     command = commands / "algos"
