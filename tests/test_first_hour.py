@@ -1,7 +1,6 @@
 """The checklist of docs/gpu.md: that each line finds what it is there to find. No GPU is needed."""
 
 import re
-import subprocess
 import sys
 import warnings
 from argparse import Namespace
@@ -21,6 +20,7 @@ from first_hour import Line  # noqa: E402
 from waits import CountedOperations, Named, Waits  # noqa: E402
 
 from algos import DQN  # noqa: E402
+from tests.helpers import forks  # noqa: E402
 
 LIBRARY_FUNCTION = """
 def loop(rows):
@@ -170,10 +170,7 @@ def test_other_warnings_are_shown_and_not_counted(sync_modes):
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["token", "update", "control", "control-update", "devices"])
 def test_loops_wait_no_more_than_named_on_the_simulated_device(name):
-    command = [sys.executable, "-W", "ignore", ROOT / "examples/benchmarks/gpu_checks.py", name, "--device", "second"]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    assert "RESULT" in ended.stdout
+    assert "RESULT" in forks.run(gpu_checks.main, name, "second").stdout
 
 
 # The report

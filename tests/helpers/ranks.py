@@ -1,11 +1,11 @@
-"""One of several processes that train together; started by torchrun, or alone.
+"""One of several processes that train together; started by torchrun, by fork, or alone.
 
 python tests/helpers/ranks.py update FOLDER              # one update of every agent on the rollouts in the folder,
                                                          # of several ranks with whole and with shared weights
 python tests/helpers/ranks.py train RUN ...              # trainings one after another, each a `Run` as JSON
 python tests/helpers/ranks.py fail FOLDER                # an error on the last rank alone
-python tests/helpers/ranks.py --processes 1,2,3 ...      # the same in 1, in 2, and in 3 processes without torchrun,
-                                                         # forked after the imports, which take longest
+
+`train_in_processes` and `train_as_torchrun_starts_it` do the same by fork, after the imports, which take longest.
 """
 
 import itertools
@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -96,13 +97,26 @@ def made(name, *, shard):
     agent.shards = Shards(agent.policy) if shard else None
     # A rounding error of the gradient stays one of the weights, as Adam divides by no small number.
     agent.config = replace(agent.config, adam_eps=1e-3)
+    if hasattr(agent.config, "num_epochs"):
+        agent.config = replace(agent.config, num_epochs=2)
     return agent
+
+
+def cases(count):
+    """Agents that so many ranks update, each with whole weights or with shared ones ("1").
+
+    Three ranks have the harder rows, which never divide; two are the fewest, and show every agent with shared weights.
+    """
+    if count == 1:
+        return [(name, "") for name in UPDATED]
+    if count == 2:
+        return [("ppo_cartpole", ""), ("ppo_text", ""), *((name, "1") for name in UPDATED)]
+    return [*((name, "") for name in UPDATED), *((name, "1") for name in ("ppo_cartpole", "ppo_lstm", "ppo_critic"))]
 
 
 def update(folder):
     """One update of every agent, on a rollout that one process has collected."""
-    shards = ("", "1") if collectives.world_size() > 1 else ("",)
-    for name, shard in itertools.product(UPDATED, shards):
+    for name, shard in cases(collectives.world_size()):
         agent = made(name, shard=shard)
         path = folder / f"{name}.pt"
         if collectives.world_size() == 1:
@@ -171,6 +185,15 @@ def work(command, arguments):
         {"update": update, "fail": fail}[command](Path(arguments[0]))
 
 
+def work_and_show_errors(command, arguments):
+    """As `work`; torchrun's agent itself shows the first error only, which may be another rank's lost connection."""
+    try:
+        work(command, arguments)
+    except Exception:
+        traceback.print_exc()
+        raise
+
+
 def work_forked(rank, count, port, command, arguments):
     """As `work`, with the variables that torchrun would set."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
@@ -184,9 +207,22 @@ def free_port():
         return unused.getsockname()[1]
 
 
+def train_as_torchrun_starts_it(count, restarts, command, arguments):
+    """As `work` in processes of torchrun's agent, but these fork from this one, and so share its imports."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=count, max_restarts=restarts, start_method="fork",
+        rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id="test",
+    )  # fmt: skip
+    elastic_launch(config, work_and_show_errors)(command, arguments)
+
+
+def train_in_processes(counts, command, arguments):
+    """As `work` in so many processes without torchrun; first in as many as the first number says."""
+    for count in counts:
+        start_processes(work_forked, (count, free_port(), command, arguments), count, start_method="fork")
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "--processes":
-        for count in map(int, sys.argv[2].split(",")):
-            start_processes(work_forked, (count, free_port(), sys.argv[3], sys.argv[4:]), count, start_method="fork")
-    else:
-        work(sys.argv[1], sys.argv[2:])
+    work(sys.argv[1], sys.argv[2:])

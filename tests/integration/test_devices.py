@@ -1,15 +1,13 @@
 """Devices: everything follows the policy. Without a GPU, on torch's meta device and on one written in Python."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import algos
 from algos.policies.mlp import MLPPolicy
+from tests.helpers import device_runs, forks
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.small_agents import cartpole
 from textenv.device import find_device
@@ -22,10 +20,7 @@ NO_ACCELERATOR = pytest.mark.skipif(ACCELERATOR is not None, reason="needs a mac
 
 def run(kind, *names):
     """Runs of `tests.helpers.device_runs` in a process of their own."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.helpers.device_runs", kind, *names]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    done = forks.run(device_runs.main, kind, *names, check=False)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-4000:]
     assert done.stdout.count("passed") >= max(len(names), 1), done.stdout
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -17,25 +16,24 @@ from gymnasium import spaces
 
 from algos import MLPPolicy
 from algos.policies import distributions, policy, towers, twin_critics
+from tests.helpers.warm_start import folder_of_commands
 from textenv.acceleration import FAST, syntax_digest
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not (ROOT / "algos" / "fast").is_dir(), reason="the fast paths are deleted")
-TRAIN = """
-import json, sys
-import gymnasium
-import algos
-agent = algos.PPO(gymnasium.make_vec("CartPole-v1", num_envs=4), seed=1, num_steps=32, num_epochs=1)
-rows = agent.learn(int(sys.argv[2]), run_dir=sys.argv[1], checkpoint_every=1, resume=sys.argv[1])
-print(json.dumps(rows))
-"""
+TRAIN = (
+    "train CartPole-v1 --num-envs 4 --seed 1 --config.num-steps 32 --config.num-epochs 1 --checkpoint-every 1 "
+    "--num-episodes 1"
+)
 
 
 def train(run_dir, steps, *, fast):
+    """Rows of the log of a run that starts or goes on, in a process of its own."""
     environment = os.environ | {"TEXTENV_FAST": str(int(fast)), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", TRAIN, str(run_dir), str(steps)]
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, cwd=run_dir.parent)
-    return json.loads(done.stdout)
+    folder = str(run_dir)
+    command = [f"{folder_of_commands()}/algos", *TRAIN.split(), "--run-dir", folder, "--resume", folder]
+    subprocess.run([*command, "--total-steps", str(steps)], env=environment, check=True, capture_output=True)
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.heavy
@@ -144,6 +142,7 @@ def test_every_fast_path_is_named_at_its_plain_form():
 
 
 PLAIN = """
+from tests.helpers.warm_start import folder_of_commands
 from textenv.acceleration import accelerated
 
 @accelerated("fast_of_this_test:double", "{digest}")

@@ -19,8 +19,9 @@ from algos import PPO, Callback, PPOConfig
 from algos.cli import main
 from algos.storage.checkpoint import checkpoints, read_checkpoint
 from algos.training.signals import Interrupted
-from tests.helpers.processes import dies_with_the_tests
+from tests.helpers import forks
 from tests.helpers.resumable_agents import mlp, ppo_normalized, ppo_sync
+from tests.helpers.warm_start import folder_of_commands
 
 ROOT = Path(__file__).parents[2]
 STEPS = 64
@@ -139,18 +140,13 @@ def test_a_second_ctrl_c_keeps_the_last_checkpoint(tmp_path):
 def test_a_signal_in_the_last_evaluation_is_heeded(name, tmp_path):
     run = tmp_path / "run"
     words = ["CartPole-v1", "--num-envs", "4", "--total-steps", "128", "--num-episodes", "10000000", "--quiet"]
-    command = [sys.executable, "-m", "algos", "train", *words, "--run-dir", str(run)]
-    options = dict(cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=dies_with_the_tests)
-    with subprocess.Popen(command, **options) as process:
+    with forks.started(main, ["train", *words, "--run-dir", str(run)]) as (process, ended):
         wait_until(lambda: (run / "config.json").exists())
         time.sleep(1.5)
-        process.send_signal(getattr(signal, name))
-        try:
-            _, error = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert process.returncode == 128 + getattr(signal, name)
-    assert error.splitlines() == [
+        os.kill(process.pid, getattr(signal, name))
+        found = ended()
+    assert found.returncode == 128 + getattr(signal, name)
+    assert found.stderr.splitlines() == [
         f"algos: stopped by {name} in the evaluation after the training, whose agent is saved in {run}: algos "
         f"evaluate {run}"
     ]
@@ -234,31 +230,31 @@ def test_metrics_that_are_removed_are_written_again(whole, tmp_path, caplog):
     assert caplog.text.count("metrics.jsonl was removed or replaced while the training writes into it") == 1
 
 
-def without_the_right_of_root():
-    """Let permissions of files count, as for any other user (PR_CAPBSET_DROP, CAP_DAC_OVERRIDE)."""
-    ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)
-    dies_with_the_tests()
+def main_without_the_right_of_root(words):
+    """The command where permissions of files count, as for any other user (CAP_DAC_OVERRIDE is taken away)."""
+    libc, header, present = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, present) == 0
+    for place in (0, 1):  # what counts now, and what may be taken back
+        present[place] &= ~(1 << 1)
+    assert libc.capset(header, present) == 0
+    main(words)
 
 
 @pytest.mark.long
 def test_a_folder_without_permission_is_named(tmp_path):
     run = tmp_path / "run"
     words = ["CartPole-v1", "--num-envs", "4", "--config.num-steps", "16", "--total-steps", "100000000", "--quiet"]
-    command = [sys.executable, "-m", "algos", "train", *words, "--checkpoint-every", "640", "--run-dir", str(run)]
-    options = dict(cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=without_the_right_of_root)
-    with subprocess.Popen(command, **options) as process:
+    words = ["train", *words, "--checkpoint-every", "640", "--run-dir", str(run)]
+    with forks.started(main_without_the_right_of_root, words) as (_, ended):
         wait_until(lambda: (run / "metrics.jsonl").exists() and len(rows(run / "metrics.jsonl")) > 3)
         folders = [run, run / "checkpoints"]
         for folder in folders:
             folder.chmod(0o500)
-        try:
-            _, error = process.communicate(timeout=60)
-        finally:
-            process.kill()
+        found = ended()
         for folder in folders:
             folder.chmod(0o700)
-    assert process.returncode == 2
-    first, checkpoint, agent = error.splitlines()
+    assert found.returncode == 2
+    first, checkpoint, agent = found.stderr.splitlines()
     assert first.startswith("algos: [Errno 13] Permission denied: ") and "checkpoints" in first
     assert "could not be written" in checkpoint and "the last good one is" in checkpoint
     assert agent.startswith(f"algos: not everything could be saved in {run}")
@@ -293,9 +289,11 @@ def test_a_closed_pipe_is_a_sentence_and_a_status(words, tmp_path, capsys, monke
     ],
 )
 def test_a_training_is_complete_if_nobody_reads_it(redirection, status, tmp_path):
+    """A stream that is closed cannot be handed to a process that has loaded torch; such a command starts by itself."""
     run = tmp_path / "run"
+    command = f"{sys.executable} -m algos" if "&-" in redirection else f"{folder_of_commands()}/algos"
     words = "train CartPole-v1 --num-envs 4 --total-steps 2000 --num-episodes 1"
-    script = f"set -o pipefail; {sys.executable} -m algos {words} --run-dir {run} {redirection}"
+    script = f"set -o pipefail; {command} {words} --run-dir {run} {redirection}"
     assert subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True).returncode == status
     assert rows(run / "metrics.jsonl")[-1]["steps"] >= 2000 and (run / "config.json").exists()
 
@@ -364,12 +362,8 @@ def test_own_tables_are_cut_off_with_their_iteration(tmp_path):
     assert [row["iteration"] for row in found] == [1, 2, 3, 4, 5, 6]
 
 
-PROGRAM = """
-import sys
-from tests.helpers.resumable_agents import ppo_normalized
-run = sys.argv[1]
-ppo_normalized().learn(2_500, run_dir=run, resume=run, checkpoint_every=200, sample_every=1)
-"""
+def long_run(folder):
+    ppo_normalized().learn(800, run_dir=folder, resume=folder, checkpoint_every=100, sample_every=1)
 
 
 @pytest.mark.long
@@ -378,15 +372,14 @@ def test_kills_leave_every_file_as_without_them(tmp_path):
     """SIGKILL at random moments; then metrics, samples and tokens are those of a training that nobody disturbed."""
     rng = np.random.default_rng()
     run, whole = tmp_path / "run", tmp_path / "whole"
-    start = [sys.executable, "-c", PROGRAM]
-    subprocess.run([*start, str(whole)], cwd=ROOT, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    forks.run(long_run, whole)
     path = run / "metrics.jsonl"
     for _ in range(2):
         before = len(path.read_bytes()) if path.exists() else 0
-        with subprocess.Popen([*start, str(run)], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}) as process:
+        with forks.started(long_run, run) as (process, _):
             wait_until(lambda size=before: path.exists() and path.stat().st_size != size)
-            time.sleep(rng.uniform(0, 1.0))
+            time.sleep(rng.uniform(0, 0.4))
             process.kill()
-    subprocess.run([*start, str(run)], cwd=ROOT, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    forks.run(long_run, run)
     for name in ("metrics.jsonl", "samples.jsonl", "tokens.jsonl"):
         assert rows(run / name) == rows(whole / name), name

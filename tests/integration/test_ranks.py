@@ -13,29 +13,31 @@ from pathlib import Path
 import pytest
 import torch
 
+from algos.cli import main
 from algos.storage.checkpoint import read_checkpoint
-from tests.helpers import ranks
+from tests.helpers import forks, ranks
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = "tests/helpers/ranks.py"
 
 
-def start(*command, check=True):
-    """The output of a program of Python."""
+def torchrun(count, *command):
+    """The output of a program of Python in so many processes."""
+    options = ["-m", "torch.distributed.run", "--standalone", "--max-restarts=0", f"--nproc-per-node={count}"]
     environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, env=environ, capture_output=True, text=True)
-    assert not check or ended.returncode == 0, ended.stderr[-3000:]
+    command = [sys.executable, *options, *map(str, command)]
+    ended = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-3000:]
     return ended
 
 
-def torchrun(count, *command, check=True, restarts=0):
-    options = ["--standalone", f"--max-restarts={restarts}", f"--nproc-per-node={count}"]
-    return start("-m", "torch.distributed.run", *options, *command, check=check)
-
-
-def forked(counts, *arguments):
+def forked(counts, command, *arguments):
     """So many processes without torchrun, which share their imports."""
-    return start(SCRIPT, "--processes", counts, *arguments)
+    return forks.run(ranks.train_in_processes, counts, command, arguments)
+
+
+def by_torchruns_agent(count, command, *arguments, restarts=0):
+    """So many processes, started and restarted by the agent of torchrun."""
+    return forks.run(ranks.train_as_torchrun_starts_it, count, restarts, command, arguments, check=False)
 
 
 def texts(*runs):
@@ -69,7 +71,7 @@ def trained(tmp_path_factory):
         ranks.Run("ppo_critic", str(root / "ppo_critic-False-parts"), 2),
         ranks.Run("ppo_cartpole", str(root / "ppo_cartpole-False-whole"), 4),
     ]
-    forked(2, "train", *texts(*runs))
+    forked([2], "train", *texts(*runs))
     return root
 
 
@@ -80,13 +82,13 @@ SLOW = [("ppo_cartpole", False), ("ppo_normalized", False)]  # as the others, in
 @pytest.mark.heavy
 def test_an_update_on_several_ranks_is_that_of_one(tmp_path):
     """With whole and with sharded weights."""
-    forked("1,2,3", "update", tmp_path)  # rows of 4 and 8, single steps of 32: not all multiples of 3
-    cases = [(2, ""), (3, ""), (2, "1"), (3, "1")]
+    forked([1, 2, 3], "update", tmp_path)  # rows of 4 and 8, single steps of 32: not all multiples of 3
+    cases = [(count, *case) for count in (2, 3) for case in ranks.cases(count)]
     for name in ranks.UPDATED:
         alone, logged = torch.load(tmp_path / f"{name}-1-0.pt")
         start, close = ranks.weights(ranks.AGENTS[name]()), 1e-3 if name == "ppo_autocast" else 1e-6
-        for count, shard in cases:
-            case = (name, count, shard)
+        for case in [case for case in cases if case[1] == name]:
+            count, _, shard = case
             of_ranks = [torch.load(tmp_path / f"{name}-{count}-{rank}{shard}.pt") for rank in range(count)]
             together, together_logged = of_ranks[0]
             assert all(torch.equal(together, of_rank) for of_rank, _ in of_ranks), case
@@ -99,7 +101,7 @@ def test_an_update_on_several_ranks_is_that_of_one(tmp_path):
 def resumed_runs_equal_whole_ones(root, cases):
     """Let the runs in parts go on in new processes, and compare logs and weights to the bit."""
     runs = [ranks.Run(name, str(root / f"{name}-{shard}-parts"), 4, shard, resume=True) for name, shard in cases]
-    forked(2, "train", *texts(*runs))
+    forked([2], "train", *texts(*runs))
     for name, shard in cases:
         whole, parts = (root / f"{name}-{shard}-{part}" for part in ("whole", "parts"))
         for one, other in zip(metrics(whole), metrics(parts), strict=True):
@@ -129,7 +131,7 @@ def test_each_rank_refills_its_part_and_counts_are_sums(trained):
 
 @pytest.mark.slow
 def test_reruns_and_resumed_runs_in_other_worlds_are_equal_to_the_bit(tmp_path):
-    forked(2, "train", *texts(*trained_as_a_whole_and_in_parts(tmp_path, SLOW)))
+    forked([2], "train", *texts(*trained_as_a_whole_and_in_parts(tmp_path, SLOW)))
     resumed_runs_equal_whole_ones(tmp_path, SLOW)
 
 
@@ -153,7 +155,8 @@ def test_a_sharded_run_is_saved_whole(trained):
 @pytest.mark.heavy
 def test_a_killed_rank_loses_only_its_iteration(trained, tmp_path):
     killed = ranks.Run("ppo_cartpole", str(tmp_path / "killed"), 4, resume=True, killed_at=random.randrange(1, 63))
-    ended = torchrun(2, SCRIPT, "train", *texts(killed), restarts=1)  # the same call starts and resumes the run
+    ended = by_torchruns_agent(2, "train", *texts(killed), restarts=1)  # the same call starts and resumes the run
+    assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "killed.killed").exists() and "exitcode: -9" in ended.stderr, killed
     found = [*weights(trained / "ppo_cartpole-False-whole"), *weights(tmp_path / "killed")]
     assert all(torch.equal(found[0], each) for each in found), killed
@@ -161,23 +164,26 @@ def test_a_killed_rank_loses_only_its_iteration(trained, tmp_path):
 
 
 @pytest.mark.heavy
-def test_a_run_of_two_ranks_goes_on_in_one(trained, tmp_path):
+def test_a_run_of_two_ranks_goes_on_in_one(trained, tmp_path, caplog, capsys):
+    """The commands of torchrun and of one process."""
     shutil.copytree(trained / "ppo_text-False-parts", tmp_path / "run")
-    ended = start(SCRIPT, "train", *texts(ranks.Run("ppo_text", str(tmp_path / "run"), 3, resume=True)), check=False)
-    assert "8 environment slots, but this agent has 4" in ended.stderr  # the helper makes 4 on each rank
-    command = ["-m", "algos", "train", "CartPole-v1", "--run-dir", tmp_path / "control", "--num-envs", "8", "--json"]
+    with pytest.raises(
+        ValueError, match="8 environment slots, but this agent has 4"
+    ):  # the helper makes 4 on each rank
+        ranks.train(ranks.Run("ppo_text", str(tmp_path / "run"), 3, resume=True))
+    command = ["train", "CartPole-v1", "--run-dir", str(tmp_path / "control"), "--num-envs", "8", "--json"]
     short = [*command, "--config.num-steps", "8", "--config.minibatch-size", "16", "--num-episodes", "2"]
-    first = torchrun(2, *short, "--total-steps", "128", "--checkpoint-every", "64")
+    first = torchrun(2, "-m", "algos", *short, "--total-steps", "128", "--checkpoint-every", "64")
     done = json.loads(first.stdout)["steps"]  # one process prints
     assert metrics(tmp_path / "control")[0]["rollout/steps"] > 32  # 8 slots, shared by both, of 8 steps
-    ended = start(*short, "--total-steps", done + 64, "--checkpoint-every", "64", "--resume", tmp_path / "control")
-    assert "2 processes, now there are 1" in ended.stderr
+    main([*short, "--total-steps", str(done + 64), "--checkpoint-every", "64", "--resume", str(tmp_path / "control")])
+    assert "2 processes, now there are 1" in caplog.text + capsys.readouterr().err
     assert [row["iteration"] for row in metrics(tmp_path / "control")] == list(range(1, done // 64 + 3))
 
 
 @pytest.mark.heavy
 def test_an_error_on_one_rank_ends_all(tmp_path):
     began = time.monotonic()
-    ended = torchrun(2, SCRIPT, "fail", tmp_path / "run", check=False)
+    ended = by_torchruns_agent(2, "fail", tmp_path / "run")
     assert ended.returncode and "the last rank's environment has broken" in ended.stderr
     assert time.monotonic() - began < 100  # torchrun's own limit is 30 s, PyTorch's half an hour

@@ -1,14 +1,10 @@
 """A training that stops and goes on in a new process is the one that never stopped, to the last bit."""
 
 import json
-import multiprocessing
 import os
+import resource
 import shutil
-import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -25,9 +21,9 @@ from algos import (
 )
 from algos.cli import main
 from algos.storage import run_folder
-from algos.storage.checkpoint import checkpoints, read_checkpoint
+from algos.storage.checkpoint import checkpoints, read_checkpoint, write_checkpoint
+from tests.helpers import forks
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from tests.helpers.processes import dies_with_the_tests
 from tests.helpers.resumable_agents import (
     AGENTS,
     ITERATIONS,
@@ -55,10 +51,7 @@ def interrupted(tmp_path_factory):
     home = tmp_path_factory.mktemp("interrupted")
     for name in AGENTS:
         train(name, home / name, iterations=ITERATIONS, total=TOTAL)
-    process = multiprocessing.get_context("spawn").Process(target=go_on, args=(home,))
-    process.start()
-    process.join()
-    assert process.exitcode == 0
+    forks.run(go_on, home)
     return home
 
 
@@ -116,39 +109,29 @@ def newer(path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
 
 
-FULL = """
-import json, resource, sys
-from pathlib import Path
-import torch
-from algos import PPO, MLPPolicy, PPOConfig
-sys.path.insert(0, {tests!r})
-from tests.helpers.resumable_agents import *
-from algos.storage.checkpoint import write_checkpoint
-
-run = Path({run!r})
-write_checkpoint(run, {{"a": torch.ones(3)}}, steps=10)
-ppo_sync().save(run)
-env = ppo_sync().env
-wide = MLPPolicy(env.single_observation_space, env.single_action_space, hidden=(256, 256))
-resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, resource.RLIM_INFINITY))
-options = dict(run_dir=run / "other", checkpoint_every=1)
-for attempt in (
-    lambda: write_checkpoint(run, {{"a": torch.ones(2**16)}}, steps=20),
-    lambda: PPO(env, wide).save(run),
-    lambda: PPO(env, wide, PPOConfig(num_steps=16, minibatch_size=32)).learn(64, **options),
-):
-    try:
-        attempt()
-    except OSError as error:
-        print(json.dumps([str(error), *getattr(error, "__notes__", [])]))
-"""
+def fill_the_disk(run):
+    """Print what each attempt to write more than 64 KiB says."""
+    write_checkpoint(run, {"a": torch.ones(3)}, steps=10)
+    ppo_sync().save(run)
+    env = ppo_sync().env
+    wide = MLPPolicy(env.single_observation_space, env.single_action_space, hidden=(256, 256))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, resource.RLIM_INFINITY))
+    options = dict(run_dir=run / "other", checkpoint_every=1)
+    for attempt in (
+        lambda: write_checkpoint(run, {"a": torch.ones(2**16)}, steps=20),
+        lambda: PPO(env, wide).save(run),
+        lambda: PPO(env, wide, PPOConfig(num_steps=16, minibatch_size=32)).learn(64, **options),
+    ):
+        try:
+            attempt()
+        except OSError as error:
+            print(json.dumps([str(error), *getattr(error, "__notes__", [])]))
 
 
 @pytest.mark.heavy
 def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path):
     """A limit on the size of files, which the system enforces, as safetensors finds it: by an error of its own."""
-    program = FULL.format(tests=str(Path(__file__).parents[2]), run=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = forks.run(fill_the_disk, tmp_path)
     checkpoint, agent, first = map(json.loads, done.stdout.splitlines()[-3:])
     (good,) = checkpoints(tmp_path)
     assert "File too large" in checkpoint[0] and f"the last good one is {good}" in checkpoint[1]
@@ -374,21 +357,20 @@ def killed_and_resumed(tmp_path, kills):
     """Kill a training at random moments, its writing of checkpoints included; returns steps after each start."""
     rng, found = np.random.default_rng(0), []
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "algos", *TRAIN, "--total-steps", "100000000", "--run-dir", str(run)]
+    command = [*TRAIN, "--total-steps", "100000000", "--run-dir", str(run)]
     for _ in range(kills):
-        silent = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        with subprocess.Popen(command, preexec_fn=dies_with_the_tests, **silent) as process:
+        with forks.started(main, command) as (process, _):
             limit, before = time.time() + 120, found[-1] if found else 0
-            while newest(run) <= before and time.time() < limit and process.poll() is None:
+            while newest(run) <= before and time.time() < limit and process.is_alive():
                 time.sleep(0.02)
-            assert process.poll() is None and newest(run) > before
+            assert process.is_alive() and newest(run) > before
             time.sleep(rng.uniform(0, 0.5))
-            process.send_signal(signal.SIGKILL)
+            process.kill()
         reached = last_step(run)
         saved = read_checkpoint(run)["steps"]
         assert reached - saved < 128 + 2 * 64  # the interval, and the iteration under way
         found.append(saved)
-        command = [sys.executable, "-m", "algos", "train", "--resume", str(run), "--json"]
+        command = ["train", "--resume", str(run), "--json"]
     return found
 
 
