@@ -67,7 +67,6 @@ def _commands() -> Path:
     while not address.exists():
         assert server.poll() is None, "what loads torch has ended: its error is above"
         time.sleep(0.05)
-    atexit.register(server.kill)
     for place, name in ("bin", "algos"), ("python", "python"):  # a page's own `python` is another one
         command = Path(folder.name, place, name)
         command.parent.mkdir()
