@@ -182,15 +182,15 @@ def main() -> None:
         code = f"from pathlib import Path\n{touch}\ndef attack(*a, **b): {touch}\n"
         (library / f"{CANARY}.py").write_text(code)
         sys.path.insert(0, str(library))
-        for kind, run in runs.items():
+        for run in runs.values():
             for path in run.rglob("*.json"):
                 path.chmod(0o644)
             (run / ".made-here").unlink(missing_ok=True)  # somebody else's
-            for words in commands(kind, run).values():
-                quiet_command(words)  # imports what the commands need
+        wanted = [attack for attack in attacks(runs, library) if chosen.only in attack[2][1]][:: chosen.every]
+        for kind, command in dict.fromkeys((kind, command) for kind, command, *_ in wanted):
+            quiet_command(commands(kind, runs[kind])[command])  # imports what the command needs
         RewardModel.load()
         watch = Watch(library)
-        wanted = [attack for attack in attacks(runs, library) if chosen.only in attack[2][1]][:: chosen.every]
         for kind, command, (name, what), content in wanted:
             scratch = home / "scratch"
             shutil.rmtree(scratch, ignore_errors=True)

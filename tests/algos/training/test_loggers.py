@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from algos import Callback
 from algos.training.loggers import Logs, make_loggers
 from tests.helpers.resumable_agents import ppo_cartpole, ppo_text
+from tests.helpers.warm_start import run_program
 
 TRAIN = """
 import sys
@@ -24,7 +24,13 @@ class Broken:
 
 loggers = ["tensorboard", "wandb", Broken(), "trackio"]
 ppo_text().learn(100, run_dir=sys.argv[1], loggers=loggers, sample_every=2)
+
+import json, trackio
+(run,) = trackio.Api().runs("textenv")
+rows = trackio.SQLiteStorage.get_logs("textenv", run.name)
+print(json.dumps([row for row in rows], default=str))
 """
+"""Trains, and prints what trackio has stored of it."""
 
 
 class Kept:
@@ -48,8 +54,7 @@ def logged(tmp_path_factory):
     """A run that is logged everywhere at once, in a process of its own: W&B and trackio start threads."""
     home = tmp_path_factory.mktemp("home")
     env = os.environ | {"WANDB_MODE": "offline", "TRACKIO_DIR": str(home / "trackio"), "WANDB_SILENT": "true"}
-    command = [sys.executable, "-c", TRAIN, str(home / "run")]
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    ended = run_program(TRAIN, str(home / "run"), env=env)
     assert ended.returncode == 0, ended.stderr
     return home, ended
 
@@ -110,15 +115,7 @@ def test_wandb_has_curves_histograms_and_samples(logged):
 
 @pytest.mark.long
 def test_trackio_has_curves_and_samples(logged):
-    script = """
-import json, trackio
-(run,) = trackio.Api().runs("textenv")
-rows = trackio.SQLiteStorage.get_logs("textenv", run.name)
-print(json.dumps([row for row in rows], default=str))
-"""
-    env = os.environ | {"TRACKIO_DIR": str(logged[0] / "trackio")}
-    out = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True).stdout
-    rows = json.loads(out.splitlines()[-1])
+    rows = json.loads(logged[1].stdout.splitlines()[-1])
     returns = [row["episode/return"] for row in rows if "episode/return" in row]
     assert returns == [row["episode/return"] for row in rows_of(logged[0] / "run" / "metrics.jsonl")]
     first = rows_of(logged[0] / "run" / "samples.jsonl")[0]

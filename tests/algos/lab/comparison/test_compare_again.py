@@ -6,7 +6,7 @@ import gymnasium
 import pytest
 
 from algos import Case, PPOConfig
-from algos.lab.comparison.compare import compare
+from algos.lab.comparison.compare import compare, train_all
 from algos.lab.comparison.figures import plot_curves
 from algos.lab.comparison.runs import read_runs
 from tests.helpers.errors import refused
@@ -16,11 +16,12 @@ PROMPTS = ["this film", "the movie"]
 
 def paying(paid, name="b"):
     env_kwargs = {"prompts": PROMPTS, "reward": lambda completions: [paid] * len(completions), "max_new_tokens": 2}
-    return Case("textenv/Prompts-v0", env_kwargs=env_kwargs, name=name)
+    config = PPOConfig(num_steps=None, num_episodes=8, minibatch_size=8)
+    return Case("textenv/Prompts-v0", env_kwargs=env_kwargs, config=config, name=name)
 
 
 def cartpole(**fields):
-    return Case("CartPole-v1", config=PPOConfig(**fields), num_envs=4)
+    return Case("CartPole-v1", config=PPOConfig(**fields), num_envs=4, env_kwargs={"max_episode_steps": 20})
 
 
 SHORT = dict(seeds=1, total_steps=64, processes=0, quiet=True)
@@ -28,10 +29,14 @@ SHORT = dict(seeds=1, total_steps=64, processes=0, quiet=True)
 
 @pytest.mark.heavy
 def test_another_reward_is_another_case(tmp_path):
-    assert compare(paying(1.0), run_dir=tmp_path, **SHORT)["b"]["mean_return"] == 1
+    def paid(case, **options):
+        (run,) = train_all([case], run_dir=tmp_path, **SHORT, **options)
+        return run.after["mean_return"]
+
+    assert paid(paying(1.0)) == 1
     with refused(FileExistsError, "with other settings", r"env_kwargs.reward has changed", "overwrite=True"):
-        compare(paying(10.0), run_dir=tmp_path, **SHORT)
-    assert compare(paying(1.0), run_dir=tmp_path, **SHORT)["b"]["mean_return"] == 1  # the same is kept
+        paid(paying(10.0))
+    assert paid(paying(1.0)) == 1  # the same is kept
     assert compare(paying(10.0), run_dir=tmp_path, overwrite=True, **SHORT)["b"]["mean_return"] == 10
 
 
@@ -61,14 +66,16 @@ def test_seeds_of_an_earlier_call_with_other_settings_are_a_case_of_their_own(tm
     assert seeds == {"CartPole-v1:ppo (num_steps 8)": {1}, "CartPole-v1:ppo (num_steps 16)": {2, 3}}
 
 
-NAMES = ["_baseline", "$5 and \\frac$6", "50% & a_b#{}~^\\"]
+NAMES = ["_baseline", "$5 and \\frac$6", "50% & a_b#{}~^\\", "a name that is longer than a terminal is wide" * 2]
 
 
 @pytest.mark.heavy
 def test_any_name_on_one_line_is_reported(tmp_path):
     pytest.importorskip("matplotlib")
-    cases = [Case("CartPole-v1", config=PPOConfig(num_steps=8), name=name) for name in NAMES]
-    compare(cases, run_dir=tmp_path, **SHORT | {"total_steps": 500})
+    options = dict(config=PPOConfig(num_steps=32), num_envs=4, env_kwargs={"max_episode_steps": 20})
+    compare(
+        [Case("CartPole-v1", name=name, **options) for name in NAMES], run_dir=tmp_path, **SHORT | {"total_steps": 256}
+    )
     assert (tmp_path / "report.html").is_file()
     plot_curves(tmp_path, out=tmp_path / "own.svg")
     assert (tmp_path / "own.svg").is_file()

@@ -84,7 +84,7 @@ def test_the_page_shows_an_episode_before_and_after(study):
 @pytest.mark.heavy
 def test_one_game_is_compared_in_three_ways(tmp_path):
     """By a small network, by a language model in its stead, and by one in a conversation."""
-    lake = {"is_slippery": False}
+    lake = {"is_slippery": False, "max_episode_steps": 6}
     steps = {"config": PPOConfig(num_steps=8, minibatch_size=16), "num_envs": 2, "total_steps": 16}
     in_words = {"env": "FrozenLake-v1", "env_kwargs": lake, "history": 1}
     episodes = {"config": PPOConfig(num_steps=None, num_episodes=4, minibatch_size=8), "num_envs": 4, "total_steps": 16}

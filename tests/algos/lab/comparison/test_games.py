@@ -1,6 +1,7 @@
 """Cases of one game share a scale and count its steps, against numbers worked out by hand."""
 
 import json
+from dataclasses import replace
 
 import gymnasium
 import pytest
@@ -140,9 +141,10 @@ def test_turns_are_the_steps_of_a_described_game():
 @pytest.mark.heavy
 def test_the_log_counts_turns_of_a_game():
     env = gymnasium.make_vec("textenv/GuessNumber-v0", num_envs=2)
-    (row,) = PPO(env, LMPolicy.load("embedded"), presets.TEXT, seed=1).learn(1)
+    config = replace(presets.TEXT, num_episodes=8, minibatch_size=8)
+    (row,) = PPO(env, LMPolicy.load("embedded"), config, seed=1).learn(1)
     turns, _, _ = env.scored_turns
-    assert row["rollout/turns"] == len(turns) > presets.TEXT.num_episodes
+    assert row["rollout/turns"] == len(turns) > config.num_episodes
     mask = torch.tensor([[True, True, False, True], [False, True, False, False], [False] * 4])
     assert count_turns(mask) == 3
 

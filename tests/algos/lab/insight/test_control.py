@@ -58,6 +58,8 @@ KINDS = {
     "lstm": (LSTMPolicy, BOX, spaces.Discrete(2), ["P(0)", "P(1)", "value"]),
     "cnn": (CNNPolicy, IMAGES, spaces.Discrete(2), ["P(0)", "P(1)", "value"]),
 }
+DRAWN = ["mlp, choices", "cnn"]
+"""Most outputs, and images: drawing takes longest, and sees of a policy only its outputs."""
 
 
 @pytest.mark.heavy
@@ -73,6 +75,8 @@ def test_attributions_add_up_for_every_policy(kind, tmp_path):
         assert np.sum(own[:-1]) > 0 and np.max(own[-1]) < 0.01 * np.sum(own[:-1]) + 1e-6, "(unexplained)"
     changes = [row[-1] for row in findings[1].rows]
     assert changes == sorted(changes, reverse=True) and changes[0] > 0
+    if kind not in DRAWN:
+        return
     for finding in findings:
         finding.write(tmp_path)
         assert (tmp_path / f"{finding.name}.png").stat().st_size > 1000
