@@ -326,10 +326,11 @@ def train(name, folder, *, iterations, total, resume=None):
     torch.save(agent.policy.state_dict(), folder / "weights.pt")
 
 
-ITERATIONS, TOTAL = 2, 10**4
+STOPPED, ITERATIONS, TOTAL = 2, 3, 10**4
+"""Iterations before the stop, and in all; steps of which the schedules are told."""
 
 
 def go_on(home):
     """What the new process does."""
     for name in AGENTS:
-        train(name, home / name, iterations=2 * ITERATIONS, total=TOTAL, resume=home / name)
+        train(name, home / name, iterations=ITERATIONS, total=TOTAL, resume=home / name)

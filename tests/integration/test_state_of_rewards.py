@@ -184,7 +184,7 @@ def make_env(reward):
 
 def make_agent(reward):
     env = make_env(reward)
-    config = PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4, bootstrap_truncated=False)
+    config = PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4, num_epochs=1, bootstrap_truncated=False)
     return PPO(env, LMPolicy(make_gpt2(), env.tokenizer), config)
 
 
@@ -389,7 +389,8 @@ def test_the_commands_share_one_state(tmp_path, capsys, monkeypatch):
             "--max-new-tokens",
             "4",
         ]
-        words += ["--config.num-episodes", "16", "--config.minibatch-size", "16", "--num-episodes", "8", "--json"]
+        words += ["--config.num-episodes", "16", "--config.minibatch-size", "16", "--config.num-epochs", "1"]
+        words += ["--num-episodes", "8", "--json"]
         main(["train", *words, "--run-dir", name, "--total-steps", "600", *schedule(totals[0])])
         for total in totals[1:]:
             (tmp_path / f"{name}.py").write_text(REWARD_FILE + "# another process reads it again\n")
