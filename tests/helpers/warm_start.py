@@ -1,8 +1,9 @@
-"""A command ``algos`` that starts without loading torch: a process that has loaded it already forks.
+"""Commands ``algos`` and ``python FILE`` that start without loading torch: a process that has loaded it already forks.
 
 Half of what a page's short commands take is the import of other libraries, the same for each. None of our modules is
-loaded before the fork, so each command reads the sources as if it were alone. ``python -m tests.helpers.warm_start
-SOCKET`` is that process, and listens at the path SOCKET; it ends with the process that started it.
+loaded before the fork, so each command reads the sources as if it were alone. ``python`` runs files only, such as that
+of Ray's workers. ``python -m tests.helpers.warm_start SOCKET`` is that process, and listens at the path SOCKET; it ends
+with the process that started it.
 """
 
 import atexit
@@ -28,7 +29,7 @@ connection = socket.socket(socket.AF_UNIX)
 connection.connect({address!r})
 streams = array.array("i", [0, 1, 2])
 connection.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
-connection.sendall(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode())
+connection.sendall(json.dumps([sys.argv, os.getcwd(), dict(os.environ)]).encode())
 connection.shutdown(socket.SHUT_WR)
 sys.exit(int(connection.makefile().read()))
 """
@@ -36,22 +37,29 @@ sys.exit(int(connection.makefile().read()))
 
 @cache
 def folder_of_commands() -> str:
-    """Folder with the command, for the beginning of PATH; the process behind it is started at the first call."""
+    """Folder with both commands, for the beginning of PATH; the process behind it is started at the first call."""
     folder = tempfile.TemporaryDirectory(prefix="warm")
     atexit.register(folder.cleanup)
     address = Path(folder.name, "socket")
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.helpers.warm_start", str(address)], cwd=ROOT, preexec_fn=dies_with_the_tests
     )
+    atexit.register(end, server)
     while not address.exists():
         assert server.poll() is None, "what loads torch has ended: its error is above"
         time.sleep(0.05)
     commands = Path(folder.name, "bin")
     commands.mkdir()
-    command = commands / "algos"
-    command.write_text(CLIENT.format(python=sys.executable, address=str(address)))
-    command.chmod(0o755)
+    for name in ("algos", "python"):
+        command = commands / name
+        command.write_text(CLIENT.format(python=sys.executable, address=str(address)))
+        command.chmod(0o755)
     return str(commands)
+
+
+def end(server: subprocess.Popen[bytes]) -> None:
+    server.kill()
+    server.wait()
 
 
 def serve(address: str) -> None:
@@ -91,7 +99,7 @@ def answer(connection: socket.socket) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = ["algos", *arguments]
+    sys.argv = arguments
 
 
 if __name__ == "__main__":
@@ -104,4 +112,10 @@ if __name__ == "__main__":
     gc.freeze()  # or each collection would copy what is shared
     serve(sys.argv[1])
     sys.path.remove(str(ROOT))  # what ``python -m`` adds
-    runpy.run_path(str(Path(sys.executable).parent / "algos"), run_name="__main__")
+    if os.path.basename(sys.argv[0]) == "algos":
+        sys.argv[0] = "algos"
+        program = str(Path(sys.executable).parent / "algos")
+    else:
+        del sys.argv[0]
+        program = sys.argv[0]
+    runpy.run_path(program, run_name="__main__")
