@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import gymnasium as gym
@@ -108,27 +107,15 @@ def run(session, names, inputs):
     return dict(zip(names, session.run(names, inputs), strict=True))
 
 
-@pytest.fixture(scope="module")
-def export(tmp_path_factory):
-    """Function of a case that returns its policy and its file; each takes seconds, and is made once."""
-
-    @cache
-    def exported(case):
-        kind, observation_space, action_space, arguments = CASES[case]
-        observation_space.seed(1)
-        policy = decisive(kind(observation_space, action_space, seed=1, **arguments), observation_space)
-        return policy, policy.export(tmp_path_factory.mktemp("export") / "policy.onnx", all_outputs=True)
-
-    return exported
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize("case", CASES)
-def test_onnxruntime_acts_as_the_policy(case, export):
+def test_onnxruntime_acts_as_the_policy(case, tmp_path):
     """Actions as `predict` gives them, by the path of `act`; distributions and values as the updates see them."""
-    kind, observation_space, action_space, _ = CASES[case]
-    policy, path = export(case)
-    assert [file.name for file in path.parent.iterdir()] == ["policy.onnx"]
+    kind, observation_space, action_space, arguments = CASES[case]
+    observation_space.seed(1)
+    policy = decisive(kind(observation_space, action_space, seed=1, **arguments), observation_space)
+    path = policy.export(tmp_path / "policy.onnx", all_outputs=True)
+    assert [file.name for file in tmp_path.iterdir()] == ["policy.onnx"]
     session = onnxruntime.InferenceSession(path)
     names = [output.name for output in session.get_outputs()]
     assert {entry.shape[0] for entry in (*session.get_inputs(), *session.get_outputs())} == {"N"}
@@ -223,13 +210,13 @@ def test_language_models_and_unknown_policies_are_refused(tmp_path):
 
 
 @pytest.mark.heavy
-def test_a_file_is_used_without_torch(export):
-    _, path = export("mlp")
+def test_a_file_is_used_without_torch(tmp_path):
+    MLPPolicy(VECTOR, BOX).export(tmp_path / "policy.onnx")
     program = (
         "import sys, numpy, onnxruntime\n"
         "session = onnxruntime.InferenceSession('policy.onnx')\n"
         "print(session.run(['action'], {'observation': numpy.zeros((3, 3), numpy.float32)})[0].shape)\n"
         "assert not {'torch', 'gymnasium', 'algos'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=path.parent, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "(3, 2)\n"
