@@ -41,6 +41,11 @@ def folder_of_commands() -> str:
     return str(_commands() / "bin")
 
 
+def path_of_python() -> str:
+    """Path of the command python, which runs a file, or a text after ``-c``."""
+    return str(_commands() / "python" / "python")
+
+
 def run_program(program: str, *arguments: str, folder: Path | str = ROOT, **options) -> subprocess.CompletedProcess:
     """Run the text of a Python program in a process that has loaded torch already; return its output and status.
 
@@ -50,7 +55,7 @@ def run_program(program: str, *arguments: str, folder: Path | str = ROOT, **opti
         folder: working folder.
         options: those of `subprocess.run`, such as ``env``.
     """
-    command = [str(_commands() / "python" / "python"), "-c", program, *arguments]
+    command = [path_of_python(), "-c", program, *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, **options)
 
 
@@ -63,7 +68,7 @@ def _commands() -> Path:
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.helpers.warm_start", str(address)], cwd=ROOT, preexec_fn=dies_with_the_tests
     )
-    atexit.register(server.kill)
+    atexit.register(_end, server)
     while not address.exists():
         assert server.poll() is None, "what loads torch has ended: its error is above"
         time.sleep(0.05)
@@ -73,6 +78,12 @@ def _commands() -> Path:
         command.write_text(CLIENT.format(python=sys.executable, address=str(address)))
         command.chmod(0o755)
     return Path(folder.name)
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """Kill the process, and wait for its end."""
+    server.kill()
+    server.wait()
 
 
 def serve(address: str) -> None:
@@ -124,10 +135,15 @@ if __name__ == "__main__":
 
     gc.freeze()  # or each collection would copy what is shared
     serve(sys.argv[1])
-    if sys.argv[0] == "python":
+    name = sys.argv[0]
+    if name == "python" and sys.argv[1] == "-c":
         program = sys.argv.pop(2)
         sys.argv.pop(0)
         exec(compile(program, "<program>", "exec"), {"__name__": "__main__"})
     else:
         sys.path.remove(str(ROOT))  # what ``python -m`` adds
-        runpy.run_path(str(Path(sys.executable).parent / "algos"), run_name="__main__")
+        file = str(Path(sys.executable).parent / "algos")
+        if name == "python":
+            sys.argv.pop(0)
+            file = sys.argv[0]
+        runpy.run_path(file, run_name="__main__")

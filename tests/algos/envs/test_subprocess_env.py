@@ -160,6 +160,15 @@ def status(one):
         return "\nState:\tZ"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def what_lived_before_is_no_garbage():
+    """Each test collects garbage, which takes a second if it looks at all that other tests and torch have made."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def no_child_is_left():
     BEFORE.clear()

@@ -21,10 +21,16 @@ from tests.helpers.models import WORDS, make_tokenizer
 from tests.helpers.one_process_ray import OneProcessRay
 from tests.helpers.ranks import weights
 from tests.helpers.resumable_agents import AGENTS, mlp, normalized
+from tests.helpers.warm_start import path_of_python
 from textenv import TextVectorEnv
 from textenv.extras.human import HumanReward
 
 SLOTS = 4
+
+
+def forking(runtime_env):
+    """Ray's environment of workers that are forked from a process that has loaded torch, which takes the most time."""
+    return (runtime_env or {}) | {"py_executable": path_of_python()}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +38,9 @@ def cluster():
     ray = pytest.importorskip("ray", reason="needs the extra ray")
     os.environ.update(RAY_worker_niceness="0")  # by default 15: beside other tests, workers would wait
     before = set(Path.home().glob(".ray/*"))
-    join_cluster(ray, "4")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_RUNTIME_ENV_HOOK", f"{__name__}.{forking.__name__}")
+        join_cluster(ray, "4")
     yield ray
     ray.shutdown()
     assert set(Path.home().glob(".ray/*")) == before  # no token is left
