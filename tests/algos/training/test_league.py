@@ -65,7 +65,7 @@ def test_answers_of_a_version_are_among_the_allowed_ones():
 def train(folder, *, iterations, resume=None):
     agent = PPO(contest_env(num_envs=64), word_policy(head=True), CONFIG, seed=1)
     history = agent.learn(
-        10**4, callbacks=[League(every=2, size=3)], run_dir=folder, checkpoint_every=10**6, resume=resume,
+        10**4, callbacks=[League(every=2, size=3)], run_dir=folder, checkpoint_every=1, resume=resume,
         on_iteration=lambda metrics: metrics["iteration"] >= iterations,
     )  # fmt: skip
     return history, agent.policy
