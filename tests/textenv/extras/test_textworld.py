@@ -30,27 +30,32 @@ def cache(tmp_path_factory):
     os.environ |= {} if before is None else {"TEXTENV_CACHE": before}
 
 
-@pytest.fixture(scope="module")
-def coin(tmp_path_factory):
-    """A folder with a compiled game of collecting coins, `coin.z8`, and its description."""
-    folder = tmp_path_factory.mktemp("games")
-    make = [sys.executable, Path(sys.executable).with_name("tw-make"), "tw-coin_collector", "--level", "2"]
-    subprocess.run([*make, "--seed", "1", "--output", folder / "coin.z8", "--silent"], check=True)
-    return folder
-
-
 def first_prompt(tokenizer, **options):
     """Its content is what the game says at first; its state has the game."""
     task, *_ = make_task("TextWorld", tokenizer=tokenizer, **{"games": 1} | options)
     return task.sample_prompts([0], seed=0)[0]
 
 
+HOUSE = {"nb_rooms": 2, "quest_length": 2, "theme": "house"}
+
+
+@pytest.fixture(scope="module")
+def house(tokenizer, cache, tmp_path_factory):
+    """A folder with one compiled game of two commands, `00000.z8`, with its description, and its first text."""
+    os.environ["TEXTENV_CACHE"] = str(tmp_path_factory.mktemp("house"))
+    text = first_prompt(tokenizer, **HOUSE).content
+    (file,) = Path(os.environ["TEXTENV_CACHE"]).rglob("*.z8")
+    os.environ["TEXTENV_CACHE"] = cache
+    return file.parent, text
+
+
 @pytest.mark.heavy
-def test_a_walkthrough_wins_and_earns_its_score(tokenizer, coin):
-    prompt = first_prompt(tokenizer, games=coin)
-    text, game = prompt.content, prompt.state.env
-    assert "coin" in text and "$" not in text and not text.startswith(">") and "\n\n" not in text
-    commands = textworld.Game.load(str(coin / "coin.json")).metadata["walkthrough"]
+def test_a_walkthrough_wins_and_earns_its_score(tokenizer, house):
+    folder, text = house
+    prompt = first_prompt(tokenizer, games=folder)
+    assert prompt.content == text and "$" not in text and not text.startswith(">") and "\n\n" not in text
+    game = prompt.state.env
+    commands = textworld.Game.load(str(folder / "00000.json")).metadata["walkthrough"]
     steps = [game.step(command) for command in commands]
     assert [reward for _, reward, *_ in steps] == [0, 1] and [over for _, _, over, *_ in steps] == [False, True]
 
@@ -65,19 +70,21 @@ def test_a_policy_cannot_command_the_interpreter(tokenizer, tmp_path, monkeypatc
 
 
 @pytest.mark.heavy
-def test_equal_seeds_make_equal_games_in_every_process(tokenizer, tmp_path):
-    program = """
+def test_equal_seeds_make_equal_games_in_every_process(tokenizer, house, tmp_path):
+    """The other process has another seed for the hashes of texts."""
+    program = f"""
 from textenv.tasks.builtin import make_task
 from textenv.embedded.training import train_tokenizer
-task = make_task("TextWorld", tokenizer=train_tokenizer(), games=1, nb_rooms=2, theme="house")[0]
-print(task.sample_prompts([0], seed=1)[0].content)
+task = make_task("TextWorld", tokenizer=train_tokenizer(), games=1, **{HOUSE})[0]
+print(task.sample_prompts([0], seed=0)[0].content)
 """
-    said = []
-    for hashing in ("1", "2"):
-        own = {"TEXTENV_CACHE": str(tmp_path / hashing), "PYTHONHASHSEED": hashing}
-        done = subprocess.run([sys.executable, "-c", program], env=os.environ | own, capture_output=True, check=True)
-        said.append(done.stdout)
-    assert said[0] == said[1] and len(said[0]) > 100
+    hashing = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    own = {"TEXTENV_CACHE": str(tmp_path), "PYTHONHASHSEED": hashing}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | own, capture_output=True, text=True, check=True
+    )
+    _, text = house
+    assert done.stdout.removesuffix("\n") == text and len(text) > 100
     prompts = [make_task("TextWorld", tokenizer=tokenizer, games=1, split=split)[0] for split in ("train", "test")]
     assert len({task.sample_prompts([0], seed=1)[0].content for task in prompts}) == 2
 

@@ -209,8 +209,8 @@ def test_it_is_trained_on_the_command_line(tmp_path, monkeypatch):
     (tmp_path / "tasks.jsonl").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)
     kwargs = f'{{"command": "{PLAYER[0]} {PLAYER[1]}", "tasks": "tasks.jsonl", "max_length": 64, "max_new_tokens": 4}}'
-    options = ["--total-steps", "100", "--num-episodes", "8", "--run-dir", str(tmp_path / "run"), "--quiet"]
-    main(["train", "textenv/Program-v0", "--env-kwargs", kwargs, *options])
+    sizes = ["--total-steps", "20", "--config.num-episodes", "4", "--config.minibatch-size", "4", "--num-episodes", "2"]
+    main(["train", "textenv/Program-v0", "--env-kwargs", kwargs, *sizes, "--run-dir", "run", "--quiet"])
     assert (tmp_path / "run" / "metrics.jsonl").read_text().count("programs/questions") > 0
 
 

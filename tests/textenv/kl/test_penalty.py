@@ -1,6 +1,7 @@
 """The penalty in reward and loss: gradients by enumeration, references, and what it reaches."""
 
 import copy
+import dataclasses
 import json
 
 import gymnasium
@@ -21,7 +22,7 @@ from tests.helpers.kl_cases import (
     recurrent_case,
     text_case,
 )
-from tests.helpers.oracle import response_log_probs, run
+from tests.helpers.oracle import CONFIG, response_log_probs, run
 from tests.helpers.small_agents import agent_of, cartpole, gradients
 from textenv import KLPenalty
 
@@ -139,11 +140,11 @@ def test_a_great_coefficient_leads_to_the_reference(kind, name, place):
     reference = policy.reference()
     with torch.no_grad():  # away from it
         (policy.actor if kind == "LSTM" else policy.actor[-1]).bias[0] += 1.5
-    config = PPOConfig(num_steps=64, minibatch_size=64 if kind != "LSTM" else 4, learning_rate=3e-3, num_epochs=4)
+    config = PPOConfig(num_steps=32, minibatch_size=64 if kind != "LSTM" else 4, learning_rate=1e-2, num_epochs=4)
     agent = PPO(env, policy, config, penalty=KLPenalty(reference, 5.0, name, place))
     rollout = collect(env, policy, num_steps=64)
     before = reference.evaluate(rollout).log_prob
-    history = [row for _ in range(12) for row in agent.learn(1)]
+    history = [row for _ in range(8) for row in agent.learn(1)]
     assert torch.equal(reference.evaluate(rollout).log_prob, before), "the reference drifted"
     first = history[0]["reference/kl_per_step"]
     last = sum(row["reference/kl_per_step"] for row in history[-3:]) / 3
@@ -154,13 +155,18 @@ def test_a_great_coefficient_leads_to_the_reference(kind, name, place):
 @pytest.mark.long
 @pytest.mark.parametrize("name", [pytest.param("k2", marks=pytest.mark.slow), "exact"])
 def test_a_penalty_in_the_loss_misses_the_optimum(name):
-    """It ignores the KL of later states (`textenv.kl.KLPenalty`). Share of the KL left after 120 iterations:
+    """It ignores the KL of later states (`textenv.kl.KLPenalty`). Share of the KL left after 40 iterations, as here:
+
+    k2 and exact 8.6 %, k1 in the reward 1.4 %. After 120, of twice as many steps:
 
     β = .3, seeds 1 to 3: k2 8.7, 5.8, 16.7 %, exact 8.6, 6.4, 18.0 %, and k1 in the reward .3, .2, .2 %. Seed 1,
     β = .1 and 1: k2 8.5 and 3.7 %, exact 7.6 and 4.7 %, k1 in the reward .9 and .3 %.
     """
-    optimum, policy = run(1, 0.3, iterations=120, penalty=lambda ref, beta: KLPenalty(ref, beta, name, "loss"))
+    config = dataclasses.replace(CONFIG, minibatch_size=256)
+    optimum, policy = run(
+        1, 0.3, iterations=40, penalty=lambda ref, beta: KLPenalty(ref, beta, name, "loss"), config=config
+    )
     found = response_log_probs(policy.logits)
     share = optimum.divergence(found) / optimum.divergence(optimum.reference)
     print(f"{name} in the loss: {share:.2%} of the reference's KL to the optimum is left")
-    assert 0.01 < share < 0.1
+    assert 0.03 < share < 0.1
