@@ -461,15 +461,17 @@ def test_values_of_true_successors_make_one_step_returns():
 
 TRAINED = {
     "ppo": (PPO, dict(minibatch_size=16, num_epochs=2)),
-    "ppo, fitted value": (PPO, dict(minibatch_size=16, fit_value_head=True)),
-    "ppo, micro-batches": (PPO, dict(minibatch_size=16, micro_batch_size=3, aggregation="sequence_mean")),
+    "ppo, fitted value": (PPO, dict(minibatch_size=16, num_epochs=2, fit_value_head=True)),
+    "ppo, micro-batches": (
+        PPO, dict(minibatch_size=16, num_epochs=1, micro_batch_size=3, aggregation="sequence_mean"),
+    ),
     "a2c": (A2C, {}),
     "grpo": (GRPO, dict(group_size=4, minibatch_size=16)),
     "rloo": (RLOO, dict(group_size=4)),
     "reinforce_plus_plus": (REINFORCEPlusPlus, dict(minibatch_size=16)),
     "reinforce": (REINFORCE, {}),
-    "trpo": (TRPO, {}),
-}
+    "trpo": (TRPO, dict(critic_epochs=2, conjugate_gradient_steps=4)),
+}  # fmt: skip
 
 
 @pytest.mark.heavy
@@ -481,7 +483,7 @@ def test_every_algorithm_trains_on_several_rows(name, tmp_path):
     penalty = KLPenalty(policy.reference(), 0.1)
     initial_parameters = [parameter.clone() for parameter in policy.parameters()]
     agent = algorithm(walk_env(history=2), policy, num_steps=None, num_episodes=8, penalty=penalty, **options)
-    history = agent.learn(400, run_dir=tmp_path / "run")
+    history = agent.learn(200, run_dir=tmp_path / "run")
     for metrics in history:
         assert metrics["episode/length"] == pytest.approx(metrics["rollout/steps"] / 8)
     assert len((tmp_path / "run" / "samples.jsonl").read_text().splitlines()) >= 8
@@ -500,7 +502,7 @@ def test_episodes_longer_than_the_context_train():
     config = PPOConfig(
         num_steps=None, num_episodes=16, minibatch_size=80, learning_rate=3e-3, gamma=0.9, bootstrap_truncated=False
     )
-    history = PPO(env, policy, config).learn(20_000)
+    history = PPO(env, policy, config).learn(6_000)
     assert history[0]["rollout/steps"] / 16 > 3 * 16
     assert history[-1]["episode/return"] > 2 * history[0]["episode/return"]
     result = algos.evaluate(env, policy, num_episodes=6)
@@ -512,7 +514,7 @@ def test_episodes_longer_than_the_context_train():
 def test_an_interrupted_training_goes_on_the_same(tmp_path):
     def trained(folder, **options):
         agent = agent_of(walk_env(history=2), lm_policy(seed=0), learning_rate=1e-3, num_episodes=8)
-        agent.learn(900, run_dir=folder, checkpoint_every=1, **options)
+        agent.learn(450, run_dir=folder, checkpoint_every=1, **options)
         return torch.cat([p.detach().flatten() for p in agent.policy.parameters()])
 
     expected = trained(tmp_path / "whole")
