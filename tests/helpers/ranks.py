@@ -105,13 +105,15 @@ def made(name, *, shard):
 def cases(count):
     """Agents that so many ranks update, each with whole weights or with shared ones ("1").
 
-    Three ranks have the harder rows, which never divide; two are the fewest, and show every agent with shared weights.
+    Three ranks update all: rows, steps and weights do not divide by three. Two, which divide them, update a few kinds.
     """
-    if count == 1:
-        return [(name, "") for name in UPDATED]
+    names = UPDATED
     if count == 2:
-        return [("ppo_cartpole", ""), ("ppo_text", ""), *((name, "1") for name in UPDATED)]
-    return [*((name, "") for name in UPDATED), *((name, "1") for name in ("ppo_cartpole", "ppo_lstm", "ppo_critic"))]
+        names = ["ppo_cartpole", "ppo_text", "ppo_lstm", "ppo_critic"]
+    shards = ("", "1")
+    if count == 1:
+        shards = ("",)
+    return list(itertools.product(names, shards))
 
 
 def update(folder):
