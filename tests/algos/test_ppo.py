@@ -217,11 +217,11 @@ def learning_curve(gae_lambda, seed):
 
 @pytest.mark.long
 def test_gae_learns_as_fast_as_one_step_advantages():
-    """Area under the curve on three of four seeds, and clearly so on their mean."""
-    curves = {lam: torch.tensor([learning_curve(lam, seed) for seed in range(4, 8)]) for lam in (0.95, 0.0)}
+    """Area under the curve on six of eight seeds, and clearly so on their mean."""
+    curves = {lam: torch.tensor([learning_curve(lam, seed) for seed in range(8)]) for lam in (0.95, 0.0)}
     gae, one_step = (curves[lam].mean(1) for lam in (0.95, 0.0))
     assert (curves[0.95][:, -3:].mean(1) > 0.85).all() and curves[0.95][:, 0].mean() < 0.4
-    assert (gae > one_step - 0.02).sum() >= 3 and gae.mean() > one_step.mean() + 0.1, (gae, one_step)
+    assert (gae > one_step - 0.02).sum() >= 6 and gae.mean() > one_step.mean() + 0.1, (gae, one_step)
 
 
 # --- a generator whose log-probabilities are off by a known amount ---------------------------------------------------
