@@ -34,9 +34,8 @@ def test_weights_actions_and_minibatches_have_streams_of_their_own(seed):
     """No number of one is among the first 2,000 of another, as all are where seeds differ only above the 32nd bit."""
     agent = PPO(gym.make_vec("CartPole-v1", num_envs=2), seed=seed)
     weights = torch.Generator().manual_seed(seed)
-    streams = [
-        torch.rand(2_000, generator=x, dtype=torch.double) for x in (weights, agent.policy.generator, agent.generator)
-    ]
+    generators = (weights, agent.policy.generator, agent.update_generator)
+    streams = [torch.rand(2_000, generator=generator, dtype=torch.double) for generator in generators]
     assert len(torch.cat(streams).unique()) == 6_000
 
 
