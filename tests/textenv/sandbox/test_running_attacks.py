@@ -123,7 +123,7 @@ def test_nothing_outside_is_changed(closed, unsafe, secret):
     try:
         os.setxattr(secret, "user.y", b"y")
     except OSError:
-        del attacks["an attribute"]  # this disk has none
+        del attacks["an attribute"]
     code, tests, before = PREAMBLE + functions(attacks.values(), "path"), {}, {}
     for i, name in enumerate(attacks):
         path = secret.parent / str(i) / secret.name
@@ -135,6 +135,8 @@ def test_nothing_outside_is_changed(closed, unsafe, secret):
     assert [name for name, (folder, state) in before.items() if state_of(folder) != state] == []
     assert that_pass(unsafe, code, tests) == set(tests)
     assert [name for name, (folder, state) in before.items() if state_of(folder) == state] == []
+    if "an attribute" not in attacks:
+        pytest.skip("this disk has no attributes of files; all other attacks failed, as they should")
 
 
 def test_python_itself_is_not_opened_for_writing(closed):
