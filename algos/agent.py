@@ -148,7 +148,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         # Two streams of random numbers: one for updates, the same on all ranks, and one for actions, which differs
         # between ranks
         self.update_generator = torch.Generator().manual_seed(stream_seed(config.seed, MINIBATCHES))
-        """What an update draws, such as the order of minibatches (`generator` is what writes text, in `collector`)."""
+        """Random numbers of an update, such as the order of minibatches; what writes texts is `collector.generator`."""
         self.policy.generator.manual_seed(stream_seed(collectives.local_seed(config.seed), ACTIONS))
 
     if not TYPE_CHECKING:

@@ -403,7 +403,6 @@ def test_praise_and_blame_are_compared_over_seeds(tmp_path, monkeypatch, capsys)
     page, folder = tmp_path / "embedded-study" / "interpret.html", tmp_path / "embedded" / "positive-1"
     assert 'src="heads.png"' in page.read_text() and (folder / "interpret" / "heads.csv").is_file()
     trained = (folder / "policy").stat().st_mtime_ns
-    monkeypatch.setattr(example, "CASES", {"positive": example.CASES["positive"]})
     example.main("embedded", [1], 3_000, tmp_path)
     assert (folder / "policy").stat().st_mtime_ns == trained  # a finished run is read
 

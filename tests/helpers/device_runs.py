@@ -487,8 +487,15 @@ def elsewhere():
 def main(kind, *names):
     """Run these, or all; torch cannot forget the device, so this process is for nothing else."""
     global KIND, DEVICE, TYPE
-    KIND, DEVICE = kind, {"meta": None, NAME: "auto"}.get(kind, kind)
-    TYPE = "cpu" if kind == "meta" else torch.device(kind).type if kind != NAME else NAME
+    KIND = kind
+    if kind == "meta":
+        DEVICE = None
+    elif kind == NAME:
+        DEVICE = "auto"
+        TYPE = NAME
+    else:
+        DEVICE = kind
+        TYPE = torch.device(kind).type
     with elsewhere(), tempfile.TemporaryDirectory() as home:
         for number, name in enumerate(names or RUNS):
             RUNS[name](Path(home) / str(number))

@@ -35,9 +35,9 @@ class Ended(NamedTuple):
 @cache
 def context():
     """Python's way to start such processes."""
-    made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload(list(LOADED))
-    return made
+    forkserver = multiprocessing.get_context("forkserver")
+    forkserver.set_forkserver_preload(list(LOADED))
+    return forkserver
 
 
 @contextmanager
@@ -52,12 +52,12 @@ def started(function, *arguments):
         process = context().Process(target=_call, args=(outputs, function, arguments))
         process.start()
 
-        def ended():
+        def wait():
             process.join()
             return Ended(process.exitcode, *(output.read_text() for output in outputs))
 
         try:
-            yield process, ended
+            yield process, wait
         finally:
             process.kill()
             process.join()
@@ -65,10 +65,10 @@ def started(function, *arguments):
 
 def run(function, *arguments, check=True):
     """Wait for a function in a process of its own."""
-    with started(function, *arguments) as (_, ended):
-        found = ended()
-    assert not check or found.returncode == 0, found.stderr[-3000:]
-    return found
+    with started(function, *arguments) as (_, wait):
+        ended = wait()
+    assert not check or ended.returncode == 0, ended.stderr[-3000:]
+    return ended
 
 
 def _call(outputs, function, arguments):

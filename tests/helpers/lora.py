@@ -4,9 +4,9 @@ import torch
 
 from algos import LMPolicy
 from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
-from tests.helpers.packages import installed
+from tests.helpers.packages import lazy_import
 
-peft = installed("peft")
+peft = lazy_import("peft")
 
 
 MAKERS = {"gpt2": (make_gpt2, ["c_attn"]), "llama": (make_llama, ["q_proj", "v_proj", "down_proj"])}

@@ -6,7 +6,7 @@ import importlib.util
 import pytest
 
 
-class Package:
+class LazyModule:
     """Stands for a module, and loads it when something of it is used."""
 
     def __init__(self, name):
@@ -18,12 +18,12 @@ class Package:
         return getattr(importlib.import_module(self._name), name)
 
 
-def installed(name, reason=None):
-    """The module of this name; where its package is not installed, skip the test file that asks for it.
+def lazy_import(name, reason=None):
+    """Return the module of this name, which is loaded at its first use (`pytest.importorskip` loads it at once).
 
-    Unlike `pytest.importorskip` it loads nothing yet.
+    Where its package is not installed, the test file that asks for it is skipped.
     """
     package = name.partition(".")[0]
     if importlib.util.find_spec(package) is None:
         pytest.skip(reason or f"needs the package {package}", allow_module_level=True)
-    return Package(name)
+    return LazyModule(name)

@@ -326,8 +326,12 @@ def train(name, folder, *, iterations, total, resume=None):
     torch.save(agent.policy.state_dict(), folder / "weights.pt")
 
 
-STOPPED, ITERATIONS, TOTAL = 2, 3, 10**4
-"""Iterations before the stop, and in all; steps of which the schedules are told."""
+STOPPED = 2
+"""Iterations before the stop."""
+ITERATIONS = 3
+"""Iterations in all."""
+TOTAL = 10**4
+"""Steps of which the schedules are told."""
 
 
 def go_on(home):

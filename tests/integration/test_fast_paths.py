@@ -142,7 +142,6 @@ def test_every_fast_path_is_named_at_its_plain_form():
 
 
 PLAIN = """
-from tests.helpers.warm_start import folder_of_commands
 from textenv.acceleration import accelerated
 
 @accelerated("fast_of_this_test:double", "{digest}")

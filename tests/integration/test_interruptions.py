@@ -140,13 +140,13 @@ def test_a_second_ctrl_c_keeps_the_last_checkpoint(tmp_path):
 def test_a_signal_in_the_last_evaluation_is_heeded(name, tmp_path):
     run = tmp_path / "run"
     words = ["CartPole-v1", "--num-envs", "4", "--total-steps", "128", "--num-episodes", "10000000", "--quiet"]
-    with forks.started(main, ["train", *words, "--run-dir", str(run)]) as (process, ended):
+    with forks.started(main, ["train", *words, "--run-dir", str(run)]) as (process, wait):
         wait_until(lambda: (run / "config.json").exists())
         time.sleep(1.5)
         os.kill(process.pid, getattr(signal, name))
-        found = ended()
-    assert found.returncode == 128 + getattr(signal, name)
-    assert found.stderr.splitlines() == [
+        ended = wait()
+    assert ended.returncode == 128 + getattr(signal, name)
+    assert ended.stderr.splitlines() == [
         f"algos: stopped by {name} in the evaluation after the training, whose agent is saved in {run}: algos "
         f"evaluate {run}"
     ]
@@ -232,7 +232,9 @@ def test_metrics_that_are_removed_are_written_again(whole, tmp_path, caplog):
 
 def main_without_the_right_of_root(words):
     """The command where permissions of files count, as for any other user (CAP_DAC_OVERRIDE is taken away)."""
-    libc, header, present = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    libc = ctypes.CDLL(None)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3 of the interface; this process
+    present = (ctypes.c_uint32 * 6)()
     assert libc.capget(header, present) == 0
     for place in (0, 1):  # what counts now, and what may be taken back
         present[place] &= ~(1 << 1)
@@ -245,16 +247,16 @@ def test_a_folder_without_permission_is_named(tmp_path):
     run = tmp_path / "run"
     words = ["CartPole-v1", "--num-envs", "4", "--config.num-steps", "16", "--total-steps", "100000000", "--quiet"]
     words = ["train", *words, "--checkpoint-every", "640", "--run-dir", str(run)]
-    with forks.started(main_without_the_right_of_root, words) as (_, ended):
+    with forks.started(main_without_the_right_of_root, words) as (_, wait):
         wait_until(lambda: (run / "metrics.jsonl").exists() and len(rows(run / "metrics.jsonl")) > 3)
         folders = [run, run / "checkpoints"]
         for folder in folders:
             folder.chmod(0o500)
-        found = ended()
+        ended = wait()
         for folder in folders:
             folder.chmod(0o700)
-    assert found.returncode == 2
-    first, checkpoint, agent = found.stderr.splitlines()
+    assert ended.returncode == 2
+    first, checkpoint, agent = ended.stderr.splitlines()
     assert first.startswith("algos: [Errno 13] Permission denied: ") and "checkpoints" in first
     assert "could not be written" in checkpoint and "the last good one is" in checkpoint
     assert agent.startswith(f"algos: not everything could be saved in {run}")

@@ -87,8 +87,10 @@ def test_an_update_on_several_ranks_is_that_of_one(tmp_path):
     for name in ranks.UPDATED:
         alone, logged = torch.load(tmp_path / f"{name}-1-0.pt")
         start, close = ranks.weights(ranks.AGENTS[name]()), 1e-3 if name == "ppo_autocast" else 1e-6
-        for case in [case for case in cases if case[1] == name]:
-            count, _, shard = case
+        for case in cases:
+            count, agent, shard = case
+            if agent != name:
+                continue
             of_ranks = [torch.load(tmp_path / f"{name}-{count}-{rank}{shard}.pt") for rank in range(count)]
             together, together_logged = of_ranks[0]
             assert all(torch.equal(together, of_rank) for of_rank, _ in of_ranks), case
@@ -167,9 +169,8 @@ def test_a_killed_rank_loses_only_its_iteration(trained, tmp_path):
 def test_a_run_of_two_ranks_goes_on_in_one(trained, tmp_path, caplog, capsys):
     """The commands of torchrun and of one process."""
     shutil.copytree(trained / "ppo_text-False-parts", tmp_path / "run")
-    with pytest.raises(
-        ValueError, match="8 environment slots, but this agent has 4"
-    ):  # the helper makes 4 on each rank
+    # The helper makes 4 slots on each rank
+    with pytest.raises(ValueError, match="8 environment slots, but this agent has 4"):
         ranks.train(ranks.Run("ppo_text", str(tmp_path / "run"), 3, resume=True))
     command = ["train", "CartPole-v1", "--run-dir", str(tmp_path / "control"), "--num-envs", "8", "--json"]
     short = [*command, "--config.num-steps", "8", "--config.minibatch-size", "16", "--num-episodes", "2"]

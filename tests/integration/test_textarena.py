@@ -5,12 +5,12 @@ import sys
 import numpy as np
 
 from tests.helpers.models import EXAMPLES
-from tests.helpers.packages import installed
+from tests.helpers.packages import lazy_import
 from textenv import TokenVectorEnv
 
-installed("textarena")
+lazy_import("textarena")
 sys.path.insert(0, str(EXAMPLES))
-textarena_game = installed("textarena_game")
+textarena_game = lazy_import("textarena_game")
 
 SETTINGS = dict(min_number=1, max_number=9, max_turns=20)
 

@@ -6,12 +6,12 @@ import torch
 from algos import importance, losses
 from algos.advantages import discounted_returns, whiten
 from algos.losses import ClipCovLoss, KLCovLoss
-from tests.helpers.packages import installed
+from tests.helpers.packages import lazy_import
 
 WHY = "pip install --no-deps -c constraints.txt verl trl codetiming omegaconf, as make does"
-trl = installed("trl.trainer.grpo_trainer", reason=WHY)
-core_algos = installed("verl.trainer.ppo.core_algos", reason=WHY)
-rollout_corr_helper = installed("verl.trainer.ppo.rollout_corr_helper", reason=WHY)
+trl = lazy_import("trl.trainer.grpo_trainer", reason=WHY)
+core_algos = lazy_import("verl.trainer.ppo.core_algos", reason=WHY)
+rollout_corr_helper = lazy_import("verl.trainer.ppo.rollout_corr_helper", reason=WHY)
 
 SHAPE = 7, 9
 

@@ -8,9 +8,9 @@ import pytest
 
 from algos import presets
 from tests.helpers.models import load_example
-from tests.helpers.packages import installed
+from tests.helpers.packages import lazy_import
 
-installed("stable_baselines3")
+lazy_import("stable_baselines3")
 
 
 @pytest.fixture

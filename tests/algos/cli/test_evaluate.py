@@ -10,9 +10,9 @@ from algos.cli import main
 from algos.storage.run_reader import read_metrics
 from tests.helpers.hub_folders import README
 from tests.helpers.models import WORDS, make_llama, make_tokenizer
-from tests.helpers.packages import installed
+from tests.helpers.packages import lazy_import
 
-installed("datasets")
+lazy_import("datasets")
 
 REWARDS = """
 def good(completions):

@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from algos.cli import main
-from tests.helpers.packages import installed
+from tests.helpers.packages import lazy_import
 from tests.helpers.resumable_agents import ppo_cartpole
 
-openai = installed("openai", reason="the client of OpenAI, which comes with verifiers")
+openai = lazy_import("openai", reason="the client of OpenAI, which comes with verifiers")
 
 
 @pytest.mark.heavy

@@ -15,14 +15,14 @@ from algos.extras.serving import PolicyAnswerer
 from algos.policies.lm import LMPolicy
 from tests.helpers.chat_templates import own_template_tokenizer
 from tests.helpers.models import make_gpt2
-from tests.helpers.packages import installed
+from tests.helpers.packages import lazy_import
 from tests.helpers.small_agents import lm_policy, table_model
 from tests.helpers.tool_calls import PLAIN, QUESTION, SIX, byte_tokenizer
 from textenv.gateway.requests import FIELDS
 from textenv.gateway.server import CompletionServer
 from textenv.prompts.template_variables import set_template_variables
 
-openai = installed("openai", reason="the client of OpenAI, which comes with verifiers")
+openai = lazy_import("openai", reason="the client of OpenAI, which comes with verifiers")
 CHAT = [{"role": "user", "content": "the film"}]
 
 

@@ -32,11 +32,11 @@ from algos.policies import ControlPolicy
 from tests.helpers.errors import refused
 from tests.helpers.generated_spaces import Random
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from tests.helpers.packages import installed
+from tests.helpers.packages import lazy_import
 from textenv import LanguageModel
 
-onnxruntime = installed("onnxruntime", reason="install the extra: pip install '.[onnx]'")
-installed("onnxscript", reason="install the extra: pip install '.[onnx]'")
+onnxruntime = lazy_import("onnxruntime", reason="install the extra: pip install '.[onnx]'")
+lazy_import("onnxscript", reason="install the extra: pip install '.[onnx]'")
 
 pytestmark = pytest.mark.bits  # torch's exporter does not trace with the plugin of `make rounding`
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}

@@ -1,6 +1,5 @@
 """`League`: earlier versions of the policy play against it, and a resumed run has the same ones."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -29,14 +28,14 @@ CONFIG = PPOConfig(num_episodes=64, num_steps=None, learning_rate=1e-2)
 
 @pytest.mark.heavy
 def test_the_policy_beats_its_earlier_versions():
-    agent = PPO(contest_env(num_envs=64), word_policy(head=True), CONFIG, seed=1)
+    agent = PPO(contest_env(), word_policy(head=True), CONFIG, seed=1)
     league = League(every=5, size=2)
-    history = agent.learn(750, callbacks=[league])
+    history = agent.learn(2500, callbacks=[league])
     assert len(league.weights) == 2 and list(agent.env.task.opponents.by_name)[0] == "self"
     names = [name for name in history[-1] if name.startswith("opponents/after") and name.endswith("/return")]
     assert names and "opponents/after 5/return" in history[6]
     early = [row["opponents/after 5/return"] for row in history if "opponents/after 5/return" in row]
-    assert np.mean(early[-6:]) > 0.15  # seen: .30, .22 and .28
+    assert early[-1] > 0.3
 
 
 def test_a_version_answers_as_the_policy_did():
@@ -63,7 +62,7 @@ def test_answers_of_a_version_are_among_the_allowed_ones():
 
 
 def train(folder, *, iterations, resume=None):
-    agent = PPO(contest_env(num_envs=64), word_policy(head=True), CONFIG, seed=1)
+    agent = PPO(contest_env(), word_policy(head=True), CONFIG, seed=1)
     history = agent.learn(
         10**4, callbacks=[League(every=2, size=3)], run_dir=folder, checkpoint_every=1, resume=resume,
         on_iteration=lambda metrics: metrics["iteration"] >= iterations,

@@ -12,13 +12,13 @@ from algos import PPO, LMPolicy, collect
 from tests.helpers.chat_families import FAMILIES, tokenizer_of
 from tests.helpers.errors import refused
 from tests.helpers.models import make_gpt2, make_tokenizer
-from tests.helpers.packages import installed
+from tests.helpers.packages import lazy_import
 from textenv import KLPenalty, Prompt, TextVectorEnv
 from textenv.envs.turn import Turn
 from textenv.extras.guidance import Guided
 from textenv.lm.loading import from_pretrained
 
-installed("llguidance")
+lazy_import("llguidance")
 SCHEMA = {
     "type": "object",
     "properties": {

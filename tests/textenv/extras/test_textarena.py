@@ -9,11 +9,11 @@ import torch
 from algos import PPO, PPOConfig, collect
 from tests.helpers.conversations import chat_tokenizer
 from tests.helpers.models import make_tokenizer
-from tests.helpers.packages import installed
+from tests.helpers.packages import lazy_import
 from tests.helpers.programs import reader_policy
 from textenv import ProgramVectorEnv, TextArena
 
-textarena = installed("textarena", reason="needs the extra textarena")
+textarena = lazy_import("textarena", reason="needs the extra textarena")
 
 SQUARES = [str(square) for square in range(9)]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers.packages import installed
+from tests.helpers.packages import lazy_import
 from textenv import TextVectorEnv
 from textenv.embedded.training import train_tokenizer
 from textenv.tasks.builtin import make_task
 
-textworld = installed("textworld", reason="install the extra: pip install '.[textworld]'")
+textworld = lazy_import("textworld", reason="install the extra: pip install '.[textworld]'")
 
 
 @pytest.fixture(scope="module")

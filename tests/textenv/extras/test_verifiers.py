@@ -10,11 +10,11 @@ import pytest
 
 from algos import LMPolicy, collect
 from algos.extras.serving import PolicyAnswerer
-from tests.helpers.packages import installed
+from tests.helpers.packages import lazy_import
 from textenv import TokenVectorEnv, Verifiers
 from textenv.gateway.server import CompletionServer
 
-installed("verifiers", reason="needs the extra verifiers")
+lazy_import("verifiers", reason="needs the extra verifiers")
 
 HELPERS = str(Path(__file__).parents[2] / "helpers")
 

@@ -6,12 +6,12 @@ import sys
 import pytest
 
 from tests.helpers.hub_folders import question, write_hub_folder
-from tests.helpers.packages import installed
+from tests.helpers.packages import lazy_import
 from textenv import load_prompts
 from textenv.prompts.hub import parse_hub_name
 from textenv.tasks.own_prompts import Prompts
 
-installed("datasets")
+lazy_import("datasets")
 
 
 @pytest.fixture

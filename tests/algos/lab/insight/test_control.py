@@ -1,6 +1,7 @@
 """Interpretation of control policies: integrated gradients, hidden units, maps."""
 
 from collections import defaultdict
+from functools import cache
 
 import gymnasium
 import numpy as np
@@ -62,11 +63,17 @@ DRAWN = ["mlp, choices", "cnn"]
 """Most outputs, and images: drawing takes longest, and sees of a policy only its outputs."""
 
 
+@cache
+def findings_of(kind):
+    policy_type, observation, action, _ = KINDS[kind]
+    return interpret_control(*states_of(policy_type, observation, action))
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("kind", KINDS)
-def test_attributions_add_up_for_every_policy(kind, tmp_path):
-    policy_type, observation, action, labels = KINDS[kind]
-    findings = interpret_control(*states_of(policy_type, observation, action))
+def test_attributions_add_up_for_every_policy(kind):
+    labels = KINDS[kind][-1]
+    findings = findings_of(kind)
     assert [each.name for each in findings] == ["sensitivity", "hidden_units", "map"][: 2 if kind == "cnn" else 3]
     rows = findings[0].rows
     assert list(dict.fromkeys(row[0] for row in rows)) == labels
@@ -75,13 +82,17 @@ def test_attributions_add_up_for_every_policy(kind, tmp_path):
         assert np.sum(own[:-1]) > 0 and np.max(own[-1]) < 0.01 * np.sum(own[:-1]) + 1e-6, "(unexplained)"
     changes = [row[-1] for row in findings[1].rows]
     assert changes == sorted(changes, reverse=True) and changes[0] > 0
-    if kind not in DRAWN:
-        return
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", DRAWN)
+def test_findings_are_drawn_and_written(kind, tmp_path):
+    findings = findings_of(kind)
     for finding in findings:
         finding.write(tmp_path)
         assert (tmp_path / f"{finding.name}.png").stat().st_size > 1000
     lines = (tmp_path / "sensitivity.csv").read_text().splitlines()
-    assert lines[0] == "output,observation,before,after,change" and len(lines) == 1 + len(rows)
+    assert lines[0] == "output,observation,before,after,change" and len(lines) == 1 + len(findings[0].rows)
 
 
 def test_only_the_observation_that_was_learnt_moves():

@@ -11,12 +11,12 @@ import pytest
 from algos import LMPolicy, collect
 from tests.helpers.models import make_tokenizer
 from tests.helpers.openenv_servers import free_port
-from tests.helpers.packages import installed
+from tests.helpers.packages import lazy_import
 from textenv import TextVectorEnv
 from textenv.tasks.builtin import make_task
 
-installed("openenv", reason="needs a server: pip install openenv")
-installed("websockets", reason="install the extra: pip install '.[openenv]'")
+lazy_import("openenv", reason="needs a server: pip install openenv")
+lazy_import("websockets", reason="install the extra: pip install '.[openenv]'")
 TOKENIZER = make_tokenizer(["?", "say", "film", "plot", "story", "no,", "die", "raise", "<eos>", "<pad>"])
 
 

@@ -3,14 +3,14 @@
 import pytest
 
 from tests.helpers.openenv_servers import free_port
-from tests.helpers.packages import installed
+from tests.helpers.packages import lazy_import
 from tests.helpers.programs import write
 from tests.helpers.tool_calls import PLAIN, byte_tokenizer, call
 from textenv.tasks.openenv import calls_tools_at, make_tool_env
 
-installed("openenv", reason="needs a server: pip install openenv")
-installed("fastmcp", reason="needs a server of tools: pip install fastmcp")
-installed("websockets", reason="install the extra: pip install '.[openenv]'")
+lazy_import("openenv", reason="needs a server: pip install openenv")
+lazy_import("fastmcp", reason="needs a server of tools: pip install fastmcp")
+lazy_import("websockets", reason="install the extra: pip install '.[openenv]'")
 
 
 @pytest.fixture(scope="module")
