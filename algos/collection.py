@@ -17,6 +17,7 @@ from tensordict import TensorDict, pad
 
 from algos.envs.flatten import flatten, pack
 from algos.envs.gymnasium_results import (
+    STEPS_WITHOUT_AN_END,
     EnvironmentAdvice,
     autoreset_mode,
     by_slot,
@@ -45,9 +46,6 @@ logger = logging.getLogger(__name__)
 
 Columns = dict[str, list[Any]]
 """For each column of a rollout, a list with one entry per step: an array or a tensor ``[N, ...]``, or None."""
-
-STEPS_WITHOUT_AN_END = 10_000
-"""Steps per slot in which no episode has ended, after which a warning is logged."""
 
 
 @check_names

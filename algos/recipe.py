@@ -155,13 +155,13 @@ class Recipe:
             assert env.spec is not None
             env.spec.kwargs["kl_coef"] = kl_coef  # saved with the agent, as a sign that a KL is measured
 
-        # Imported here, because they load torch: the error about a wrong id comes without this delay.
-        from textenv.device import find_device
-        from textenv.rollout import is_episode_env
+        if self.device is not None:
+            from textenv.device import find_device
+            from textenv.rollout import is_episode_env  # loads torch; the error about a wrong id does not wait
 
-        device = find_device(self.device)
-        if device is not None and is_episode_env(env):
-            env.to(device)
+            device = find_device(self.device)
+            if device is not None and is_episode_env(env):
+                env.to(device)
         return env
 
     def build(self, seed: int, *, env: VectorEnv | None = None) -> Agent[Any]:

@@ -21,6 +21,7 @@ from algos.storage.run_folder import is_in_checkpoint, is_own, run_folder_of
 from algos.storage.run_reader import MOST_BYTES_OF_OPTIONS, read_options_file
 from algos.storage.saved_environment import runs_code
 from textenv.json_files import parse_json, read_bytes
+from textenv.startup import load_torch
 
 ENVIRONMENT_PATTERN = r"[^\W\d][\w./:-]*"
 """Regular expression of an environment's id, perhaps with a module before it."""
@@ -323,6 +324,7 @@ def load_newest(folder: str, *, policy_class: str | None = None, **options: Any)
     loaded_class: Any = None
     if policy_class is not None:
         loaded_class = load_function(policy_class)
+    load_torch()
     while True:
         agent = agent_folder(folder)
         try:
@@ -342,7 +344,8 @@ def load_newest(folder: str, *, policy_class: str | None = None, **options: Any)
 
 
 def one_thread() -> None:
-    """Use one thread (fastest for small models), unless OMP_NUM_THREADS is set."""
+    """Import torch, and use one thread (fastest for small models), unless OMP_NUM_THREADS is set."""
+    load_torch()
     import torch
 
     if "OMP_NUM_THREADS" not in os.environ:

@@ -8,6 +8,7 @@ import tyro
 
 from algos.cli.arguments import Command, json_object, one_thread
 from textenv.importing import read_module
+from textenv.startup import load_torch
 
 if TYPE_CHECKING:
     from textenv.checks.reward_checker import RewardCheckReport
@@ -67,14 +68,15 @@ class CheckReward(Command):
 
     def run(self) -> dict[str, object]:
         """Load the functions, check them, and print the reports."""
+        if not self.functions:
+            raise ValueError("there is no function to check: give one, such as my_rewards.py:score")
+        load_torch()
         from rich.console import Console
 
         from textenv.checks.reward_checker import run_reward_checks
         from textenv.prompts.files import load_prompts
         from textenv.tasks.own_prompts import read_rewards
 
-        if not self.functions:
-            raise ValueError("there is no function to check: give one, such as my_rewards.py:score")
         rewards = read_rewards(self.functions)
         weights = [weight for _, weight in rewards.functions.values()]
         prompts = None

@@ -110,11 +110,11 @@ class Evaluate(PassRateOptions, ModelCommand):
 
         # Environment and rewards; what these know from the training goes on
         description = read_description(self.folder)
+        one_thread()  # imports torch, which errors until here do not wait for
         env = self._environment(description)
-        from algos.storage.env_state import load_objects  # imports torch, which errors until here do not wait for
+        from algos.storage.env_state import load_objects
 
         load_objects(agent_folder(self.folder), env)
-        one_thread()
         from algos.evaluation import evaluate, numbers_of
         from textenv.rewards.training import training
         from textenv.rollout import is_episode_env, num_episodes_of

@@ -6,6 +6,7 @@ from typing import Any
 
 from algos.cli.tables import print_table
 from algos.cli.train import AnyConfig, Train
+from textenv.startup import load_torch
 
 GIB = 2**30
 """Bytes of a GiB."""
@@ -87,6 +88,7 @@ class Plan(Train[AnyConfig]):
 
     def _free_bytes(self) -> float:
         """Return the memory that the training may use; infinity if it is not known."""
+        load_torch()
         from textenv.device import free_memory
 
         if self.gpu_memory is not None:

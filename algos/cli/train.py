@@ -23,6 +23,7 @@ from algos.statistics.pass_rates import Sampling, read_sampling
 from algos.storage.run_files import BEST, RUN
 from algos.storage.run_folder import check_new, mark_as_own, run_folder_of
 from textenv.importing import absolute_name, read_module
+from textenv.startup import load_torch
 
 if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
@@ -222,6 +223,7 @@ class Train(
         rank = 0
         num_envs = self.num_envs
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            load_torch()
             from algos.ranks import collectives
 
             collectives.start()
@@ -282,6 +284,7 @@ class Train(
         if not resumes_in_place and not rank:  # the first process may have made the folder already
             check_new(self.folder, overwrite=self.overwrite)
         if self.is_text_run():
+            load_torch()
             from algos.lab.memory_plan import check_fits
 
             check_fits(self)

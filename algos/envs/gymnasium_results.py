@@ -10,6 +10,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from algos.envs.flatten import flatten, flatten_one
 
+STEPS_WITHOUT_AN_END = 10_000
+"""Steps per slot in which no episode has ended, after which the collection of rollouts warns."""
+
 
 class EnvironmentAdvice:
     """Context that adds a hint at Gymnasium's checker to an exception that an environment raises.

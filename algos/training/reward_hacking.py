@@ -1,12 +1,10 @@
 """Reward-hacking monitor: watches the score and the variety of the texts during the training."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from algos.training.metrics import Metrics
 
 SCORE = "episode/return"
 """Metric of the score."""
@@ -71,7 +69,7 @@ class RewardHackingMonitor:
         self._variety: list[float] = []
         self.warned = False
 
-    def look(self, metrics: Metrics) -> None:
+    def look(self, metrics: Mapping[str, float]) -> None:
         """Record the metrics of an iteration; those without text metrics are ignored.
 
         Warns:

@@ -87,7 +87,7 @@ def test_another_case_joins_a_comparison(here):
 @pytest.mark.heavy
 def test_an_environment_without_an_end_is_said(here, caplog, monkeypatch):
     """An evaluation waits for an end; the environment here gets one after the warning, so that the test has one too."""
-    from algos.collection import STEPS_WITHOUT_AN_END
+    from algos.envs.gymnasium_results import STEPS_WITHOUT_AN_END
 
     monkeypatch.syspath_prepend(here)
     make = lambda: gymnasium.make("own_line:Line-v0", max_episode_steps=STEPS_WITHOUT_AN_END + 10)  # noqa: E731

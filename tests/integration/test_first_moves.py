@@ -37,6 +37,7 @@ from algos.make import remake_environment
 from algos.policies.policy import Step, check_spaces
 from algos.training.save import read_description
 from tests.helpers.errors import refused
+from tests.helpers.finished_runs import write_run
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from textenv import TextEnv
 from textenv.lm.loading import load_tokenizer
@@ -246,15 +247,20 @@ LIGHT = [
 ]  # fmt: skip
 
 
+LOGS = [(["doctor", "run"], None), (["report", "run"], None), (["show", "run"], None), (["runs", "."], None)]
+
+
 @pytest.mark.heavy
-def test_help_errors_and_typos_import_nothing_heavy(tmp_path):
+@pytest.mark.parametrize("commands", [LIGHT, LOGS], ids=["help and errors", "reading of logs"])
+def test_what_needs_no_network_imports_nothing_heavy(tmp_path, commands):
     """All in one process: the first that imports something heavy is the first that shows it."""
-    program = [sys.executable, "-c", HEAVY, json.dumps([arguments for arguments, _ in LIGHT])]
+    write_run(tmp_path / "run")
+    program = [sys.executable, "-c", HEAVY, json.dumps([arguments for arguments, _ in commands])]
     root = str(Path(algos.__file__).parent.parent)
     done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": root, "PATH": ""})
     lines = done.stdout.splitlines()
-    assert len(lines) == len(LIGHT), done.stderr
-    for (arguments, expected), line in zip(LIGHT, lines, strict=True):
+    assert len(lines) == len(commands), done.stderr
+    for (arguments, expected), line in zip(commands, lines, strict=True):
         status, heavy, errors = json.loads(line)
         assert (status, heavy) == (expected, []) and "Traceback" not in errors, (arguments, errors)
 

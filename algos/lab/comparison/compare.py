@@ -26,6 +26,7 @@ from algos.lab.comparison.summary import Case, RunResult, by_case, name_cases, s
 from algos.policies.registry import CONTROL_POLICIES
 from algos.statistics.pass_rates import Answer, Sampling, read_sampling
 from algos.training.signals import Interrupted, interrupted_by_signals
+from textenv.startup import load_torch
 
 if TYPE_CHECKING:
     from algos.lab.comparison.report import Report
@@ -400,7 +401,7 @@ def _run_in_processes(jobs: Sequence[Job], processes: int) -> tuple[list[RunResu
         ChildProcessError: if a process was killed.
     """
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=spawn, initializer=_end_with_parent) as pool:
+    with ProcessPoolExecutor(processes, mp_context=spawn, initializer=_start_worker) as pool:
         try:
             with interrupted_by_signals("in a comparison"):
                 results = list(pool.map(_run_in_worker, jobs))
@@ -424,8 +425,8 @@ def _how_to_go_on(jobs: Sequence[Job]) -> str:
     return f"{num_finished(jobs)} of {len(jobs)} runs have finished; the same command goes on, in {run_dir}"
 
 
-def _end_with_parent() -> None:
-    """Let this worker stop its training, with a checkpoint, when the process that started it has gone."""
+def _start_worker() -> None:
+    """Load torch, and let this worker stop its training, with a checkpoint, when its parent process has gone."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -437,6 +438,7 @@ def _end_with_parent() -> None:
         os._exit(128 + signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
+    load_torch()
 
 
 _stopped = False

@@ -7,7 +7,7 @@ Thresholds lie between runs that were measured: healthy ones (the 37 published r
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from algos.collection import STEPS_WITHOUT_AN_END
+from algos.envs.gymnasium_results import STEPS_WITHOUT_AN_END
 from algos.lab.doctor import answer_signs, signs
 from algos.lab.doctor.evidence import CLEAR_CHANGE, Evidence
 from algos.storage.run_files import SAMPLES
