@@ -33,7 +33,7 @@ def provenance() -> Provenance:
         "folder": os.getcwd(),
         "git": commit(),
         "python": platform.python_version(),
-        "versions": versions() | {"torch": torch.__version__},  # with its build, such as +cu130
+        "versions": {**versions(), "torch": torch.__version__},  # with its build, such as +cu130
         "machine": {
             "host": platform.node(),
             "platform": platform.platform(),
@@ -54,10 +54,12 @@ def _cpu_name() -> str:
     return platform.processor()
 
 
-def versions() -> dict[str, str]:
+@functools.cache
+def versions() -> Mapping[str, str]:
     """Return the versions of this library and of those that it is built on, by name.
 
-    A library that is not installed, but runs from its sources, is left out.
+    A library that is not installed, but runs from its sources, is left out. They are read once: packages that are
+    installed later are not those that run.
     """
     by_name = {}
     for name in LIBRARIES:
