@@ -341,7 +341,7 @@ class LMPolicy(nn.Module, Policy):
             return Turn(
                 prompt=parsed_prompts[row],
                 prompt_ids=prompt_tokens[row],
-                context_ids=[],
+                context_ids=prompt_tokens[row],
                 completion_ids=completion,
                 terminated=False,
                 tokenizer=self.tokenizer,

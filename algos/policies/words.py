@@ -33,7 +33,7 @@ from textenv.lm.model import LanguageModel
 from textenv.names import check_names
 from textenv.prompts.messages import Message
 from textenv.prompts.prompts import Prompt
-from textenv.prompts.tokenize import prompt_ids, text_ids
+from textenv.prompts.tokenize import prompt_ids, separate_ids
 from textenv.words.actions import ActionWords
 from textenv.words.describing import (
     Description,
@@ -155,7 +155,7 @@ class WordsPolicy(ControlPolicy):
 
         self._trees: list[_WordTree] = []
         for words in self.action_words.choices:
-            ids = [text_ids(word, language_model.tokenizer) for word in words]
+            ids = [separate_ids(word, language_model.tokenizer) for word in words]
             self._trees.append(_WordTree(words, _with_ends(ids, language_model)))
         self.distribution: ActionDistribution
         if self.action_words.is_binned:

@@ -12,7 +12,7 @@ import torch
 from textenv.lm.ends import turn_ends
 from textenv.plain import plain
 from textenv.prompts.plain_text import plain_text
-from textenv.prompts.tokenize import text_ids
+from textenv.prompts.tokenize import answer_ids, begins_message, separate_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -282,29 +282,32 @@ class TextRule:
         self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, ends: Sequence[int], longest: int
     ) -> None:
         self._ends = tuple(ends)
-        self._next_of: dict[tuple[int, ...], set[int]] = {}
-        """By the token ids so far, those that may follow."""
+        self._next_of: dict[bool, dict[tuple[int, ...], set[int]]] = {True: {}, False: {}}
+        """By whether the turn is a message of a chat, and by its token ids so far, those that may follow."""
         self.num_tokens = 0
         """Number of tokens of the longest text."""
-        for text in texts:
-            ids = text_ids(text, tokenizer)
-            if not ids or len(ids) > longest:
-                raise ValueError(
-                    f"allowed has {text!r:.200}, which has {len(ids)} tokens, expected 1 to max_new_tokens, {longest}"
-                )
-            if not ends and len(ids) < longest:
-                raise ValueError(
-                    f"allowed has {text!r:.200}, which cannot end: the tokenizer has no EOS, give stop=[id]"
-                )
-            self.num_tokens = max(self.num_tokens, len(ids))
-            for position, token in enumerate(ids):
-                so_far = tuple(ids[:position])
-                self._next_of.setdefault(so_far, set()).add(token)
-            self._next_of.setdefault(tuple(ids), set()).update(ends)
+        for is_message, next_of in self._next_of.items():
+            for text in texts:
+                ids = answer_ids(text, tokenizer, is_message=is_message)
+                self._check(text, len(ids), longest)
+                self.num_tokens = max(self.num_tokens, len(ids))
+                for position, token in enumerate(ids):
+                    next_of.setdefault(tuple(ids[:position]), set()).add(token)
+                next_of.setdefault(tuple(ids), set()).update(ends)
+
+    def _check(self, text: str, num_tokens: int, longest: int) -> None:
+        """Raise a ValueError unless a turn can be this text."""
+        if not 1 <= num_tokens <= longest:
+            raise ValueError(
+                f"allowed has {text!r:.200}, which has {num_tokens} tokens, expected 1 to max_new_tokens, {longest}"
+            )
+        if not self._ends and num_tokens < longest:
+            raise ValueError(f"allowed has {text!r:.200}, which cannot end: the tokenizer has no EOS, give stop=[id]")
 
     def __call__(self, turn: Turn) -> Collection[int]:
         """Return the ids that continue the turn; see `Rule`."""
-        return self._next_of.get(tuple(turn.completion_ids), self._ends)
+        next_of = self._next_of[begins_message(turn.prompt)]
+        return next_of.get(tuple(turn.completion_ids), self._ends)
 
 
 class WordRule:
@@ -335,7 +338,7 @@ class WordRule:
         # The tokens of each word
         word_of_ids: dict[tuple[int, ...], str] = {}
         for word in words:
-            ids = tuple(text_ids(word, tokenizer))
+            ids = tuple(separate_ids(word, tokenizer))
             if ids in word_of_ids:
                 raise ValueError(
                     f"the tokenizer reads the words {word_of_ids[ids]!r} and {word!r} as the same tokens, so their "
@@ -408,7 +411,7 @@ def next_ids(turn: Turn, texts: Sequence[str]) -> list[int]:
     ends = turn_ends(turn.tokenizer).ids
     allowed: list[int] = []
     for text in texts:
-        ids = text_ids(text, turn.tokenizer)
+        ids = answer_ids(text, turn.tokenizer, is_message=begins_message(turn.prompt))
         if ids == so_far:
             allowed += ends
         elif ids[: len(so_far)] == so_far:

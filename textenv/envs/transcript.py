@@ -12,14 +12,22 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from textenv.envs.action_masks import ActionMasks
+from textenv.envs.action_masks import ActionMasks, WordRule
 from textenv.envs.limits import Limits, StopConditions
 from textenv.envs.tools import Tools
 from textenv.envs.turn import TRUNCATED, Continuation, ToolCall, Turn
 from textenv.lm.ends import closing_ids
 from textenv.prompts.messages import Message, with_answer
 from textenv.prompts.prompts import Messages, Prompt, TurnLimits
-from textenv.prompts.tokenize import is_chat, prompt_ids, reply_ids, text_ids, without_end
+from textenv.prompts.tokenize import (
+    answer_ids,
+    begins_message,
+    is_chat,
+    prompt_ids,
+    reply_ids,
+    separate_ids,
+    without_end,
+)
 from textenv.rendering import draw, shade
 from textenv.rewards.scores import Scores
 
@@ -267,9 +275,12 @@ class Transcript:
         end: list[int] = []
         if isinstance(completion, str):
             prompt = self.prompts[row]
-            end = closing_ids(self.tokenizer, chat=prompt is not None and is_chat(prompt))
+            assert prompt is not None, "call begin first"
+            end = closing_ids(self.tokenizer, chat=is_chat(prompt))
             text = without_end(completion, self.tokenizer).removesuffix(str(self.tokenizer.decode(end)))
-            ids = text_ids(text, self.tokenizer)
+            ids = answer_ids(text, self.tokenizer, is_message=begins_message(prompt))
+            if isinstance(self.masks.rule, WordRule):  # it has the words as they are read by themselves
+                ids = separate_ids(text, self.tokenizer)
         ids = np.asarray(ids)
         if ids.ndim != 1 or ids.dtype.kind in "OUS" or not (len(ids) or end):
             raise ValueError(f"it is {completion!r:.200}, expected a text, or a list of at least one token id")

@@ -14,7 +14,7 @@ from textenv.prompts.messages import Message
 from textenv.prompts.plain_text import plain_text
 from textenv.prompts.prompts import Prompt, TurnLimits
 from textenv.prompts.special_tokens import first_special_token, special_tokens
-from textenv.prompts.tokenize import is_chat
+from textenv.prompts.tokenize import begins_message, is_chat, starts_answers_anew
 from textenv.rewards.scores import Scores, total
 
 if TYPE_CHECKING:
@@ -126,8 +126,12 @@ class Turn:
     def text(self) -> str:
         """Text of `completion` including the stop text.
 
-        It is decoded together with the context, because some tokenizers drop a leading space.
+        Some tokenizers drop a leading space. A message of a chat and an answer of an encoder-decoder model are decoded
+        by themselves, as `transformers` does it; what continues the prompt's text is decoded together with it.
         """
+        is_message = is_chat(self.prompt) and (self.index > 0 or begins_message(self.prompt))
+        if is_message or starts_answers_anew(self.tokenizer):
+            return self._decode(self.completion_ids)
         context = self._decode(self.context_ids)
         with_context = self._decode(self.context_ids + self.completion_ids)
         if with_context.startswith(context):

@@ -15,12 +15,13 @@ from textenv.prompts.messages import THOUGHTS, Message, answer_beginning
 from textenv.prompts.prompts import Prompt
 from textenv.prompts.special_tokens import special_tokens
 from textenv.prompts.tokenize import (
+    answer_ids,
+    begins_message,
     check_template,
     prompt_ids,
     protect,
     render,
     rendered_ids,
-    text_ids,
     unmarked,
     without_end,
 )
@@ -180,7 +181,7 @@ def written_answer(
             text = text.removeprefix(tag[1]).removeprefix(tag[2])
 
     end = closing_ids(tokenizer, chat=True) or eos_ids(tokenizer)
-    answer = [*text_ids(text, tokenizer), *end]
+    answer = [*answer_ids(text, tokenizer, is_message=begins_message(prompt)), *end]
     return LearntChat(ids + answer, [False] * len(ids) + [True] * len(answer))
 
 

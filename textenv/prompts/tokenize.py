@@ -160,10 +160,11 @@ def _reply_text(reply: str | Sequence[Message]) -> str:
 
 
 def _without_space(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the ids without a first token that is white space."""
-    if ids and not str(tokenizer.decode(ids[:1])).strip():
-        return ids[1:]
-    return ids
+    """Return the ids without the first tokens that are white space."""
+    start = 0
+    while start < len(ids) and not str(tokenizer.decode(ids[start])).strip():
+        start += 1
+    return ids[start:]
 
 
 def chat_ids(
@@ -291,11 +292,77 @@ def _start_options(messages: Sequence[Message]) -> dict[str, bool]:
     return {"add_generation_prompt": False, "continue_final_message": True}
 
 
-def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the token ids of a text inside an episode: no special tokens are added, spelled ones are read as text."""
+def separate_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the token ids of a text by itself: no special tokens are added, spelled ones are read as text.
+
+    Tokenizers made by SentencePiece (Llama 2, Mistral, T5) put a space before it.
+    """
     if not text:
         return []
     return ordinary_ids(text, tokenizer, add_special_tokens=False)
+
+
+def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the token ids of a text that goes on inside an episode, without a space that only begins a text.
+
+    As by `separate_ids`, but as the text stands behind another one. Answers of encoder-decoder models are texts by
+    themselves.
+    """
+    if starts_answers_anew(tokenizer):
+        return separate_ids(text, tokenizer)
+    return _ids_inside(text, functools.partial(separate_ids, tokenizer=tokenizer))
+
+
+def begins_message(prompt: Prompt) -> bool:
+    """Return True if the answer to a prompt is a message of a chat, of which the prompt has no beginning."""
+    return is_chat(prompt) and answer_beginning(prompt.messages) is None
+
+
+def answer_ids(text: str, tokenizer: PreTrainedTokenizerBase, *, is_message: bool) -> list[int]:
+    """Return the token ids of a text that the policy might write.
+
+    Args:
+        text: the text.
+        tokenizer: the policy's tokenizer.
+        is_message: whether it is a whole message of a chat (`begins_message`). Then the white space that the chat
+            template writes before an answer stands before it.
+    """
+    if text and is_message:
+        text = _space_before_answer(tokenizer) + text
+    return text_ids(text, tokenizer)
+
+
+def starts_answers_anew(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return True if the tokenizer ends texts by EOS, as those of encoder-decoder models do (T5, BART).
+
+    Their answers do not go on behind the prompt: the decoder writes a text of its own.
+    """
+    ids_of_empty_text = tokenizer("", verbose=False)["input_ids"]
+    return tokenizer.eos_token_id is not None and list(ids_of_empty_text[-1:]) == [tokenizer.eos_token_id]
+
+
+def _space_before_answer(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the white space that the chat template writes between the start of an answer and its content."""
+    user: Message = {"role": "user", "content": "."}
+    content = chr(_PRIVATE_USE[0])
+    try:
+        start = render([user], tokenizer, add_generation_prompt=True)
+        chat = render([user, {"role": "assistant", "content": content}], tokenizer, add_generation_prompt=False)
+    except ValueError:  # a template that takes no such chat
+        return ""
+    space, _, _ = chat.removeprefix(start).partition(content)
+    if chat.startswith(start) and not space.strip():
+        return space
+    return ""
+
+
+def _ids_inside(text: str, encode: Callable[[str], list[int]]) -> list[int]:
+    """Return the token ids of a text behind another one: some tokenizers put a space before a text's first word."""
+    newline = encode("\n")
+    ids = encode(f"\n{text}")
+    if newline and ids[: len(newline)] == newline:
+        return ids[len(newline) :]
+    return encode(text)
 
 
 def without_end(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -414,21 +481,17 @@ def _marked_ids(chat: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """
     tokens = _any_of(list(tokenizer.get_added_vocab())).pattern
     pieces = re.split(f"{_START}({tokens}){_END}|{_MARKS}", chat)
-    newline = _usual_ids("\n", tokenizer)
     ids = []
     for number, piece in enumerate(pieces):
         if not piece:
             continue
         is_marked = number % 2 == 1  # re.split puts the marked tokens between the other pieces
-        encode = _word_ids if is_marked else _usual_ids
-
-        # Encode after a newline, because some tokenizers put a space before the first word of a text
-        piece_ids = encode(f"\n{piece}", tokenizer)
-        if number > 0 and piece_ids[: len(newline)] == newline:
-            piece_ids = piece_ids[len(newline) :]
-        else:
-            piece_ids = encode(piece, tokenizer)
-
+        encode = functools.partial(_usual_ids, tokenizer=tokenizer)
+        if is_marked:
+            encode = functools.partial(_base_ids, tokenizer=tokenizer)
+        piece_ids = encode(piece)
+        if number > 0:
+            piece_ids = _ids_inside(piece, encode)
         if is_marked and tokenizer.convert_tokens_to_ids(piece) in piece_ids:
             raise ValueError(f"the tokenizer reads {piece!r} in a message as a special token: remove it")
         ids += piece_ids
@@ -440,7 +503,7 @@ def _usual_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def _word_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def _base_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the token ids of a text by the base vocabulary alone: added tokens, special or not, are not matched."""
     from transformers import PreTrainedTokenizerFast
 

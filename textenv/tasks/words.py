@@ -16,7 +16,7 @@ from textenv.envs.limits import check_at_least
 from textenv.envs.string_env import MAX_TURNS, StringGames, words_as_rule
 from textenv.envs.turn import Turn
 from textenv.importing import load_function, read_module
-from textenv.prompts.tokenize import prompt_ids, reply_ids, text_ids
+from textenv.prompts.tokenize import prompt_ids, reply_ids, separate_ids
 from textenv.words.wrapper import LanguageWrapper, Words, language_wrapper_of
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def _observed_lengths(games: StringGames, tokenizer: PreTrainedTokenizerBase) ->
         for index in range(MEASURED_TURNS):
             if env_in_words is None:
                 break
-            word_ids = text_ids(_random_text(env_in_words, rng), tokenizer)
+            word_ids = separate_ids(_random_text(env_in_words, rng), tokenizer)
             turn = Turn(prompt, ids, ids, word_ids, terminated=True, tokenizer=tokenizer, index=index)
             (reply,) = games.reply([turn])
             if not isinstance(reply, str):  # the episode is over

@@ -15,7 +15,7 @@ from algos.lab.insight.finding import Finding, change, compared, draw_lines, dra
 from algos.statistics.intervals import limits
 from textenv.lm.model import LanguageModel
 from textenv.prompts.prompts import as_prompt, by_position
-from textenv.prompts.tokenize import prompt_ids, text_ids
+from textenv.prompts.tokenize import prompt_ids, separate_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -104,7 +104,7 @@ def _by_model(attributions: Mapping[str, Attribution], field: str) -> ByModel:
 
 def token_ids(text: str, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     """Return the ids of a token, or of several with ``|`` between; raises a ValueError if a text is no single token."""
-    ids = text_ids(text, tokenizer)
+    ids = separate_ids(text, tokenizer)
     reads_same = str(tokenizer.decode(ids)).strip() == text.strip()  # a word may be read as another one
     in_vocabulary = bool(ids) and reads_same
     if "|" in text and (len(ids) > 1 or not in_vocabulary):
@@ -115,7 +115,7 @@ def token_ids(text: str, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
         pieces = ", ".join(repr(tokenizer.decode([i])) for i in ids)
         with_space = f" {text}"
         advice = "give its first, or another word"
-        if len(text_ids(with_space, tokenizer)) == 1:
+        if len(separate_ids(with_space, tokenizer)) == 1:
             advice = f"{with_space!r} is one"
         raise ValueError(f"{text!r} is {len(ids)} tokens ({pieces}), expected one: {advice}")
     return ids

@@ -14,7 +14,7 @@ from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from textenv import TokenVectorEnv, check_text_env
 from textenv.envs.string_env import StringGames, TokenEnv
 from textenv.lm.loading import load_tokenizer
-from textenv.prompts.tokenize import text_ids
+from textenv.prompts.tokenize import separate_ids
 from textenv.words.wrapper import LanguageWrapper
 
 CONTINUED = ["go", "go left", "left", "up", "upward"]
@@ -122,13 +122,13 @@ def test_the_masks_allow_exactly_the_words(name):
     expected = {}
     for action, word in enumerate(CONTINUED):
         is_continued = any(other != word and ids_begin(other, word, tokenizer) for other in CONTINUED)
-        expected[(*text_ids(word, tokenizer), *(end if is_continued else ()))] = action
+        expected[(*separate_ids(word, tokenizer), *(end if is_continued else ()))] = action
     assert action_of_ids == expected
 
 
 def ids_begin(text, beginning, tokenizer):
-    ids = text_ids(beginning, tokenizer)
-    return text_ids(text, tokenizer)[: len(ids)] == ids
+    ids = separate_ids(beginning, tokenizer)
+    return separate_ids(text, tokenizer)[: len(ids)] == ids
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -138,11 +138,11 @@ def test_a_word_ends_its_turn_without_a_further_token(name):
     observation, _ = env.reset(seed=0)
     for action, word in enumerate(["go left", "right", "up"]):
         ids_before = state(observation)
-        for token in text_ids(word, tokenizer):
+        for token in separate_ids(word, tokenizer):
             assert len(inner.actions) == action
             observation, *_ = env.step(token)
         assert inner.actions == list(range(action + 1))
-        ids = [*ids_before, *text_ids(word, tokenizer)]
+        ids = [*ids_before, *separate_ids(word, tokenizer)]
         assert state(observation)[: len(ids)] == ids
         assert len(state(observation)) > len(ids)
 
@@ -162,7 +162,7 @@ def test_no_word_is_cut_by_the_length_of_an_episode():
         observation, _ = env.reset(seed=0)
         truncated = False
         while not truncated:
-            for token in text_ids("up", tokenizer):
+            for token in separate_ids("up", tokenizer):
                 observation, _, _, truncated, _ = env.step(token)
         assert set(inner.actions) == {0}
         room = max_length - len(state(observation))
@@ -177,7 +177,7 @@ def test_the_turn_limit_follows_from_the_longest_word():
         env, inner = make_env(tokenizer, max_length=None, max_turns=1, **options)
         observation, _ = env.reset(seed=0)
         assert observation["tokens"].shape == (80 + len("go left"),)
-        for token in text_ids("go left", tokenizer):
+        for token in separate_ids("go left", tokenizer):
             env.step(token)
         assert inner.actions == [CONTINUED.index("go left")]
     with refused(ValueError, "max_new_tokens is 6", "at least 7, the tokens of the longest word"):
@@ -211,7 +211,7 @@ def test_allowed_replaces_the_words():
     tokenizer = words_tokenizer()
     env, _ = make_env(tokenizer, ["left", "right"], allowed=["left"], max_new_tokens=2)
     _, info = env.reset(seed=0)
-    assert np.flatnonzero(info["action_mask"]).tolist() == text_ids("left", tokenizer)
+    assert np.flatnonzero(info["action_mask"]).tolist() == separate_ids("left", tokenizer)
 
 
 def test_a_list_of_words_serves_any_string_environment():
@@ -293,7 +293,7 @@ def test_a_chat_goes_on_as_its_template_writes_it():
     env, _ = make_env(tokenizer, ["left", "right"], instructions="Go.")
     observation, _ = env.reset(seed=0)
     for word in ("left", "right"):
-        for token in text_ids(word, tokenizer):
+        for token in separate_ids(word, tokenizer):
             observation, *_ = env.step(token)
     messages = [
         {"role": "system", "content": "Go."},
