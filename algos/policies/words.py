@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -55,6 +57,9 @@ TEXTS_AT_ONCE = 64
 """Maximum number of texts that are read at a time without gradients."""
 LANGUAGE_MODEL_OPTIONS = ("temperature", "gradient_checkpointing", "autocast")
 """Options of `LanguageModel` that a saved policy restores."""
+EXACT_IN_FLOAT32 = 2**24
+"""All integers below this one are float32 numbers, and not all above."""
+_warn = functools.cache(logging.getLogger(__name__).warning)
 
 
 class WordsPolicy(ControlPolicy):
@@ -505,7 +510,7 @@ class WordsPolicy(ControlPolicy):
         if unknown:
             parts = unflatten(self.observation_space, torch.from_numpy(rows))
             for key, i in unknown.items():
-                remembered[key] = self._description(_entry(parts, i))
+                remembered[key] = self._description(_entry(self.observation_space, parts, i))
         return [remembered[key] for key in keys]
 
     def _description(self, observation: object) -> str:
@@ -726,10 +731,22 @@ def _example(env: VectorEnv) -> object:
     return observation
 
 
-def _entry(parts: Any, index: int) -> Any:
-    """Return one observation of a batch as NumPy, from what `unflatten` returned."""
-    if isinstance(parts, dict):
-        return {name: _entry(part, index) for name, part in parts.items()}
-    if isinstance(parts, tuple):
-        return tuple(_entry(part, index) for part in parts)
-    return parts[index].numpy()[()]
+def _entry(space: spaces.Space, parts: Any, index: int) -> Any:
+    """Return one observation of a batch as the environment has it, from what `unflatten` returned.
+
+    Integers of a Box in a Dict or Tuple came as float32, which has them exactly below `EXACT_IN_FLOAT32`.
+    """
+    if isinstance(space, spaces.Dict):
+        return {name: _entry(space[name], part, index) for name, part in parts.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_entry(part_space, part, index) for part_space, part in zip(space, parts, strict=True))
+    values = parts[index].numpy()
+    if space.dtype is None or np.issubdtype(space.dtype, np.floating):
+        return values[()]
+    if values.dtype == np.float32 and np.any(np.abs(values) >= EXACT_IN_FLOAT32):
+        _warn(
+            "an observation has an integer of %s or more in a Dict or Tuple, which policies read as float32: its last "
+            "digits may be lost, so give such numbers in larger units",
+            f"{EXACT_IN_FLOAT32:,}",
+        )
+    return values.astype(space.dtype, copy=False)[()]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import concatenate, create_empty_array
 from hypothesis import given, settings, strategies as st
 from tensordict import TensorDict
 
@@ -196,6 +197,51 @@ def test_a_description_may_read_images_among_other_parts():
     words = [WORDS.index(word) for word in ("good", "bad")]
     expected = random_table()[[WORDS.index(letter) for letter in "abd"]][:, words].log_softmax(-1).amax(-1)
     torch.testing.assert_close(step.log_prob, expected)
+
+
+@pytest.mark.parametrize("space", [
+    spaces.Dict({"hp": spaces.Box(0, 99, (2,), np.int32), "gold": spaces.Box(0, 2**40, (), np.int64)}),
+    spaces.Dict({"doors": spaces.MultiBinary(3), "camera": spaces.Box(0, 255, (8, 8, 3), np.uint8)}),
+    spaces.Tuple([spaces.Box(-9, 9, (2,), np.int8), spaces.Discrete(3, start=5), spaces.MultiDiscrete([2, 3])]),
+    spaces.MultiBinary([2, 2]),
+    spaces.Dict({"inner": spaces.Tuple([spaces.MultiBinary(2), spaces.Box(-1, 1, (2,), np.float32)])}),
+], ids=repr)  # fmt: skip
+def test_a_description_reads_the_numbers_of_the_environment(space):
+    """As `repr` shows them: integers stay integers, so that they may be indices."""
+    space.seed(1)
+    sample = space.sample()
+    if isinstance(sample, dict) and "gold" in sample:
+        sample["gold"] = np.array(12_345)
+    seen = []
+    policy = WordsPolicy(
+        space, spaces.Discrete(2), model(), describe=lambda parts: seen.append(parts) or "a", actions=["good", "bad"],
+        instructions="",
+    )  # fmt: skip
+    policy.texts(batch_of_one(space, sample))
+    assert flat_parts(seen[-1]) == flat_parts(sample)
+
+
+def batch_of_one(space, sample):
+    return concatenate(space, [sample], create_empty_array(space, 1))
+
+
+def flat_parts(observation):
+    """The parts of an observation in order, each with its dtype."""
+    if isinstance(observation, dict):
+        return [entry for part in observation.values() for entry in flat_parts(part)]
+    if isinstance(observation, tuple):
+        return [entry for part in observation for entry in flat_parts(part)]
+    array = np.asarray(observation)
+    return [(array.dtype.name, array.tolist())]
+
+
+def test_an_integer_that_float32_lacks_is_warned_of(caplog):
+    space = spaces.Dict({"gold": spaces.Box(0, 2**40, (), np.int64)})
+    policy = WordsPolicy(
+        space, spaces.Discrete(2), model(), describe=lambda parts: "a", actions=["good", "bad"], instructions=""
+    )
+    policy.texts({"gold": np.array([2**24 + 1])})
+    assert "16,777,216" in caplog.text
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
