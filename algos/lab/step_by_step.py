@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium
@@ -87,12 +87,12 @@ def play_step_by_step(
     """
     spec = env.spec
     assert spec is not None  # as the environment was made by its id
-    render_mode = "rgb_array" if with_frames else None
 
     # A conversation, turn by turn
     if is_episode_env(env):
         arguments = {name: value for name, value in spec.kwargs.items() if name not in NOT_OF_ONE_GAME}
-        arguments["env_kwargs"] = {**(arguments.get("env_kwargs") or {}), "render_mode": render_mode}
+        game_kwargs = arguments.get("env_kwargs") or {}
+        arguments["env_kwargs"] = {**game_kwargs, **_render_mode(game_kwargs, with_frames=with_frames)}
         if max_steps is not None:
             arguments["max_turns"] = min(arguments.get("max_turns", max_steps), max_steps)
         wrappers = spec.kwargs.get("wrappers", ())
@@ -109,11 +109,20 @@ def play_step_by_step(
     if max_steps is not None:
         own_limit = spec.kwargs.get("max_episode_steps", spec.max_episode_steps)
         limits["max_episode_steps"] = min(own_limit or max_steps, max_steps)
-    single = single_environment(spec, render_mode=render_mode, **limits)
+    single = single_environment(spec, **_render_mode(spec.kwargs, with_frames=with_frames), **limits)
     try:
         return evaluate(_ShownSteps(single, policy, show_step), policy, **options)
     finally:
         single.close()
+
+
+def _render_mode(env_kwargs: Mapping[str, Any], *, with_frames: bool) -> dict[str, str | None]:
+    """Return the argument ``render_mode``; empty without frames, as the class of an environment may not have it."""
+    if with_frames:
+        return {"render_mode": "rgb_array"}
+    if "render_mode" in env_kwargs:
+        return {"render_mode": None}
+    return {}
 
 
 def play_turn_by_turn(env: Any, policy: Any, show_step: ShowStep, **options: Any) -> EvaluationResult:

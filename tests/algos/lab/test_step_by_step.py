@@ -87,6 +87,34 @@ def test_without_frames_only_words_are_shown():
     assert sum(not step.wrote for step in steps) == 2, "the end of each episode"
 
 
+class PlainLake(gymnasium.Wrapper):
+    """FrozenLake as a class that has no argument ``render_mode``."""
+
+    def __init__(self):
+        super().__init__(gymnasium.make("FrozenLake-v1", **PAYING_LAKE))
+
+
+gymnasium.register("PlainLake-v0", entry_point=PlainLake)
+
+
+@pytest.mark.parametrize("env_id, arguments, make_policy", [
+    ("PlainLake-v0", {}, lambda env: make_speaker(env, 3)),
+    ("textenv/Words-v0", {"env": "PlainLake-v0", "history": 1}, lambda env: LMPolicy.load("embedded")),
+])  # fmt: skip
+def test_an_environment_without_a_render_mode_is_shown_in_words(env_id, arguments, make_policy):
+    env = make_vector_environment(env_id, 1, **arguments)
+    steps = []
+    play_step_by_step(env, make_policy(env), steps.append, with_frames=False, num_episodes=1, max_steps=3)
+    assert len(steps) > 1 and steps[0].wrote in WORDS and steps[0].frame is None
+
+
+def test_without_frames_a_render_mode_of_the_environment_is_not_used():
+    env = make_vector_environment("FrozenLake-v1", 1, render_mode="rgb_array", **PAYING_LAKE)
+    steps = []
+    play_step_by_step(env, make_speaker(env, 3), steps.append, with_frames=False, num_episodes=1)
+    assert {step.frame for step in steps} == {None}
+
+
 @pytest.mark.parametrize(("limit", "length"), [(3, 3), (None, 5), (9, 5)])
 def test_an_episode_ends_at_the_shorter_limit(limit, length):
     env = make_vector_environment("CartPole-v1", 1, max_episode_steps=5)
