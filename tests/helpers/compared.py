@@ -1,6 +1,7 @@
 """Algorithms and functions for comparisons in other processes, which import this file."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import gymnasium
 
@@ -47,3 +48,16 @@ class OnlyGood(Agent[OnlyGoodConfig]):
 
 class NamedPPO(PPO):
     """PPO under another name."""
+
+
+class FailsBeside(gymnasium.Wrapper):
+    """Fails in a step as soon as a file exists."""
+
+    def __init__(self, env, path):
+        super().__init__(env)
+        self.path = Path(path)
+
+    def step(self, action):
+        if self.path.exists():
+            raise ArithmeticError("broken sensor")
+        return self.env.step(action)

@@ -190,6 +190,7 @@ def compare(
         FileExistsError: if the folder has a run of a case and seed that was trained with other settings.
         Interrupted: a KeyboardInterrupt, after Ctrl-C, SIGTERM or SIGHUP; says how many runs have finished.
         ValueError: if a case, a number or a function cannot be used.
+        Exception: what ended a run; its notes name case and seed, and say how many runs have finished.
     """
     from algos.lab.comparison.report import Report, write_report
     from textenv.importing import load_function
@@ -349,10 +350,14 @@ def train_all(
         print(f"{num_kept} of {len(jobs)} runs have finished already: they are kept", flush=True)
 
     # Training
-    if processes:
-        results, signal_name = _run_in_processes(jobs, processes)
-    else:
-        results, signal_name = _run_here(jobs)
+    try:
+        if processes:
+            results, signal_name = _run_in_processes(jobs, processes)
+        else:
+            results, signal_name = _run_here(jobs)
+    except Exception as error:  # of an environment, a reward, a full disk, …
+        error.add_note(_how_to_go_on(jobs))
+        raise
     if len(results) < len(jobs):
         name = signal_name or "SIGINT"  # if a signal stopped workers alone, they have not said which
         raise Interrupted(name, f"stopped: {_how_to_go_on(jobs)}", resumable=False)
@@ -413,14 +418,13 @@ def _run_in_processes(jobs: Sequence[Job], processes: int) -> tuple[list[RunResu
             return [], interrupted.name
         except BrokenProcessPool as error:
             raise ChildProcessError(
-                f"a process of the comparison was killed, perhaps for want of memory (processes={processes}); "
-                f"{_how_to_go_on(jobs)}"
+                f"a process of the comparison was killed, perhaps for want of memory (processes={processes})"
             ) from error
     return [result for result in results if result is not None], None
 
 
 def _how_to_go_on(jobs: Sequence[Job]) -> str:
-    """Return the end of a message: how many jobs have finished, and how to continue."""
+    """Return a part of a message: how many jobs have finished, and how to continue."""
     run_dir = jobs[0].folder.parent
     return f"{num_finished(jobs)} of {len(jobs)} runs have finished; the same command goes on, in {run_dir}"
 
@@ -467,4 +471,8 @@ def _run_job(job: Job) -> RunResult:
 
     from algos.lab.comparison.one_run import train  # imports torch
 
-    return train(job, restarts=record is not None)
+    try:
+        return train(job, restarts=record is not None)
+    except Exception as error:
+        error.add_note(f"in case {job.case}, seed {job.seed}")
+        raise

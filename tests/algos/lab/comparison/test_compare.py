@@ -529,7 +529,7 @@ def test_ctrl_c_reaches_workers(tmp_path):
 def test_a_killed_worker_ends_it_in_a_sentence(tmp_path):
     with pytest.raises(ChildProcessError, match="a process of the comparison was killed, perhaps for want") as error:
         compare_until(lambda workers: workers[0].kill(), tmp_path)
-    assert "0 of 4 runs have finished; the same command goes on" in str(error.value)
+    assert "0 of 4 runs have finished; the same command goes on" in error.value.__notes__[-1]
 
 
 def test_an_algorithm_is_a_class_too(tmp_path):

@@ -9,6 +9,7 @@ from algos import Case, PPOConfig
 from algos.lab.comparison.compare import compare, train_all
 from algos.lab.comparison.figures import plot_curves
 from algos.lab.comparison.runs import read_runs
+from tests.helpers.compared import FailsBeside
 from tests.helpers.errors import refused
 
 PROMPTS = ["this film", "the movie"]
@@ -54,6 +55,19 @@ def test_a_run_that_failed_goes_on_with_mended_code(tmp_path, caplog):
     Broken.step = lambda self, action: self.env.step(action)
     compare(case, run_dir=tmp_path, **SHORT)
     assert "goes on with other code or files than it began with: env_kwargs.wrappers.0.step has changed" in caplog.text
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_run_that_fails_is_named_with_what_has_finished(processes, tmp_path):
+    breaks = functools.partial(FailsBeside, path=str(tmp_path / "CartPole-v1-breaks-5" / "metrics.jsonl"))
+    case = Case("CartPole-v1", "a2c", num_envs=2, env_kwargs={"wrappers": [breaks]}, name="breaks")
+    options = SHORT | {"seeds": [3, 5], "processes": processes}
+    with pytest.raises(ArithmeticError, match="broken sensor") as error:
+        compare([case, "CartPole-v1:a2c"], run_dir=tmp_path, **options)
+    *_, of_run, of_comparison = error.value.__notes__
+    assert of_run == "in case breaks, seed 5"
+    assert of_comparison == f"3 of 4 runs have finished; the same command goes on, in {tmp_path}"
 
 
 @pytest.mark.heavy
