@@ -13,7 +13,7 @@ import numpy as np
 from algos.lab.comparison.page import OF_ENV, OF_TEXT, OF_UPDATE, RETURN
 from algos.lab.comparison.paper import TAUS, PaperRow, Scores, interval, paper_rows, profile, scores_by_algorithm
 from algos.lab.comparison.runs import read_runs
-from algos.lab.comparison.summary import QUANTITIES, RunResult, on_grid, steps_grid
+from algos.lab.comparison.summary import QUANTITIES, RunResult, lines_of, on_grid, steps_grid
 from algos.statistics.intervals import MIN_SEEDS, limits
 from textenv.optional import package
 from textenv.rendering import printable
@@ -59,7 +59,7 @@ def curves(*folders: str | Path) -> DataFrame:
 
     Example:
         >>> table = curves("runs/compare")  # doctest: +SKIP
-        >>> table.groupby(["environment", "case"])["episode/return"].max()  # doctest: +SKIP
+        >>> table.groupby(["case", "seed"])["episode/return"].max()  # doctest: +SKIP
     """
     pandas = package("pandas", "pandas")
     return pandas.DataFrame(curve_rows(read_runs(folders)))
@@ -72,7 +72,7 @@ def curve_rows(runs: Sequence[RunResult]) -> list[dict[str, str | int | float]]:
 
 def identity(run: RunResult) -> dict[str, str | int]:
     """Return the columns that say which case a row of a table belongs to."""
-    return {"case": run.label or run.case, "environment": run.env, "algorithm": run.algorithm}
+    return {"case": run.case, "environment": run.env, "algorithm": run.algorithm}
 
 
 def plot_curves(
@@ -163,12 +163,14 @@ def draw_curves(
     if not having:
         logged = sorted({name for run in runs for row in run.history for name in row})
         raise ValueError(f"metric is {metric!r}, which no run has logged: expected one of {', '.join(logged)}")
-    names = _chosen(dict.fromkeys(run.line for run in having), order, colours)
+    lines_by_case = lines_of(having)
+    names = _chosen(dict.fromkeys(lines_by_case.values()), order, colours)
     looks = _looks(names, colours)
     panels: dict[str, dict[str, list[RunResult]]] = {}
     for run in having:
-        if run.line in names:
-            panels.setdefault(run.game_name, {}).setdefault(run.line, []).append(run)
+        name = lines_by_case[run.case]
+        if name in names:
+            panels.setdefault(run.game_name, {}).setdefault(name, []).append(run)
 
     # Lines and bands
     legend_width = CHARACTER * max(map(len, names)) + 0.6

@@ -52,11 +52,11 @@ class Job(NamedTuple):
 def make_jobs(cases: Sequence[Case], seeds: Iterable[int], *, run_dir: Path, **settings: Any) -> list[Job]:
     """Return a job for each seed and case; ``settings`` are the further fields of `Job`."""
     jobs = []
-    prints = {str(case): fingerprint(case.recipe) for case in cases}
+    prints = [fingerprint(case.recipe) for case in cases]
     for seed in seeds:
-        for case in reversed(cases):
+        for case, code in reversed([*zip(cases, prints, strict=True)]):
             folder = run_dir / folder_name(case, seed)
-            jobs.append(Job(case=case, seed=seed, folder=folder, code=prints[str(case)], **settings))
+            jobs.append(Job(case=case, seed=seed, folder=folder, code=code, **settings))
     return jobs
 
 

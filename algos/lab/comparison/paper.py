@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from algos.lab.comparison.summary import RunResult, by_case, normalise
+from algos.lab.comparison.summary import RunResult, by_case, lines_of, normalise
 from algos.statistics.intervals import MIN_SEEDS, RESAMPLES, interquartile_mean
 
 Scores = dict[str, np.ndarray]
@@ -29,11 +29,12 @@ def scores_by_algorithm(runs: Sequence[RunResult]) -> dict[str, Scores]:
     Algorithms of different tasks are named with them: their means are no comparison.
     """
     scores: dict[str, Scores] = {}
-    for of_case in by_case(runs).values():
+    lines = lines_of(runs)
+    for case, of_case in by_case(runs).items():
         score = normalise(of_case, study=runs)
         if score is not None:
             column = np.array([score(run.after["mean_return"]) for run in of_case])
-            scores.setdefault(of_case[0].line, {})[of_case[0].game_name] = column
+            scores.setdefault(lines[case], {})[of_case[0].game_name] = column
     if len({frozenset(of_name) for of_name in scores.values()}) > 1:
         return {f"{name} ({', '.join(of_name)})": of_name for name, of_name in scores.items()}
     return scores

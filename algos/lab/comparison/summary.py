@@ -67,7 +67,7 @@ class Case:
             ``env_kwargs`` has ``wrappers`` too.
         name: name in tables, figures and files; by default environment and algorithm, and the policy, if it is named
             and not the recipe's own. Cases of several environments may share a name, such as "λ = .9": a figure for a
-            paper then puts them together.
+            paper then puts those of different games together.
         recipe: what to train; by default the one that `algos.presets.recipe` finds for environment, algorithm and
             policy.
 
@@ -213,11 +213,16 @@ class RunResult:
         return self.game or self.env
 
     @property
+    def describes_its_game(self) -> bool:
+        """True if the environment is not the game's own, but tells it in words."""
+        return self.game_name != self.env and not self.game_name.startswith(f"{self.env} (")
+
+    @property
     def line(self) -> str:
-        """Name of the case where its environment is said already, as in a panel of a figure."""
+        """Name of the case where its environment is said already, as in a panel of a figure; but see `lines_of`."""
         if self.label:
             return self.label
-        if self.game_name != self.env and not self.game_name.startswith(f"{self.env} ("):
+        if self.describes_its_game:
             # A case of the game's own environment has the same algorithm
             return self.case
         _, named_by_env, ending = self.case.rpartition(f"{self.env}:")
@@ -251,6 +256,24 @@ def by_case(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
     for run in runs:
         cases.setdefault(run.case, []).append(run)
     return cases
+
+
+def lines_of(runs: Sequence[RunResult]) -> dict[str, str]:
+    """Return the name of each case's line in figures, by case: `RunResult.line`, which cases of several games may have.
+
+    If a game's own environment and its description in words share it, that of the description has its environment, too.
+    """
+    cases = {case: of_case[0] for case, of_case in by_case(runs).items()}
+    in_words = {(run.game_name, run.line) for run in cases.values() if run.describes_its_game}
+    as_they_are = {(run.game_name, run.line) for run in cases.values() if not run.describes_its_game}
+    shared_lines = {line for _, line in in_words & as_they_are}
+
+    lines = {}
+    for case, run in cases.items():
+        lines[case] = run.line
+        if run.describes_its_game and run.line in shared_lines:
+            lines[case] += f", {run.env}"
+    return lines
 
 
 def update_kl(agent: Agent, rollout: TensorDict) -> dict[str, float]:

@@ -321,7 +321,7 @@ def test_the_files_name_the_cases(study):
     for name in ("curves.csv", "summary.csv"):
         rows = rows_of(folder / name)
         assert {(row["environment"], row["case"]) for row in rows} == {
-            (env, case) for env in ("CartPole-v1", "Acrobot-v1") for case in ("λ = 0.9", "λ = 0.5")
+            (env, f"{name}, {env}") for env in ("CartPole-v1", "Acrobot-v1") for name in ("λ = 0.9", "λ = 0.5")
         }
     assert {row["seed"] for row in rows_of(folder / "curves.csv")} == {"3", "7"}
 

@@ -8,6 +8,8 @@ import pytest
 from algos import Case, PPOConfig
 from algos.lab.comparison.compare import compare, train_all
 from algos.lab.comparison.figures import plot_curves
+from algos.lab.comparison.fingerprint import fingerprint
+from algos.lab.comparison.jobs import make_jobs
 from algos.lab.comparison.runs import read_runs
 from tests.helpers.compared import FailsBeside
 from tests.helpers.errors import refused
@@ -39,6 +41,21 @@ def test_another_reward_is_another_case(tmp_path):
         paid(paying(10.0))
     assert paid(paying(1.0)) == 1  # the same is kept
     assert compare(paying(10.0), run_dir=tmp_path, overwrite=True, **SHORT)["b"]["mean_return"] == 10
+
+
+def test_cases_of_one_name_have_their_own_code(tmp_path):
+    def lower(env):
+        return env
+
+    plain = Case("Acrobot-v1", name="x")
+    wrapped = Case("CartPole-v1", name="x", env_kwargs={"wrappers": [lower]})
+    jobs = make_jobs(
+        [wrapped, plain], [1], run_dir=tmp_path, overwrite=False, quiet=True, dynamics_every=0, num_episodes=None,
+        deterministic=False, sampling=None,
+    )  # fmt: skip
+    code = {job.case.env_id: job.code for job in jobs}
+    assert code == {"CartPole-v1": fingerprint(wrapped.recipe), "Acrobot-v1": fingerprint(plain.recipe)}
+    assert "env_kwargs.wrappers.0" in code["CartPole-v1"] and "env_kwargs.wrappers.0" not in code["Acrobot-v1"]
 
 
 @pytest.mark.heavy

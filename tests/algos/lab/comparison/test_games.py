@@ -1,5 +1,6 @@
 """Cases of one game share a scale and count its steps, against numbers worked out by hand."""
 
+import csv
 import json
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 from algos import PPO, LMPolicy, presets
 from algos.cli import main
 from algos.lab.comparison.compare import parse_cases
+from algos.lab.comparison.figures import curve_rows, draw_curves
 from algos.lab.comparison.games import game_of, in_steps_of_the_game, solved_return
 from algos.lab.comparison.page import page_data
 from algos.lab.comparison.paper import scores_by_algorithm
@@ -211,3 +213,42 @@ def test_one_name_may_stand_for_several_games():
     ]
     with pytest.raises(ValueError, match="give each once"):
         parse_cases([Case(WORDS, env_kwargs=game) for game in (lake, cliff)])
+
+
+def test_a_name_that_a_game_and_its_description_share_stands_for_two_lines(tmp_path):
+    runs = []
+    for game, after in (("FrozenLake-v1", 4.0), ("CliffWalking-v1", 8.0)):
+        for env, worse in ((game, 0.0), (WORDS, 2.0)):
+            for seed in (1, 2):
+                run = run_of(seed, returns=[1.0, after - worse], after=after - worse)
+                run.env, run.game, run.label = env, game, "γ = 1"
+                runs.append(run)
+    name_cases(runs)
+    described = f"γ = 1, {WORDS}"
+
+    # Scores are returns by 10, in each game by itself
+    scores = scores_by_algorithm(runs)
+    assert {name: {game: [*column] for game, column in of_name.items()} for name, of_name in scores.items()} == {
+        "γ = 1": {"FrozenLake-v1": [0.4, 0.4], "CliffWalking-v1": [0.8, 0.8]},
+        described: {"FrozenLake-v1": [0.2, 0.2], "CliffWalking-v1": [0.6, 0.6]},
+    }
+    figure = draw_curves(runs)
+    ends = {axis.get_title(): [line.get_ydata()[-1] for line in axis.get_lines()] for axis in figure.axes}
+    assert ends == {"FrozenLake-v1": [4, 2], "CliffWalking-v1": [8, 6]}
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["γ = 1", described]
+
+    # Files name the four cases as the table does
+    write_report(tmp_path, runs)
+    for name in ("curves.csv", "summary.csv"):
+        with (tmp_path / name).open(newline="", encoding="utf-8") as file:
+            assert {row["case"] for row in csv.DictReader(file)} == by_case(runs).keys()
+    assert len(by_case(runs)) == 4
+
+
+def test_games_that_share_a_name_are_told_apart_in_a_table():
+    runs = [run_of(seed, returns=[1.0], after=1.0) for seed in (1, 2)]
+    for run, game in zip(runs, ("Some-v0", "Some-v0 (scale=9.0)"), strict=True):
+        run.label, run.game = "x", game
+    name_cases(runs)
+    assert [row["case"] for row in curve_rows(runs)] == ["x, Some-v0", "x, Some-v0 (scale=9.0)"]
