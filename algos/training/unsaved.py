@@ -4,7 +4,7 @@ import inspect
 import itertools
 import logging
 import zlib
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pickle import dumps
 from random import Random
@@ -22,9 +22,8 @@ from textenv.rewards.calling import reward_name
 from textenv.state import attributes_of, is_our_code, stateful_objects, used_objects, variables_of
 
 logger = logging.getLogger(__name__)
-COUNTED = {"progress", "steps"}
-"""Numbers of every agent that a resumed run sets again."""
-
+OF_AGENT = {"progress", "steps", "update_generator"}
+"""Attributes of every agent that a resumed run sets again, or that are saved under another name."""
 
 OF_POLICY = {"_parameters", "_buffers", "_modules", "training", "generator", "memory"}
 """Attributes of a policy that are saved."""
@@ -78,11 +77,11 @@ class UnsavedState:
         # Algorithm and policy, if their classes are the user's
         if not is_our_code(type(self.agent)):
             library_names, added_fingerprints = _saved_by(self.agent)
-            for name, fingerprint in _attributes(vars(self.agent), modules=True):
+            for name, fingerprint in _attributes(_attributes_beside_policy(self.agent), modules=True):
                 # Saved under its own name, or by the user's class with the same content under another name
                 has_saved_name = name.lstrip("_") in {*library_names, *added_fingerprints}
                 is_saved = has_saved_name or fingerprint in added_fingerprints.values()
-                if not is_saved and name not in COUNTED:
+                if not is_saved:
                     fingerprints[f"{type(self.agent).__name__}.{name}"] = fingerprint
         policy = self.agent.policy
         if not is_our_code(type(policy)):
@@ -134,6 +133,27 @@ def _leaves(state: Mapping[Any, object]) -> Iterator[tuple[str, Hashable]]:
             yield from _leaves(value)
         elif isinstance(value, (list, tuple)):
             yield from ((f"{name}.{index}", _fingerprint(part)) for index, part in enumerate(value))
+
+
+def _attributes_beside_policy(agent: Plays) -> dict[str, object]:
+    """Return the attributes of an agent, without `OF_AGENT`, layers of the policy and lists of its parameters."""
+    weights_of_policy = {id(weight) for weight in _weights(agent.policy)}
+    attributes = {}
+    for name, value in vars(agent).items():
+        weights = {id(weight) for weight in _weights(value)}
+        is_of_policy = weights and weights <= weights_of_policy
+        if name not in OF_AGENT and not is_of_policy:
+            attributes[name] = value
+    return attributes
+
+
+def _weights(value: object) -> Sequence[object]:
+    """Return the parameters of a network, or the parts of a list, which may be parameters; nothing for others."""
+    if isinstance(value, nn.Module):
+        return list(value.parameters())
+    if isinstance(value, (list, tuple)):
+        return value
+    return ()
 
 
 def _attributes(values: Mapping[str, object], *, modules: bool = False) -> Iterator[tuple[str, Hashable]]:

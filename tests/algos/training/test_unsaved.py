@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import algos
-from algos import A2C, PPO, Agent
+from algos import A2C, DQN, PPO, SAC, TD3, TRPO, Agent
 from algos.advantages import add_advantages
 from algos.config import ActorCriticConfig
 from algos.losses import policy_gradient_loss
@@ -145,6 +145,36 @@ def test_a_number_of_an_own_policy_is_named(tmp_path, caplog):
 def test_algorithms_without_attributes_are_not_named(kind, tmp_path, caplog):
     env = control("CartPole-v1")
     kind(env, mlp(env), num_steps=16).learn(64 * 2, run_dir=tmp_path)
+    assert "no checkpoint has" not in caplog.text
+
+
+MINIBATCHES = {"num_steps": 16, "minibatch_size": 16}
+REPLAY = {"learning_starts": 16, "batch_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("kind", "env_id", "fields"),
+    [
+        (PPO, "CartPole-v1", MINIBATCHES),
+        (TRPO, "CartPole-v1", MINIBATCHES),
+        (DQN, "CartPole-v1", REPLAY),
+        (SAC, "Pendulum-v1", REPLAY),
+        (TD3, "Pendulum-v1", REPLAY),
+    ],
+)
+def test_what_the_library_saves_is_not_named_in_a_subclass(kind, env_id, fields, tmp_path, caplog):
+    """The generator that shuffles is saved as "generator", and weights of the policy with the policy."""
+
+    class Mine(kind):
+        def update(self, rollout):
+            self.trained = list(self.policy.parameters())
+            self.layer = next(part for part in self.policy.modules() if isinstance(part, torch.nn.Linear))
+            return super().update(rollout)
+
+    agent = Mine(control(env_id), seed=7, **fields)
+    generator = agent.update_generator.get_state()
+    agent.learn(64 * 2, run_dir=tmp_path)
+    assert not torch.equal(agent.update_generator.get_state(), generator), "or the test is about nothing"
     assert "no checkpoint has" not in caplog.text
 
 
