@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVa
 import tyro
 
 from algos import presets
-from algos.cli.arguments import ModelCommand, flag, json_object, named, one_thread, options
+from algos.cli.arguments import Command, ModelCommand, flag, json_object, named, one_thread, options
 from algos.cli.pass_rates import PassRateOptions
 from algos.config import CONFIGS, AlgorithmName, Config, field_values
 from algos.make import PROMPTS, READY_MODELS, is_text
@@ -22,6 +23,7 @@ from algos.recipe import Recipe
 from algos.statistics.pass_rates import Sampling, read_sampling
 from algos.storage.run_files import BEST, RUN
 from algos.storage.run_folder import check_new, mark_as_own, run_folder_of
+from algos.storage.run_reader import read_options_file
 from textenv.importing import absolute_name, read_module
 from textenv.startup import load_torch
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from algos.evaluation import EvaluateEvery
     from algos.training.run import Callback, Run
 
+logger = logging.getLogger(__name__)
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 COUNT_OPTIONS = ("num_envs", "num_episodes", "eval_num_episodes", "checkpoint_every", "eval_every", "patience")
@@ -39,6 +42,9 @@ COUNT_OPTIONS = ("num_envs", "num_episodes", "eval_num_episodes", "checkpoint_ev
 
 UNSTORED_OPTIONS = ("run_dir", "resume", "overwrite", "config")
 """Options of one start, which ``run.yaml`` does not repeat, and ``config``, which it has in its resolved form."""
+
+UNTOLD_OPTIONS = ("config", "env_kwargs", "total_steps", "num_episodes", "checkpoint_every")
+"""Options beside those of `WatchOptions`, `PassRateOptions` and `Command` that a resume may change without a word."""
 
 MAX_TEST_ENVS = 64
 """Largest number of slots to evaluate in."""
@@ -329,14 +335,21 @@ class Train(
         from algos.training.run import Callback
 
         run_dir = self.folder
+        resume = self.resume
 
         class StoreOptions(Callback):
-            """Stores the options when the run starts: one that cannot start or resume changes nothing."""
+            """Stores the options when the run starts: one that cannot start or go on changes nothing."""
 
             def on_start(self, run: "Run") -> None:
+                if run.has_ended:
+                    return
+                if resume is not None and run.steps < run.total_steps:
+                    _warn_of_other_options(run_folder_of(resume) / RUN, options_yaml)
                 (run_dir / RUN).write_text(options_yaml, encoding="utf-8")
                 mark_as_own(run_dir)
 
+        # Callbacks that options ask for
+        # Callbacks that options ask for
         callbacks: list[Callback] = [StoreOptions()]
         if self.max_kl is not None:
             callbacks.append(StopAtKL(self.max_kl))
@@ -488,6 +501,31 @@ def _absolute_name_or_none(name: str | None) -> str | None:
     if name is None:
         return None
     return absolute_name(name)
+
+
+def _warn_of_other_options(path: Path, options_yaml: str) -> None:
+    """Log a warning that names the options of a training that are not those of the run that it resumes.
+
+    Hyper-parameters are left out, which the training tells itself, and options that do not change what is learnt.
+
+    Args:
+        path: file with the options of the run; a run of a Python program has none.
+        options_yaml: the options of the training.
+    """
+    import yaml
+
+    if not path.is_file():
+        return
+    options_of_run = read_options_file(path)
+    untold = set(UNTOLD_OPTIONS)
+    for kind in (WatchOptions, PassRateOptions, Command):
+        untold |= {field.name for field in fields(kind)}
+    changes = []
+    for name, value in yaml.safe_load(options_yaml).items():
+        if name not in untold and name in options_of_run and options_of_run[name] != value:
+            changes.append(f"{flag(name)} {value} (before: {options_of_run[name]})")
+    if changes:
+        logger.warning("the run goes on with other options: %s", ", ".join(changes))
 
 
 @contextmanager

@@ -160,6 +160,7 @@ def learn(
         )
         if resume is not None and must_restore:
             run.restore(resume, in_same_folder=in_same_folder)
+            _tell_if_trained(run)
         logs = Logs(write_folder, observers.loggers, config=_configuration(run), history=run.history)
 
         # Without a folder, signals other than Ctrl-C have nothing to save
@@ -176,12 +177,27 @@ def learn(
                 callback.on_end(run)
 
             # The agent; a signal that came too late to shorten the training still ends the program
-            if write_folder is not None:
+            if write_folder is not None and not run.has_ended:
                 agent.save(write_folder)
                 remove(write_folder / UNFINISHED)
             if request.name is not None:
                 raise run.interruption(request.name)
     return list(run.history)
+
+
+def _tell_if_trained(run: Run) -> None:
+    """Log a line if a resumed run is already as long as asked for."""
+    if run.steps < run.total_steps:
+        return
+    consequence = ""
+    if run.has_ended:
+        consequence = ", so its folder stays as it is"
+    logger.warning(
+        "nothing is trained: the run has %d steps already, and %d are asked for%s",
+        run.steps,
+        run.total_steps,
+        consequence,
+    )
 
 
 class _Observers(NamedTuple):

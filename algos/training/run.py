@@ -22,8 +22,8 @@ from algos.storage.env_state import (
     set_env_state,
     wrappers_with_statistics,
 )
-from algos.storage.run_files import METRICS
-from algos.storage.run_folder import checkpoint_steps, checkpoints, run_folder_of
+from algos.storage.run_files import METRICS, UNFINISHED
+from algos.storage.run_folder import agent_steps, checkpoint_steps, checkpoints, run_folder_of
 from algos.storage.serialization import attributes, set_attributes
 from algos.storage.weights import frozen_checksum
 from algos.training.learner import Learner
@@ -246,6 +246,8 @@ class Run:
         """Steps at the last regular checkpoint, or at the resumed one; the next regular one is an interval later."""
         self.newest_checkpoint: Path | None = None
         """Newest checkpoint in the run's folder."""
+        self.has_ended = False
+        """True if the resumed run is as long as asked for, and its agent is saved: the folder stays as it is."""
         self.unsaved = UnsavedState(agent) if has_folder else None
         self._has_warned = False
         """Whether a warning has said that no checkpoint can be written."""
@@ -285,13 +287,17 @@ class Run:
                 reason = f"{type(error).__name__}: {error}"
             raise ValueError(f"the checkpoint {folder} does not fit: {reason}") from error
         if in_same_folder:
-            by_steps = {checkpoint_steps(path): path for path in checkpoints(run_folder_of(folder))}
+            run_folder = run_folder_of(folder)
+            by_steps = {checkpoint_steps(path): path for path in checkpoints(run_folder)}
             self.newest_checkpoint = by_steps.get(self.steps)
+            is_saved = agent_steps(run_folder) == self.steps and not (run_folder / UNFINISHED).exists()
+            self.has_ended = is_saved and self.steps >= self.total_steps
 
     def _restore(self, state: RunState, folder: Path) -> None:
         """Restore everything from the content of a checkpoint; raise an error of any kind if it does not fit."""
         self._check_setup(state)
-        self._warn_of_other_settings(state)
+        if state["steps"] < self.total_steps:
+            self._warn_of_other_settings(state)
         self._restore_agent(state, folder)
         steps = int(state["steps"])
         self.steps = steps

@@ -4,6 +4,7 @@ import json
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -236,6 +237,36 @@ def test_a_corrected_reward_resumes_the_failed_run(tmp_path, capsys, monkeypatch
     file.write_text("def f(completions):\n    return [float(len(text)) for text in completions]  # corrected\n")
     main(["train", "--resume", "R", "--quiet"])
     assert (tmp_path / "R" / "policy").is_dir() and not (tmp_path / "R" / ".failed").exists()
+
+
+def test_a_resume_tells_other_options_and_leaves_a_run_that_has_ended(here, capsys, caplog):
+    """A shorter one replaced the options and the temperature of the run, without a word."""
+    run = here / "run"
+    main([*OWN.split(), *SHORT.split(), "--run-dir", str(run)])
+    steps = json.loads(capsys.readouterr().out.splitlines()[-1])["steps"]
+    options = (run / "run.yaml").read_bytes()
+    description = (run / "config.json").read_bytes()
+    resume = ["train", "--resume", str(run), "--reward", "rewards.py:short", "--temperature", "0.3", "--json"]
+
+    # Nothing to train
+    main([*resume, "--total-steps", "8"])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["steps"] == steps
+    assert f"nothing is trained: the run has {steps} steps already, and 8 are asked for" in caplog.text
+    assert "other options" not in caplog.text
+    assert (run / "run.yaml").read_bytes() == options and (run / "config.json").read_bytes() == description
+    assert load(run).temperature == 1
+
+    # Trained on
+    main([*resume, "--total-steps", str(steps + 8), "--sample-every", "3"])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["steps"] > steps
+    reward = f"--reward ['{here_name('short')}'] (before: ['{here_name('good')}'])"
+    assert f"goes on with other options: {reward}, --temperature 0.3 (before: None)\n" in caplog.text
+    assert yaml.safe_load((run / "run.yaml").read_text())["temperature"] == load(run).temperature == 0.3
+
+
+def here_name(function):
+    """The absolute name of a reward in the present folder."""
+    return str(Path.cwd() / f"rewards.py:{function}")
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,29 @@ def test_other_settings_are_told_at_a_resume(tmp_path, caplog):
     assert "goes on with other settings: num_epochs 2 (before: 4), gamma 0.99 (before: 0.5)" in caplog.text
 
 
+def test_a_run_that_has_ended_stays_as_it_is(tmp_path, caplog):
+    """Its agent was saved again by a shorter training, with that one's settings."""
+    first_history = cartpole_agent(gamma=0.5, seed=1).learn(64, run_dir=tmp_path)
+    steps = first_history[-1]["steps"]
+    files = {path.name: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
+    assert "nothing is trained" not in caplog.text
+    history = cartpole_agent(gamma=0.9, seed=1).learn(32, run_dir=tmp_path, resume=tmp_path)
+    assert history == first_history
+    sentence = f"nothing is trained: the run has {steps} steps already, and 32 are asked for, so its folder stays"
+    assert sentence in caplog.text
+    assert "other settings" not in caplog.text
+    assert {path.name: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()} == files
+
+
+def test_a_run_that_ended_without_its_agent_gets_it(tmp_path, caplog):
+    """As after a kill between the last checkpoint and the agent."""
+    steps = cartpole_agent(seed=1).learn(64, run_dir=tmp_path)[-1]["steps"]
+    (tmp_path / "config.json").unlink()
+    cartpole_agent(seed=1).learn(64, run_dir=tmp_path, resume=tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["steps"] == steps
+    assert f"{steps} steps already, and 64 are asked for\n" in caplog.text
+
+
 class OwnLoss:
     def __init__(self, scale):
         self.scale = scale
