@@ -304,6 +304,7 @@ class Collector:
             rounds.append(self._collect_episodes(plays_an_episode.astype(int), deterministic, replay=False))
 
         # Padding after an episode is False in every mask.
+        _fill_rounds(rounds)
         longest = max(part.shape[1] for part in rounds)
         padded = [pad(part, [0, 0, 0, longest - part.shape[1]]) for part in rounds]
         rollout = TensorDict.cat(padded)
@@ -591,6 +592,18 @@ def _rollout(columns: Columns) -> TensorDict:
     data["reward"] = data["reward"].to(torch.float32)
     data["group"] = torch.arange(num_slots, device="cpu")[:, None].expand(num_slots, num_steps)
     return TensorDict(data, batch_size=[num_slots, num_steps])
+
+
+def _fill_rounds(rounds: Sequence[TensorDict]) -> None:
+    """If some rounds have action masks or lost lives, add these columns to the others, as within a rollout."""
+    for name, fill_value in (("action_mask", True), ("next_action_mask", True), ("life_lost", False)):
+        columns = [part[name] for part in rounds if name in part.keys()]
+        if not columns:
+            continue
+        shape_of_entry = columns[0].shape[2:]
+        for part in rounds:
+            if name not in part.keys():
+                part[name] = columns[0].new_full((*part.shape, *shape_of_entry), fill_value)
 
 
 def _fill_lost_lives(columns: Columns) -> None:

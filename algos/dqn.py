@@ -70,7 +70,7 @@ class DQN(Agent[DQNConfig]):
         """Store a rollout in the replay buffer and learn from samples of the buffer; return metrics."""
         config = self.config
 
-        store(rollout, self.buffer)
+        store(rollout, self.buffer, num_actions=self.policy.num_actions)
         metrics = {"policy/exploration": self.policy.exploration, "update/remembered": len(self.buffer)}
 
         # Learn from random batches of the buffer
@@ -95,7 +95,8 @@ class DQN(Agent[DQNConfig]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Agent.load_state_dict`."""
         super().load_state_dict(state)
-        restore_buffer(self.buffer, state, self.policy.observation_space)
+        policy = self.policy
+        restore_buffer(self.buffer, state, policy.observation_space, num_actions=policy.num_actions)
         self.target.load_state_dict(state["target"])
         self.gradient_steps = state["gradient_steps"]
 

@@ -42,8 +42,13 @@ def replay_buffer(config: ReplayConfig, generator: torch.Generator) -> "TensorDi
     return buffer
 
 
-def store(rollout: TensorDict, buffer: "TensorDictReplayBuffer") -> int:
+def store(rollout: TensorDict, buffer: "TensorDictReplayBuffer", *, num_actions: int | None = None) -> int:
     """Add a rollout's steps (True entries) to the buffer; return their number.
+
+    Args:
+        rollout: the rollout.
+        buffer: the buffer.
+        num_actions: number of Discrete actions, whose masks are stored too; None for other actions.
 
     Raises:
         ValueError: if agents wait for one another: the reward of a step, and the state after it, come later.
@@ -53,10 +58,8 @@ def store(rollout: TensorDict, buffer: "TensorDictReplayBuffer") -> int:
             "in this environment agents wait for one another, so a step is not complete when it is taken, which the "
             "replay buffer of DQN, SAC and TD3 needs: use PPO or A2C"
         )
-    columns = list(STORED)
-    if "action_mask" in rollout.keys():
-        columns.append("next_action_mask")
-    steps = _with_short_observations(rollout.select(*columns)[rollout["mask"]])
+    columns = rollout.select(*STORED, "next_action_mask", strict=False)
+    steps = _as_stored(columns[rollout["mask"]], num_actions)
     if len(steps) and not len(buffer):
         _warn_of_memory(steps, buffer.storage.max_size)
     buffer.extend(steps)
@@ -81,12 +84,27 @@ def _bytes_of_step(steps: TensorDict) -> int:
     return sum(values[0].nbytes for values in steps.values())
 
 
-def _with_short_observations(steps: TensorDict) -> TensorDict:
-    """Convert float64 observations to float32, as policies read them: half the memory."""
+def _as_stored(steps: TensorDict, num_actions: int | None) -> TensorDict:
+    """Return steps ``[n]`` as the buffer holds them.
+
+    The columns are `STORED` and, of Discrete actions, ``next_action_mask``, bool ``[n, num_actions]``. It is always
+    stored, because the storage would fill a column that comes and goes with False.
+    """
+    stored = steps.select(*STORED)
+
+    # Observations in float32, as policies read them: half the memory
     for name in ("observation", "next_observation"):
-        if steps[name].dtype == torch.float64:
-            steps[name] = steps[name].float()
-    return steps
+        if stored[name].dtype == torch.float64:
+            stored[name] = stored[name].float()
+
+    # Without a mask all actions are available. Version 0.11 and earlier stored such a step with a mask of only False
+    if num_actions is not None:
+        masks = steps.get("next_action_mask", None)
+        if masks is None:
+            masks = torch.zeros(len(steps), num_actions, dtype=torch.bool, device=steps["reward"].device)
+        has_no_mask = ~masks.any(dim=1, keepdim=True)
+        stored["next_action_mask"] = masks | has_no_mask
+    return stored
 
 
 def may_learn(buffer: "TensorDictReplayBuffer", config: ReplayConfig) -> bool:
@@ -117,19 +135,26 @@ def buffer_state(buffer: "TensorDictReplayBuffer") -> dict[str, object]:
     return {"remembered": remembered, "writer": buffer.writer.state_dict()}
 
 
-def restore_buffer(buffer: "TensorDictReplayBuffer", state: Mapping[str, Any], space: spaces.Space) -> None:
+def restore_buffer(
+    buffer: "TensorDictReplayBuffer",
+    state: Mapping[str, Any],
+    space: spaces.Space,
+    *,
+    num_actions: int | None = None,
+) -> None:
     """Restore what `buffer_state` returned, in an empty buffer. One of another size goes on with the newest steps.
 
     Args:
         buffer: the buffer.
         state: the state.
         space: space of one observation.
+        num_actions: as for `store`.
     """
     if state["remembered"] is not None:
         columns = state["remembered"]
         steps = TensorDict(columns, batch_size=[len(columns["reward"])])
-        # Up to version 0.11 there was float64, and images among other parts were not packed
-        steps = _with_short_observations(steps)
+        # Up to version 0.11 there was float64, masks could lack, and images among other parts were not packed
+        steps = _as_stored(steps, num_actions)
         for name in ("observation", "next_observation"):
             steps[name] = torch.from_numpy(pack(space, steps[name].cpu().numpy()))
 

@@ -64,6 +64,37 @@ def test_a_policy_without_chance_plays_a_group_alike(mode):
     assert not torch.equal(rollout["observation"][0, 0], rollout["observation"][3, 0])
 
 
+class Rare(gym.Env):
+    """Two steps an episode. After an odd seed the start has a mask that closes action 0, and a life is lost."""
+
+    observation_space, action_space = spaces.Box(0, 1, (1,), np.float32), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        self.is_odd = seed is not None and seed % 2 == 1
+        info = {"action_mask": np.array([0, 1], np.int8), "lives": 2} if self.is_odd else {}
+        return np.array([self.is_odd], np.float32), info
+
+    def step(self, action):
+        self.time += 1
+        info = {"lives": 1} if self.is_odd else {}
+        return np.array([self.is_odd], np.float32), 1.0, False, self.time == 2, info
+
+
+@MODES
+def test_rounds_with_and_without_masks_and_lives_make_one_rollout(mode):
+    """One slot, so that a round is one episode; masks and lives by the start that the row shows."""
+    env = SyncVectorEnv([Rare], autoreset_mode=mode)
+    rollout = collect(env, mlp_for(env), num_episodes=16, group_size=2, seed=0)
+    is_odd = rollout["observation"][:, 0, 0] == 1
+    assert 0 < is_odd.sum() < 16 and rollout.shape == (16, 2) and rollout["mask"].all()
+    assert torch.equal(rollout["action_mask"][:, 0, 0], ~is_odd)
+    assert rollout["action_mask"][:, 1].all() and rollout["action_mask"][:, :, 1].all()
+    assert rollout["next_action_mask"].all()
+    assert torch.equal(rollout["life_lost"], torch.stack([is_odd, torch.zeros(16, dtype=torch.bool)], dim=1))
+
+
 def test_rows_of_a_group_explore_by_themselves():
     env = cartpole(4)
     rollout = collect(env, mlp_for(env), num_episodes=4, group_size=4, seed=0)

@@ -163,6 +163,68 @@ def test_the_memory_knows_actions_closed_next(mode):
     assert len(going_on) > 20 and torch.equal(going_on["next_action_mask"], expected)
 
 
+class ClosesAtTwo(gym.Env):
+    """Shows the time, 0 to 4. At time 2 only action 1 is open; at other times there is no mask."""
+
+    observation_space, action_space = spaces.Box(0, 4, (1,), np.float32), spaces.Discrete(3)
+
+    def _state(self):
+        info = {"action_mask": np.array([0, 1, 0], dtype=np.int8)} if self.time == 2 else {}
+        return np.array([self.time], dtype=np.float32), info
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self._state()
+
+    def step(self, action):
+        self.time += 1
+        observation, info = self._state()
+        return observation, 0.0, False, self.time == 4, info
+
+
+def masks_at(time):
+    """Of `ClosesAtTwo`: bool ``[n, 3]``."""
+    is_open = torch.ones(len(time), 3, dtype=torch.bool)
+    is_open[time == 2] = torch.tensor([False, True, False])
+    return is_open
+
+
+@MODES
+def test_a_step_without_a_mask_is_remembered_with_all_actions(mode):
+    """Rollouts that have no mask at all come before, between and after others."""
+    agent = make(SyncVectorEnv([ClosesAtTwo], autoreset_mode=mode), learning_starts=1_000, num_steps=1)
+    has_masks = []
+    for _ in range(12):
+        rollout = agent.collect()
+        has_masks.append("action_mask" in rollout.keys())
+        agent.update(rollout)
+    memory = agent.buffer[:]
+    assert set(has_masks) == {True, False}
+    time = memory["next_observation"][:, 0]
+    assert set(time.tolist()) == {1, 2, 3, 4}
+    assert torch.equal(memory["next_action_mask"], masks_at(time))
+
+
+@pytest.mark.parametrize("has_column", [True, False])
+def test_a_buffer_of_a_former_version_goes_on_with_all_actions(has_column):
+    """It had no column of masks, or a mask of only False for a step without one."""
+    agent = make(SyncVectorEnv([ClosesAtTwo] * 2), learning_starts=1_000)
+    agent.update(agent.collect())
+    state = copy.deepcopy(agent.state_dict())
+    remembered = state["remembered"]
+    time = remembered["next_observation"][:, 0]
+    if has_column:
+        remembered["next_action_mask"][time != 2] = False
+        expected = masks_at(time)
+    else:
+        del remembered["next_action_mask"]
+        expected = torch.ones(len(time), 3, dtype=torch.bool)
+    resumed = make(SyncVectorEnv([ClosesAtTwo] * 2), learning_starts=1_000)
+    resumed.load_state_dict(state)
+    assert torch.equal(resumed.buffer[:]["next_action_mask"], expected)
+
+
 def test_the_oldest_steps_are_forgotten():
     agent = make(buffer_size=40, learning_starts=16)
     for _ in range(4):
