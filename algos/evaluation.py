@@ -355,6 +355,15 @@ def _vector_env(env: object, policy: Policy, num_slots: int) -> VectorEnv:
     return env
 
 
+def _share_slots(one: VectorEnv, other: VectorEnv) -> bool:
+    """Whether two control environments are the same below their wrappers, or have a slot in common."""
+    if one.unwrapped is other.unwrapped:
+        return True
+    slots = [slot.unwrapped for slot in getattr(one.unwrapped, "envs", ())]  # those of this process
+    other_slots = [slot.unwrapped for slot in getattr(other.unwrapped, "envs", ())]
+    return any(slot is other_slot for slot in slots for other_slot in other_slots)
+
+
 def _text_vector_env(env: gymnasium.Env, text_env: TextEnv) -> VectorEnv:
     """Return the vector environment inside a text environment, or raise if a wrapper would have no effect."""
     layer = env
@@ -455,7 +464,8 @@ class EvaluateEvery(Callback):
     the training and do not change it. On a CPU, the training has the same bits as without this callback.
 
     Args:
-        env: a fresh environment, or held-out prompts: as in `evaluate`.
+        env: an environment of its own (text: held-out prompts, as a rule), as in `evaluate`. Control environments of
+            the training are refused: each evaluation would reset them.
         every: steps between evaluations; the last iteration is evaluated too.
         num_episodes: episodes of an evaluation, by default 20; not with ``k``.
         stop_at: end the training at this ``mean_return``.
@@ -507,6 +517,11 @@ class EvaluateEvery(Callback):
         num_slots = self.num_episodes or DEFAULT_EPISODES
         self.env = _vector_env(self.env, run.agent.policy, num_slots)
         check_spaces(self.env, run.agent.policy)
+        if not is_episode_env(self.env) and _share_slots(self.env, run.agent.env):
+            raise ValueError(
+                "env is the environment of the training, which every evaluation would reset, so that the training "
+                "would play the same episodes again and again: make another one for EvaluateEvery, or give its id"
+            )
         if self.sampling is not None:
             fit_sampling(self.sampling, self.env)  # raises now, not at the first evaluation
 

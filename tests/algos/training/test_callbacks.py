@@ -5,12 +5,13 @@ import json
 import numpy as np
 import pytest
 import torch
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 import algos
 from algos import PPO, Callback, EvaluateEvery, PPOConfig, StopAtKL
 from algos.evaluation import summarise
 from algos.training.callbacks import RecordSamples
-from tests.helpers.resumable_agents import ppo_cartpole, ppo_text, text
+from tests.helpers.resumable_agents import ppo_cartpole, ppo_sync, ppo_text, text
 from tests.helpers.small_agents import cartpole
 from tests.helpers.text_envs import BAD, EOS, GOOD, good, make_env, play
 
@@ -212,3 +213,19 @@ def test_an_unplayable_environment_is_refused_at_once(tmp_path):
         ppo_cartpole().learn(64, callbacks=[EvaluateEvery("Acrobot-v1", 64)], run_dir=tmp_path)
     with pytest.raises(TypeError, match="expected an environment"):
         ppo_cartpole().learn(64, callbacks=[EvaluateEvery(3, 64)])
+
+
+def test_the_environment_of_the_training_is_refused_for_evaluations():
+    """Each evaluation would reset it; also inside a wrapper, or as one of its slots. Text is played in a fork."""
+    agent = ppo_sync()
+    slot = agent.env.envs[1]
+    for env in (agent.env, RecordEpisodeStatistics(agent.env), slot):
+        with pytest.raises(ValueError, match="env is the environment of the training.*: make another one"):
+            agent.learn(64, callbacks=[EvaluateEvery(env, 64)])
+    assert agent.steps == 0
+
+    watched = ppo_text()
+    watched.learn(20, callbacks=[EvaluateEvery(watched.env, every=1, num_episodes=4)])
+    plain = ppo_text()
+    plain.learn(20)
+    assert all(map(torch.equal, weights_of(plain), weights_of(watched)))
