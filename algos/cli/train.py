@@ -349,7 +349,6 @@ class Train(
                 mark_as_own(run_dir)
 
         # Callbacks that options ask for
-        # Callbacks that options ask for
         callbacks: list[Callback] = [StoreOptions()]
         if self.max_kl is not None:
             callbacks.append(StopAtKL(self.max_kl))
