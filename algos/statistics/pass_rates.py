@@ -40,7 +40,7 @@ class Sampling:
 
     @property
     def settings(self) -> dict[str, object]:
-        """What tells two evaluations apart, as plain data; the function ``answer`` by its name."""
+        """What tells two evaluations apart, as plain data; the function ``answer`` by its name alone."""
         return {
             "k": list(self.k),
             "num_samples": self.num_samples,

@@ -13,6 +13,7 @@ import gymnasium
 
 from algos.config import Config, field_values
 from algos.recipe import Recipe
+from algos.statistics.pass_rates import Answer
 from textenv.cache import sha256
 from textenv.importing import load_function
 from textenv.state import MOST_ENTRIES, attributes_of, is_our_code, used_objects, variables_of
@@ -26,8 +27,8 @@ LARGE = 2**27
 PLAIN = (str, bytes, int, float, complex, bool, NoneType, PurePath)
 
 
-def fingerprint(recipe: Recipe) -> dict[str, str]:
-    """Return digests of the user's functions, objects and files that a recipe uses.
+def fingerprint(recipe: Recipe, *, answer: Answer | None = None) -> dict[str, str]:
+    """Return digests of the user's functions, objects and files that a recipe uses, and of the function ``answer``.
 
     Functions count with what they call of their own file and with their default and enclosed values; files that they
     import or read themselves are not seen.
@@ -37,7 +38,7 @@ def fingerprint(recipe: Recipe) -> dict[str, str]:
         Python under `PYTHON`.
     """
     digests = {PYTHON: f"{sys.version_info.major}.{sys.version_info.minor}"}
-    for name, value in _values(recipe):
+    for name, value in [*_values(recipe), ("answer", answer)]:
         used = value
         if isinstance(value, (str, Path)):
             if _is_file(value):

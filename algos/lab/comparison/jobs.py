@@ -35,7 +35,7 @@ class Job(NamedTuple):
     sampling: Sampling | None
     """How the evaluations sample each prompt several times; None: they do not."""
     code: Mapping[str, str]
-    """`fingerprint` of the case's code and files, when the comparison was called."""
+    """`fingerprint` of the case's code and files, and of the votes' function, when the comparison was called."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -49,14 +49,17 @@ class Job(NamedTuple):
         }
 
 
-def make_jobs(cases: Sequence[Case], seeds: Iterable[int], *, run_dir: Path, **settings: Any) -> list[Job]:
-    """Return a job for each seed and case; ``settings`` are the further fields of `Job`."""
+def make_jobs(
+    cases: Sequence[Case], seeds: Iterable[int], *, run_dir: Path, sampling: Sampling | None, **settings: Any
+) -> list[Job]:
+    """Return a job for each seed and case; ``sampling`` and ``settings`` are the further fields of `Job`."""
     jobs = []
-    prints = [fingerprint(case.recipe) for case in cases]
+    answer = None if sampling is None else sampling.answer
+    prints = [fingerprint(case.recipe, answer=answer) for case in cases]
     for seed in seeds:
         for case, code in reversed([*zip(cases, prints, strict=True)]):
             folder = run_dir / folder_name(case, seed)
-            jobs.append(Job(case=case, seed=seed, folder=folder, code=code, **settings))
+            jobs.append(Job(case=case, seed=seed, folder=folder, code=code, sampling=sampling, **settings))
     return jobs
 
 

@@ -10,7 +10,9 @@ from algos.lab.comparison.compare import compare, train_all
 from algos.lab.comparison.figures import plot_curves
 from algos.lab.comparison.fingerprint import fingerprint
 from algos.lab.comparison.jobs import make_jobs
+from algos.lab.comparison.record import changed_settings
 from algos.lab.comparison.runs import read_runs
+from algos.statistics.pass_rates import read_sampling
 from tests.helpers.compared import FailsBeside
 from tests.helpers.errors import refused
 
@@ -56,6 +58,19 @@ def test_cases_of_one_name_have_their_own_code(tmp_path):
     code = {job.case.env_id: job.code for job in jobs}
     assert code == {"CartPole-v1": fingerprint(wrapped.recipe), "Acrobot-v1": fingerprint(plain.recipe)}
     assert "env_kwargs.wrappers.0" in code["CartPole-v1"] and "env_kwargs.wrappers.0" not in code["Acrobot-v1"]
+
+
+def test_other_votes_are_other_settings(tmp_path):
+    def settings_with(answer):
+        (job,) = make_jobs(
+            [Case("textenv/Periods-v0")], [1], run_dir=tmp_path, sampling=read_sampling(3, answer=answer),
+            overwrite=False, quiet=True, dynamics_every=0, num_episodes=None, deterministic=False,
+        )  # fmt: skip
+        return job.settings
+
+    first = settings_with(lambda text: text.strip())
+    assert changed_settings(first, settings_with(lambda text: text.upper())) == ["answer has changed"]
+    assert changed_settings(first, settings_with(lambda text: text.strip())) == []
 
 
 @pytest.mark.heavy
