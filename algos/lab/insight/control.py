@@ -19,6 +19,7 @@ from algos.lab.insight.finding import Finding, compared, draw_lines, draw_maps
 from algos.make import remake_environment
 from algos.policies.distributions import Categorical, Gaussian
 from algos.policies.policy import ControlPolicy
+from algos.policies.words import WordsPolicy
 from algos.training.save import load, read_description
 
 MAX_STATES = 512
@@ -47,12 +48,17 @@ def control_run(
         env: arguments of `algos.make.remake_environment`.
 
     Raises:
-        ValueError: if the policy has no action probabilities; and all errors of `algos.load`.
+        ValueError: if the policy has no action probabilities, or is a language model; and all errors of `algos.load`.
     """
     description = read_description(folder)
     trained = load(folder)
     if not isinstance(trained, ControlPolicy) or trained.trained_by_values:
         raise ValueError(f"{folder} holds a {type(trained).__name__}, which has no action probabilities to compare")
+    if isinstance(trained, WordsPolicy):
+        raise ValueError(
+            f"{folder} holds a {type(trained).__name__}, a language model that reads descriptions of the observations: "
+            "expected a network that reads them as numbers. `algos evaluate --video` shows what it reads and writes"
+        )
     seed = description.get("config", {}).get("seed", 0)
     untrained = type(trained)(trained.observation_space, trained.action_space, **trained.arguments(), seed=seed)
 

@@ -1,6 +1,7 @@
 """Interpretation of control policies: integrated gradients, hidden units, maps."""
 
 from collections import defaultdict
+from dataclasses import replace
 from functools import cache
 
 import gymnasium
@@ -144,3 +145,10 @@ def test_a_run_has_first_policy_states_and_names(tmp_path):
     PPO(env, MLPPolicy(env.single_observation_space, env.single_action_space), seed=1).save(tmp_path / "by_hand")
     with refused(ValueError, "without an id"):
         control_run(tmp_path / "by_hand")
+
+
+def test_a_language_model_that_plays_is_refused_in_a_sentence(tmp_path):
+    recipe = replace(presets.recipe("FrozenLake-v1", "ppo", policy="words"), num_envs=1)
+    recipe.build(1).save(tmp_path)
+    with refused(ValueError, "holds a WordsPolicy, a language model", "expected a network", "algos evaluate --video"):
+        control_run(tmp_path)
