@@ -2,6 +2,7 @@
 
 import logging
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import tyro
 
 from algos.cli.arguments import ModelCommand, load_newest, one_thread
 from algos.cli.tables import print_table
-from algos.storage.run_files import POLICY
+from algos.storage.run_files import BEST, POLICY
 from algos.storage.run_folder import newest_agent, run_folder_of
 from textenv.embedded.folder import EMBEDDED
 from textenv.rendering import printable
@@ -71,14 +72,20 @@ class Sample(ModelCommand):
         return {"samples": samples}
 
     def _warn_of_chats(self) -> None:
-        """Log a warning if the run was trained on chats, whose template is left out here."""
-        from algos.lab.run_summary import read_options
-
-        if self.chat or self.system_prompt is not None:
+        """Log a warning if the run was trained on chats, whose template or system message is left out here."""
+        if self.system_prompt is not None:
             return
-        options = read_options(run_folder_of(self.folder))
-        if options.get("chat") or options.get("system_prompt") is not None:
-            logger.warning("the run was trained on chats, which this prompt is not: --chat asks as in the training")
+        run = run_folder_of(self.folder)
+        if run.name == BEST:
+            run = run.parent
+        is_chat, system_prompt = chat_of_training(run)
+        flags = "--chat"
+        if system_prompt is not None:
+            flags = f"--system-prompt {shlex.quote(printable(system_prompt))}"
+        if is_chat and not self.chat:
+            logger.warning("the run was trained on chats, which this prompt is not: %s asks as in the training", flags)
+        elif system_prompt is not None:
+            logger.warning("chats of the training began with a system message: %s asks as in the training", flags)
 
     def _policies(self) -> "dict[str, LMPolicy]":
         """Load the models to show, by name; all of them end their answers where one of them does."""
@@ -118,6 +125,31 @@ class Sample(ModelCommand):
                 if not self.prompt:
                     chats[name] = [*chat, {"role": "assistant", "content": answer}]
             yield text, answers
+
+
+def chat_of_training(run: Path) -> tuple[bool, str | None]:
+    """Return whether a run was trained on chats, and the system message with which they began; None if they had none.
+
+    Chats are asked for by options, or the prompts are chats themselves, as the recorded samples show; of these the last
+    one counts.
+
+    Raises:
+        DamagedRunError: if options or samples cannot be read.
+    """
+    from algos.lab.run_summary import read_options
+    from algos.storage.run_reader import read_samples
+
+    options = read_options(run)
+    system_prompt = options.get("system_prompt")
+    is_chat = bool(options.get("chat")) or system_prompt is not None
+    for sample in read_samples(run):
+        match sample.get("chat"):
+            case [{"role": "system", "content": str(content)}, *_]:
+                is_chat = True
+                system_prompt = content
+            case [_, *_]:
+                is_chat = True
+    return is_chat, system_prompt
 
 
 def model_name(name: str, folder: str) -> str:

@@ -6,6 +6,7 @@ import shutil
 
 import gymnasium
 import pytest
+from transformers import AutoTokenizer
 
 from algos import PPO, LMPolicy
 from algos.cli import main
@@ -68,15 +69,50 @@ def test_a_chat_remembers_what_was_said(tmp_path, capsys, monkeypatch):
 
 
 def test_a_prompt_without_the_chat_of_the_training_is_warned_of(run, tmp_path, caplog):
-    folder = tmp_path / "chats"
-    shutil.copytree(run, folder)
-    options = "env: textenv/Prompts-v0\nalgo: ppo\nsystem_prompt: Answer briefly.\nconfig: {}\n"
-    (folder / "run.yaml").write_text(options)
-    main(["sample", str(folder), "--prompt", "the film", "--json", "--max-new-tokens", "2"])
+    shutil.copytree(run, tmp_path / "best")
+    (tmp_path / "run.yaml").write_text("env: textenv/Prompts-v0\nalgo: ppo\nchat: true\nconfig: {}\n")
+    main(["sample", str(tmp_path / "best"), "--prompt", "the film", "--json", "--max-new-tokens", "2"])
     assert "the run was trained on chats, which this prompt is not: --chat" in caplog.text
     caplog.clear()
     main(["sample", str(run), "--prompt", "the film", "--json", "--max-new-tokens", "2"])
     assert "chats" not in caplog.text
+
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+QUESTION = {"role": "user", "content": "2 + 2?"}
+BRIEFLY = "--system-prompt 'Be brief.' asks as in the training"
+TRAINED_ON_CHATS = "the run was trained on chats, which this prompt is not: "
+
+
+@pytest.mark.parametrize(
+    ("option", "chat", "flags", "warning"),
+    [
+        ("chat: true", None, [], f"{TRAINED_ON_CHATS}--chat asks"),
+        ("system_prompt: Be brief.", None, [], f"{TRAINED_ON_CHATS}{BRIEFLY}"),
+        ("system_prompt: Be brief.", None, ["--chat"], f"chats of the training began with a system message: {BRIEFLY}"),
+        ("system_prompt: Be brief.", None, ["--system-prompt", "Be kind."], None),
+        ("chat: false", [QUESTION], [], f"{TRAINED_ON_CHATS}--chat asks"),
+        ("chat: false", [QUESTION], ["--chat"], None),
+        ("chat: false", [SYSTEM, QUESTION], [], f"{TRAINED_ON_CHATS}{BRIEFLY}"),
+        ("chat: false", [SYSTEM, QUESTION], ["--chat"], BRIEFLY),
+        ("chat: false", ["no message"], ["--chat"], None),
+        ("chat: false", [], [], None),
+    ],
+)
+def test_flags_that_ask_as_in_the_training_are_told(option, chat, flags, warning, run, tmp_path, caplog):
+    """Of prompts that are chats themselves there was no word, and --chat left out the system message."""
+    folder = tmp_path / "chats"
+    shutil.copytree(run, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "policy")
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'][0] }} {{ m['content'] }} {% endfor %}"
+    tokenizer.save_pretrained(folder / "policy")
+    (folder / "run.yaml").write_text(f"env: textenv/Prompts-v0\nalgo: ppo\n{option}\nconfig: {{}}\n")
+    (folder / "samples.jsonl").write_text(json.dumps({"prompt": "2 + 2?", "chat": chat}) + "\n")
+    main(["sample", str(folder), "--prompt", "2 + 2?", "--json", "--max-new-tokens", "2", *flags])
+    if warning is None:
+        assert "in the training" not in caplog.text
+    else:
+        assert warning in caplog.text
 
 
 @pytest.mark.parametrize(
