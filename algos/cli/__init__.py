@@ -129,7 +129,7 @@ def _print_versions() -> None:
 def _parse(words: list[str]) -> Any:
     """Return the command that the words of the command line make; tyro ends the program with help on wrong ones."""
     arguments = with_files(words, switches())
-    _refuse_foreign_flags(arguments)
+    _refuse_foreign_flags(arguments, words)
     commands = train_command(arguments) | train_command(arguments, "plan", Plan)
     for name, kind in COMMANDS.items():
         commands |= Annotated[kind, tyro.conf.subcommand(name)]
@@ -194,8 +194,13 @@ def _tell_lines(texts: Sequence[str]) -> None:
     _tell("\n".join(f"algos: {text}" for text in texts))
 
 
-def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
-    """Raise a ValueError that suggests our flag, for a flag of another library or one without ``config.``."""
+def _refuse_foreign_flags(arguments: Sequence[str], words: Sequence[str]) -> None:
+    """Raise a ValueError that suggests our flag, for a flag of another library or one without ``config.``.
+
+    Args:
+        arguments: of the command, with the options of files.
+        words: of the command line, without these.
+    """
     commands: dict[str, Any] = COMMANDS | {"train": Train, "plan": Plan}
     if not arguments or arguments[0] not in commands:
         return
@@ -224,8 +229,12 @@ def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
         message = _message_about_flag(
             flag_as_typed, name, options, hyper_parameters, algorithm=algorithm, command_name=command_name
         )
-        if message is not None:
-            raise ValueError(message)
+        if message is None:
+            continue
+        typed_flags = [word.partition("=")[0].replace("_", "-") for word in words]
+        if flag_as_typed.replace("_", "-") not in typed_flags:
+            message += " (it stands in a file of options)"
+        raise ValueError(message)
 
 
 def _message_about_flag(

@@ -92,6 +92,14 @@ def with_files(arguments: list[str], switches: Collection[str]) -> list[str]:
                     f"{run} holds a run on {run_env}, not on {env}: leave {env} out, or give another folder"
                 )
             env = run_env
+            algorithm_of_run = named(run_options.get("algo", []), "--algo")
+            named_options = file_options | typed_options
+            algorithm = named(named_options.get("algo", []), "--algo", algorithm_of_run)
+            if algorithm != algorithm_of_run:
+                raise ValueError(
+                    f"{run} was trained by {algorithm_of_run}, not by {algorithm}: leave --algo out, or give another "
+                    "folder"
+                )
             file_options = run_options | file_options
         elif not env and not file_options and "prompts" not in typed_options:
             raise _nothing_to_resume(run)

@@ -2,6 +2,8 @@
 
 import itertools
 
+import pytest
+
 from algos.cli.arguments import options, with_files
 
 SWITCHES = {"quiet", "json"}
@@ -36,3 +38,17 @@ def test_a_later_file_replaces_options_of_an_earlier_one(tmp_path):
     other.write_text("env: Acrobot-v1")
     words = with_files(["train", "--config", str(base), "--config", str(other), "--config", str(over)], SWITCHES)
     assert words[1] == "Acrobot-v1" and "--config.gamma=0.5" in words and "--num-envs=4" in words
+
+
+def test_another_algorithm_than_that_of_the_run_is_refused(tmp_path):
+    """A hyper-parameter of the run's own was named instead, which the user had not typed."""
+    (tmp_path / "run.yaml").write_text("env: CartPole-v1\nalgo: grpo\nconfig: {group_size: 4}\n")
+    resume = ["train", "--resume", str(tmp_path)]
+    assert "--config.group-size=4" in with_files(resume, SWITCHES)
+    assert "grpo" in with_files([*resume, "--algo", "grpo"], SWITCHES)
+    sentence = f"{tmp_path} was trained by grpo, not by ppo: leave --algo out"
+    with pytest.raises(ValueError, match=sentence):
+        with_files([*resume, "--algo", "ppo"], SWITCHES)
+    (tmp_path / "file.yaml").write_text("algo: ppo\n")
+    with pytest.raises(ValueError, match=sentence):
+        with_files([*resume, "--config", str(tmp_path / "file.yaml")], SWITCHES)

@@ -49,7 +49,7 @@ def files(tmp_path_factory):
 CONFIGURATIONS = {
     "bad.yaml": "a: [", "bad.toml": "a = = 3", "list.yaml": "- 1", "key.yaml": "lerning-rate: 3",
     "name.yaml": "config: {lr: 3}", "type.yaml": "num_envs: many", "range.yaml": "config: {gamma: 3}",
-    "env.yaml": "env: --json",
+    "env.yaml": "env: --json", "group.yaml": "config: {group_size: 4}",
 }  # fmt: skip
 
 
@@ -195,6 +195,10 @@ def test_help_names_losses_and_no_function(algo, capsys):
     (
         "OWN --algo rloo --config.policy-loss x",
         "--algo rloo has no --config.policy-loss: it is for ppo, reinforce_plus_plus, grpo",
+    ),
+    (
+        "OWN --algo ppo --config group.yaml",
+        "--algo ppo has no --config.group-size: it is for rloo, grpo (it stands in a file of options)",
     ),
     ("OWN --algo rloo --config.lr 1", "did you mean --config.learning-rate?"),
     ("train CartPole-v1 --config.fit-value-head", "a MLPPolicy has no linear value head to fit"),
