@@ -124,7 +124,15 @@ def learnt_log_probs(lm: LanguageModel, rows: TokenRows) -> Tensor:
 
 @torch.no_grad()
 def check_packing(lm: LanguageModel) -> None:
-    """Raise a ValueError unless the model separates the examples of a row (models with a recurrent state do not)."""
+    """Raise a ValueError unless the model separates the examples of a row.
+
+    Models with a recurrent state do not, and an encoder reads one prompt a row.
+    """
+    if lm.seq2seq is not None:
+        raise ValueError(
+            f"{type(lm.model).__name__} is an encoder-decoder, which reads one example a row: set packing=False"
+        )
+
     # The same example twice in a row: the second one must not see the first.
     example = torch.arange(4, device=lm.device).unsqueeze(0) % lm.num_tokens
     alone = lm.hidden(example)

@@ -79,8 +79,8 @@ def sft(
 
     Raises:
         TypeError: if the model is neither a `LanguageModel` nor an `LMPolicy`.
-        ValueError: if an example has another form, there are no target tokens, ``max_length`` exceeds the model's
-            context length, or the model does not support packing.
+        ValueError: if an example has another form, or is a text for an encoder-decoder; there are no target tokens,
+            ``max_length`` exceeds the model's context length, or the model does not support packing.
         FileExistsError: if ``run_dir`` holds a run and ``overwrite`` is False.
         BlockingIOError: if another process trains in ``run_dir``.
 
@@ -156,6 +156,11 @@ def _read_all(examples: Sequence[object], lm: LanguageModel, max_length: int, na
     errors: list[ValueError] = []
     for index, row in enumerate(rows):
         try:
+            if lm.seq2seq is not None and isinstance(row, str):
+                raise ValueError(
+                    f"example {index} is the text {row!r:.200}, but {type(lm.model).__name__} is an encoder-decoder, "
+                    "which learns prompts with answers: give {'prompt': ..., 'completion': ...} (and packing=False)"
+                )
             full_examples += read_examples(index, row, lm.tokenizer)
         except ValueError as error:
             errors.append(error)

@@ -21,7 +21,7 @@ from algos.finetuning.packing import (
 from tests.helpers.chat_templates import template_tokenizer
 from tests.helpers.conversations import CHAT_WORDS, Parrot, chat_tokenizer
 from tests.helpers.lora import lora_policy
-from tests.helpers.models import WORDS, make_bloom, make_gpt2, make_llama, make_mistral, make_tokenizer
+from tests.helpers.models import WORDS, make_bloom, make_gpt2, make_llama, make_mistral, make_t5, make_tokenizer
 from tests.helpers.small_agents import take_gradients
 from textenv import LanguageModel, TextVectorEnv, TokenVectorEnv
 
@@ -394,6 +394,23 @@ def test_what_cannot_be_trained_is_refused():
         sft(LMPolicy(make_gpt2(), make_tokenizer(WORDS)).reference(), ["a b"], SFTConfig(**SMALL))
     with pytest.raises(ValueError, match=r"SFTConfig\.warmup_ratio is 2"):
         SFTConfig(warmup_ratio=2)
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_an_encoder_decoder_learns_pairs_one_a_row(packing):
+    """Unpacked texts were learnt, by a decoder that read one token; packed pairs were refused as texts."""
+    lm = LanguageModel(make_t5(), make_tokenizer(WORDS))
+    pairs = [{"prompt": "a b", "completion": "good"}, {"prompt": "c d", "completion": "bad"}]
+    config = SFTConfig(packing=packing, num_epochs=1)
+    with pytest.raises(ValueError, match=r"The first: example 1 is the text 'a b', but T5.* is an encoder-decoder"):
+        sft(lm, [pairs[0], "a b"], config)
+    with pytest.raises(ValueError, match=r"1 of 2 held_out cannot be learnt.*encoder-decoder"):
+        sft(lm, pairs, config, held_out=[pairs[0], "a b"])
+    if packing:
+        with pytest.raises(ValueError, match=r"T5.* is an encoder-decoder, which reads one example a row: set"):
+            sft(lm, pairs, config)
+    else:
+        assert sft(lm, pairs, config)[0]["steps"] == 4, "each answer and its EOS"
 
 
 def test_gradients_of_another_training_are_dropped():
