@@ -77,7 +77,7 @@ from torch import Tensor
 
 WAITING = "waiting"
 """Key of ``info`` of a step in control: bool ``[num_envs]``, slots whose action was not used, such as agents who are
-not to move. They are False in the rollout's ``mask``."""
+not to move. They are False in the rollout's ``mask``. What is no bool for each slot is not read."""
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -1,6 +1,7 @@
 """Read and check what a vector environment returns: arrays of a step, and keys of ``info``. Knows no policy."""
 
 from collections.abc import Mapping
+from types import NoneType
 from typing import Any
 
 import gymnasium
@@ -113,10 +114,17 @@ def with_final_observations(
 
 
 def flags(info: Mapping[str, Any], key: str, *, slots: int) -> np.ndarray:
-    """Read a flag of all slots, bool ``[N]``, from an info dictionary; False where it has none."""
-    if key not in info:
+    """Read a flag of all slots, bool ``[N]``, from an info dictionary; False where it has none.
+
+    What is no bool for each slot is not read: an environment may mean something else by the key, such as how many wait.
+    """
+    if key not in info or np.shape(info[key]) != (slots,):
         return np.zeros(slots, dtype=bool)
-    return np.asarray(info[key], dtype=bool)
+    values = np.asarray(info[key])
+    kinds = {type(value) for value in values.tolist()}
+    if not kinds <= {bool, np.bool_, NoneType}:  # Gymnasium collects np.bool_ as objects, with None for no entry
+        return np.zeros(slots, dtype=bool)
+    return values.astype(bool)
 
 
 def read_action_mask(

@@ -88,6 +88,40 @@ def test_columns_of_another_shape_are_refused(column):
         collected(convert)
 
 
+class Queue(gymnasium.Env):
+    """Ten steps an episode; ``info["waiting"]`` is a value that it is given, from the first step on."""
+
+    observation_space, action_space = spaces.Box(0, 10, (1,)), spaces.Discrete(2)
+
+    def __init__(self, waiting):
+        self.waiting = waiting
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        info = {} if self.waiting is None else {"waiting": self.waiting}
+        return np.full(1, self.time, np.float32), 1.0, self.time == 10, False, info
+
+
+@pytest.mark.parametrize("waiting", [3, 1, 2.5, "two", np.ones(4), np.ones(4, dtype=bool)], ids=repr)
+def test_what_waiting_means_elsewhere_removes_no_step(waiting):
+    env = SyncVectorEnv([lambda: Queue(waiting), lambda: Queue(None)], autoreset_mode=AutoresetMode.SAME_STEP)
+    policy = MLPPolicy(env.single_observation_space, env.single_action_space)
+    assert collect(env, policy, num_steps=20)["mask"].all()
+
+
+@pytest.mark.parametrize("waiting", [True, np.True_], ids=repr)
+def test_slots_that_wait_have_no_steps(waiting):
+    env = SyncVectorEnv([lambda: Queue(waiting), lambda: Queue(None)], autoreset_mode=AutoresetMode.SAME_STEP)
+    policy = MLPPolicy(env.single_observation_space, env.single_action_space)
+    mask = collect(env, policy, num_steps=9)["mask"]
+    assert not mask[0].any() and mask[1].all()
+
+
 # --- action masks --------------------------------------------------------------------------------
 
 
