@@ -20,7 +20,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from algos.config import find_config
 from algos.envs.flatten import flat_shape
-from algos.envs.wrapping import VECTOR_ONLY, Wrapper, make_wrapped
+from algos.envs.wrapping import VECTOR_ONLY, CopiesFinalObservation, Wrapper, make_wrapped
 from algos.policies.registry import make_policy as make_policy
 from algos.storage.run_reader import AgentRecord, EnvironmentRecord
 from algos.storage.saved_environment import check_known_environment, saved_arguments
@@ -121,7 +121,10 @@ def make_vector_environment(
             env = SubprocessVectorEnv([make_single] * num_envs, timeout=process_timeout)
         elif wrappers or not spec.vector_entry_point or (seed_each and not is_text_env):
             # SAME_STEP spends no step on a reset.
-            env = SyncVectorEnv([make_single] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+            def make_copying() -> gymnasium.Env:
+                return CopiesFinalObservation(make_single())
+
+            env = SyncVectorEnv([make_copying] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
         else:
             if env_id.startswith(ATARI):
                 arguments = ATARI_ARGUMENTS | arguments

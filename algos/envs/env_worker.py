@@ -6,6 +6,7 @@ interpreter ends the process after about twice the time limit.
 """
 
 import contextlib
+import copy
 import faulthandler
 import os
 import signal
@@ -108,6 +109,7 @@ class Worker:
         _check_info(info)
         next_episode = None
         if terminated or truncated:
+            observation, info = copy.deepcopy((observation, info))  # the reset may write into the same arrays
             next_episode = self.reset(None, None)
         return observation, float(reward), bool(terminated), bool(truncated), info, next_episode
 

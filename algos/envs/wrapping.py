@@ -1,5 +1,6 @@
 """Single environments by their specification, and their wrappers by function or by name."""
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,20 @@ VECTOR_ONLY = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
 """Arguments of a vector environment's spec that the environment itself does not have."""
 Wrapper = str | Callable[[gymnasium.Env], gymnasium.Env]
 """Function that gets an environment and returns a wrapped one, or its name (``module:name``, ``file.py:name``)."""
+
+
+class CopiesFinalObservation(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Copies the observation that ends an episode, because the reset that follows may write into the same arrays.
+
+    Gymnasium's ``SyncVectorEnv`` does not in SAME_STEP mode, where it resets before it returns that observation.
+    """
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """See `gymnasium.Env.step`."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if terminated or truncated:
+            observation = copy.deepcopy(observation)
+        return observation, reward, terminated, truncated, info
 
 
 def make_wrapped(spec: EnvSpec | str, wrappers: Sequence[Wrapper], **arguments: Any) -> gymnasium.Env:

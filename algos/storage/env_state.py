@@ -15,6 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers.utils import RunningMeanStd
 from torch import Tensor
 
+from algos.envs.wrapping import CopiesFinalObservation
 from algos.storage.run_files import OBJECTS
 from algos.storage.run_folder import remove, replacing
 from algos.storage.serialization import attributes, from_json, set_attributes, to_json, write_tensors
@@ -258,8 +259,9 @@ def _is_inert(value: object) -> bool:
 
 
 def _parts(env: AnyEnv) -> Iterator[AnyEnv]:
-    """Yield the environment, what it wraps, and the single environments inside."""
-    yield env
+    """Yield the environment, what it wraps, and the single environments inside; not our wrapper, which has no state."""
+    if not isinstance(env, CopiesFinalObservation):  # which environments of earlier versions do not have
+        yield env
     if vars(env).get("envs") is not None:
         for single in vars(env)["envs"]:
             yield from _parts(single)

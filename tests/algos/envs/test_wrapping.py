@@ -1,17 +1,20 @@
 """Wrappers by name: what they do to an environment, where they are saved, and that a saved name alone runs nothing."""
 
 import json
+from contextlib import closing
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import algos
 from algos import CNNPolicy, SubprocessVectorEnv
 from algos.cli import main
 from algos.lab.comparison.summary import Case
-from algos.make import make_vector_environment
+from algos.make import make_policy, make_vector_environment
+from algos.storage.env_state import env_state, set_env_state
 from tests.helpers.errors import refused
 
 SHORT = ("--total-steps", "64", "--num-envs", "2", "--num-episodes", "2", "--config.num-steps", "16", "--json")
@@ -58,6 +61,60 @@ def test_a_wrapped_environment_is_gymnasiums_own(own):
     assert reward.tolist() == [10, 10]
     with_function = make_vector_environment("CartPole-v1", 2, wrappers=[gymnasium.wrappers.FlattenObservation])
     assert with_function.reset(seed=5)[0].shape == (2, 4)
+
+
+REUSES = """
+import gymnasium
+import numpy as np
+
+class Reuses(gymnasium.Env):
+    observation_space = gymnasium.spaces.Dict(
+        start=gymnasium.spaces.Box(0, np.inf, (1,)), time=gymnasium.spaces.Box(0, 5, (1,))
+    )
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self):
+        self.shown = {"start": np.zeros(1, np.float32), "time": np.zeros(1, np.float32)}
+        self.mask = np.ones(2, np.int8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.shown["start"][:] = self.np_random.integers(1, 1000)
+        self.shown["time"][:] = 0
+        self.mask[:] = 1
+        return self.shown, {"action_mask": self.mask}
+
+    def step(self, action):
+        self.shown["time"] += 1
+        self.mask[0] = 0
+        return self.shown, 1.0, False, False, {"action_mask": self.mask}
+
+gymnasium.register("Reuses-v0", Reuses, max_episode_steps=5)
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*share an object:UserWarning")  # of Gymnasium, which sees the dictionary only
+@pytest.mark.parametrize("process_timeout", [None, 60.0], ids=["here", "processes"])
+def test_a_final_observation_is_its_own_where_arrays_are_reused(tmp_path, monkeypatch, process_timeout):
+    """Every step leads from time t to t + 1 with the same start, where action 0 is closed; also at the limit of 5."""
+    (tmp_path / "reuses.py").write_text(REUSES)
+    monkeypatch.syspath_prepend(tmp_path)
+    with closing(make_vector_environment("reuses:Reuses-v0", 2, process_timeout=process_timeout)) as env:
+        rollout = algos.collect(env, make_policy(env), num_steps=12, seed=0)
+    before, after = rollout["observation"], rollout["next_observation"]
+    assert rollout["truncated"].sum() == 4 and before[:, :, 0].unique().numel() > 4
+    assert torch.equal(after[:, :, 0], before[:, :, 0]) and torch.equal(after[:, :, 1], before[:, :, 1] + 1)
+    assert rollout["next_action_mask"][:, :, 1].all() and not rollout["next_action_mask"][:, :, 0].any()
+
+
+def test_the_state_of_an_environment_fits_those_made_without_copies():
+    """Runs of earlier versions have no such wrapper."""
+    env = make_vector_environment("MountainCar-v0", 2)
+    plain = SyncVectorEnv([lambda: gymnasium.make("MountainCar-v0")] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    plain.reset(seed=3)
+    plain.step(np.array([2, 0]))
+    set_env_state(env, env_state(plain))
+    np.testing.assert_array_equal(env.step(np.array([1, 2]))[0], plain.step(np.array([1, 2]))[0])
 
 
 def test_wrappers_of_a_file_reach_processes_too(own):
