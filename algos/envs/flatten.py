@@ -62,6 +62,9 @@ def flatten(space: spaces.Space, observation: Any) -> np.ndarray:
         ``[N, bytes]``, see `unpack`; otherwise float32 ``[N, size]``, each row equal to `gymnasium.spaces.flatten`:
         discrete parts one-hot, parts concatenated.
 
+    Raises:
+        ValueError: if a value is not in a Discrete or MultiDiscrete space.
+
     Example:
         >>> flatten(spaces.Discrete(3, start=5), np.array([5, 7]))
         array([[1., 0., 0.],
@@ -284,16 +287,27 @@ def _leaves(space: spaces.Space, observation: Any) -> Iterator[tuple[spaces.Spac
 
 
 def _columns(space: spaces.Space, values: Any) -> list[np.ndarray]:
-    """Flattened values of a part without further parts, ``[N, size]`` each."""
+    """Flattened values of a part without further parts, ``[N, size]`` each. Raises as `flatten` does."""
     # Python integers, because start + n overflows in a short dtype such as int8
     rows = np.asarray(values)
     rows = rows.reshape(len(rows), -1)
     if isinstance(space, spaces.Discrete):
-        return [_one_hot(rows, start=int(space.start), count=int(space.n))]
-    if isinstance(space, spaces.MultiDiscrete):
+        columns = [_one_hot(rows, start=int(space.start), count=int(space.n))]
+    elif isinstance(space, spaces.MultiDiscrete):
         choices = zip(rows.T, space.nvec.ravel().tolist(), space.start.ravel().tolist(), strict=True)
-        return [_one_hot(column[:, None], start=start, count=count) for column, count, start in choices]
-    return [rows]
+        columns = [_one_hot(column[:, None], start=start, count=count) for column, count, start in choices]
+    else:
+        return [rows]
+
+    # Without a 1 in its one-hot form, a value is not in the space
+    for column in columns:
+        if np.count_nonzero(column) < len(rows):
+            row = int((~column.any(axis=1)).argmax())
+            raise ValueError(
+                f"row {row} of the observations, a row for each slot, has the value {np.asarray(values)[row]}, which "
+                f"is not in {space}: return one that is, or change the observation space"
+            )
+    return columns
 
 
 def _one_hot(values: np.ndarray, *, start: int, count: int) -> np.ndarray:

@@ -99,10 +99,15 @@ def with_final_observations(
     Raises:
         ValueError: if a wrapper has transformed the observations but not the final ones.
     """
+    space = env.single_observation_space
     shape = observation.shape[1:]
     with_final = observation.copy()
     for slot in np.flatnonzero(done):
-        final = flatten_one(env.single_observation_space, info["final_obs"][slot])
+        try:
+            final = flatten_one(space, info["final_obs"][slot])
+        except ValueError as error:
+            error.add_note(f"the only row is that of info['final_obs'] of slot {slot}")
+            raise
         if np.shape(final) != shape:
             raise ValueError(
                 f"{env} returns observations of shape {shape}, but info['final_obs'] has {np.shape(final)}: a wrapper "

@@ -1,5 +1,7 @@
 """Observations of every space as one flat row of float32."""
 
+import re
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -38,6 +40,37 @@ def test_a_batch_is_flattened_as_by_gymnasium(name):
         np.testing.assert_array_equal(found, expected)
         assert found.dtype == np.float32 and flatten(space, found) is found
         np.testing.assert_array_equal(flatten_one(space, samples[0]), expected[0])
+
+
+@pytest.mark.parametrize(
+    ("space", "right", "wrong"),
+    [
+        (spaces.Discrete(4), 3, 4),
+        (spaces.Discrete(4), 0, -1),
+        (spaces.Discrete(4, start=1), 4, 0),
+        (spaces.MultiDiscrete([3, 4]), np.array([2, 3]), np.array([3, 0])),
+        (spaces.MultiDiscrete([3, 4], start=[1, 0]), np.array([1, 0]), np.array([0, 0])),
+        (spaces.Dict(door=spaces.Discrete(3)), {"door": 2}, {"door": 7}),
+        (spaces.Dict(image=spaces.Box(0, 255, (8, 8, 3), np.uint8), door=spaces.Discrete(3)),
+         {"image": np.zeros((8, 8, 3), np.uint8), "door": 2}, {"image": np.zeros((8, 8, 3), np.uint8), "door": 7}),
+    ],
+    ids=str,
+)  # fmt: skip
+@MODES
+def test_a_value_outside_the_space_is_refused(space, right, wrong, mode):
+    """In the second slot, at the last step but one, at the last, and at none."""
+    for shown, is_outside in [([right] * 3, False), ([right, wrong, right], True), ([right, right, wrong], True)]:
+        slots = [Counter(space, [right] * 3, 2), Counter(space, shown, 2)]
+        env = SyncVectorEnv([lambda n=n, slots=slots: slots[n] for n in (0, 1)], autoreset_mode=mode)
+        policy = make_policy(env)
+        if not is_outside:
+            assert collect(env, policy, num_steps=6).shape == (2, 6)
+            continue
+        part = space["door"] if isinstance(space, spaces.Dict) else space
+        value = wrong["door"] if isinstance(space, spaces.Dict) else wrong
+        words = f"has the value {value}, which is not in {part}"
+        with refused(ValueError, re.escape(words), "(row|slot) 1", "observation space"):
+            collect(env, policy, num_steps=6)
 
 
 def test_observations_without_a_fixed_size_are_refused():
