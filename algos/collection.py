@@ -15,13 +15,14 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from tensordict import TensorDict, pad
 
-from algos.envs.flatten import flatten, pack
+from algos.envs.flatten import pack
 from algos.envs.gymnasium_results import (
     STEPS_WITHOUT_AN_END,
     EnvironmentAdvice,
     autoreset_mode,
     by_slot,
     flags,
+    flat_observations,
     merge_masks,
     read_action_mask,
     read_lives,
@@ -373,7 +374,7 @@ class Collector:
                 observation, info = env.reset(seed=self.seed)
         else:
             observation, info = reset_each(env, slot_seeds)
-        self.observation = flatten(env.single_observation_space, observation).copy()
+        self.observation = flat_observations(observation, env, method="reset")
         self.action_mask = _mask_tensor(read_action_mask(info, env))
         self.lives = read_lives(info, None)
         self.seed = None
@@ -432,7 +433,7 @@ class Collector:
             observation, reward, terminated, truncated, info = env.step(env_action)
 
         # Copies, because an environment may reuse the arrays that it returned
-        observation = flatten(env.single_observation_space, observation).copy()
+        observation = flat_observations(observation, env, method="step")
         reward = by_slot("reward", reward, env, slots=slots)
         terminated = by_slot("terminated", terminated, env, slots=slots, dtype=bool)
         truncated = by_slot("truncated", truncated, env, slots=slots, dtype=bool)
@@ -469,7 +470,7 @@ class Collector:
         if mode is AutoresetMode.DISABLED and done.any():
             # Some environments remove this mask from the options, so each call gets its own dictionary.
             observation, info = env.reset(options={"reset_mask": done.copy()})
-            observation = flatten(env.single_observation_space, observation).copy()
+            observation = flat_observations(observation, env, method="reset")
             reset_mask = read_action_mask(info, env, no_action_follows=~done)
             action_mask = merge_masks(action_mask, reset_mask, done)
             lives = read_lives(info, lives)

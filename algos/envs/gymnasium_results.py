@@ -65,13 +65,37 @@ def reset_each(env: VectorEnv, seeds: list[int]) -> tuple[Any, dict[str, Any]]:
         raise ValueError(f"{type(env.unwrapped).__name__} accepts no list of seeds ({error}): {advice}") from error
 
     # Each slot starts as the first one with the same seed
-    rows = flatten(env.single_observation_space, observation)
+    rows = flat_observations(observation, env, method="reset")
     first_slots: dict[int, int] = {}
     for slot, seed in enumerate(seeds):
         first_slot = first_slots.setdefault(seed, slot)
         if not np.array_equal(rows[slot], rows[first_slot]):
             raise ValueError(f"{type(env.unwrapped).__name__} starts differently with equal seeds: {advice}")
     return observation, info
+
+
+def flat_observations(observation: Any, env: VectorEnv, *, method: str) -> np.ndarray:
+    """Flatten a copy of the observations of all slots that ``reset`` or ``step`` returned: ``[N, ...]``.
+
+    Args:
+        observation: what it returned.
+        env: the environment.
+        method: name of the method, for error messages.
+
+    Raises:
+        ValueError: if Box observations are no array with a row of as many dimensions for each slot, or if `flatten`
+            refuses the values.
+    """
+    space = env.single_observation_space
+    if isinstance(space, spaces.Box):
+        is_array = isinstance(observation, np.ndarray)
+        if not is_array or observation.ndim != 1 + len(space.shape) or len(observation) != env.num_envs:
+            raise ValueError(
+                f"{type(env.unwrapped).__name__}.{method} returned a {type(observation).__name__} of shape "
+                f"{np.shape(observation)} as observations, expected a NumPy array of shape "
+                f"{(env.num_envs, *space.shape)}, a row for each slot: convert it there"
+            )
+    return flatten(space, observation).copy()
 
 
 def by_slot(name: str, values: object, env: VectorEnv, *, slots: int, dtype: type | None = None) -> np.ndarray:
@@ -97,8 +121,14 @@ def with_final_observations(
     """Copy the flat observations ``[N, ...]`` of a step; done slots get their final ones, from ``info["final_obs"]``.
 
     Raises:
-        ValueError: if a wrapper has transformed the observations but not the final ones.
+        ValueError: if there are no final ones, or a wrapper has transformed the observations but not them.
     """
+    if "final_obs" not in info:
+        raise ValueError(
+            f"{type(env.unwrapped).__name__}.step ended an episode in autoreset mode SAME_STEP without "
+            "info['final_obs'], expected there the last observation of each slot that is done: add it, or use "
+            "AutoresetMode.NEXT_STEP, in which the step after the end resets"
+        )
     space = env.single_observation_space
     shape = observation.shape[1:]
     with_final = observation.copy()

@@ -122,6 +122,69 @@ def test_slots_that_wait_have_no_steps(waiting):
     assert not mask[0].any() and mask[1].all()
 
 
+# --- observations --------------------------------------------------------------------------------
+
+
+class Shows(VectorEnv):
+    """Three slots with two numbers each, in SAME_STEP mode; episodes of five steps. Observations are converted."""
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+
+    def __init__(self, *, converts=("reset", "step"), convert=lambda rows: rows, has_final=True):
+        self.num_envs, self.converts, self.convert, self.has_final = 3, converts, convert, has_final
+        self.single_observation_space, self.single_action_space = spaces.Box(0, 1, (2,)), spaces.Discrete(2)
+        self.observation_space, self.action_space = spaces.Box(0, 1, (3, 2)), spaces.MultiDiscrete([2, 2, 2])
+
+    def show(self, method):
+        rows = np.zeros((3, 2), np.float32)
+        return self.convert(rows) if method in self.converts else rows
+
+    def reset(self, *, seed=None, options=None):
+        self.time = 0
+        return self.show("reset"), {}
+
+    def step(self, actions):
+        self.time += 1
+        terminated = np.full(3, self.time % 5 == 0)
+        info = {"final_obs": np.ones((3, 2), np.float32)} if self.has_final else {}
+        return self.show("step"), np.ones(3), terminated, np.zeros(3, dtype=bool), info
+
+
+def policy_for(env):
+    return MLPPolicy(env.single_observation_space, env.single_action_space)
+
+
+def test_final_observations_may_be_one_array():
+    env = Shows()
+    rollout = collect(env, policy_for(env), num_steps=10)
+    assert torch.equal(rollout["next_observation"][:, :, 0] == 1, rollout["terminated"])
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+@pytest.mark.parametrize(
+    ("convert", "words"),
+    [
+        (np.ndarray.tolist, r"a list of shape \(3, 2\)"),
+        (torch.from_numpy, r"a Tensor of shape \(3, 2\)"),
+        (np.ravel, r"a ndarray of shape \(6,\)"),
+        (lambda rows: rows[:2], r"a ndarray of shape \(2, 2\)"),
+        (lambda rows: rows[None], r"a ndarray of shape \(1, 3, 2\)"),
+    ],
+    ids=["list", "tensor", "flat", "too few", "too deep"],
+)
+def test_observations_that_are_no_rows_of_an_array_are_refused(convert, words, method):
+    env = Shows(converts=[method], convert=convert)
+    with refused(ValueError, f"Shows.{method} returned {words}", r"expected a NumPy array of shape \(3, 2\)"):
+        collect(env, policy_for(env), num_steps=3)
+
+
+def test_an_end_without_the_final_observation_is_refused():
+    env = Shows(has_final=False)
+    assert collect(env, policy_for(env), num_steps=4).shape == (3, 4)
+    with refused(ValueError, r"Shows.step ended .* SAME_STEP without info\['final_obs'\]", "NEXT_STEP"):
+        collect(env, policy_for(env), num_steps=5)
+
+
 # --- action masks --------------------------------------------------------------------------------
 
 
