@@ -51,6 +51,11 @@ def has_images(space: spaces.Space) -> bool:
     return any(map(is_image, leaf_spaces(space)))
 
 
+def brightest_pixel(space: spaces.Box) -> int:
+    """Largest value of an image space, by which networks divide its pixels: 255, or less for a board of symbols."""
+    return max(int(space.high.max()), 1)
+
+
 def warn_of_flat_pixels(space: spaces.Space, reader: str) -> None:
     """Log a warning if there are images in a space whose observations a policy reads as one vector.
 

@@ -6,7 +6,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from algos.envs.images import image_layout
+from algos.envs.images import brightest_pixel, image_layout
 from algos.policies.distributions import action_distribution
 from algos.policies.layers import channels_first, image_trunk, linear
 from algos.policies.policy import ControlPolicy, Evaluation, Observation, Step
@@ -19,9 +19,10 @@ MAX_IMAGES_AT_ONCE = 1024
 class CNNPolicy(ControlPolicy):
     """Network of Mnih et al. (2015), "Human-level control": a shared trunk with a linear actor and a linear critic.
 
-    Images are uint8, in the rollout too; the network divides them by 255. Of three dimensions, the channels are the
-    first or the last, whichever is shorter: ``(4, 84, 84)`` is a stack of frames, ``(210, 160, 3)`` a colour image. Two
-    dimensions are one grey image. Images with a side under 36 pixels get a trunk with smaller kernels.
+    Images are uint8, in the rollout too; the network divides them by the space's largest pixel (255). Of three
+    dimensions, the channels are the first or the last, whichever is shorter: ``(4, 84, 84)`` is a stack of frames,
+    ``(210, 160, 3)`` a colour image. Two dimensions are one grey image. Images with a side under 36 pixels get a trunk
+    with smaller kernels.
 
     Args:
         observation_space: space of one environment, a uint8 Box of 2 or 3 dimensions.
@@ -41,7 +42,9 @@ class CNNPolicy(ControlPolicy):
         self, observation_space: spaces.Space, action_space: spaces.Space, *, hidden: int = 512, seed: int = 0
     ) -> None:
         image_layout(observation_space)  # raises unless it is an image
+        assert isinstance(observation_space, spaces.Box)
         super().__init__(observation_space, action_space, normalize_observations=False, seed=seed)
+        self.brightest = brightest_pixel(observation_space)
         self.hidden = hidden
         self.distribution = action_distribution(action_space)
         example = channels_first(torch.zeros(1, *self._shape, device="cpu"), observation_space)
@@ -87,5 +90,5 @@ class CNNPolicy(ControlPolicy):
         flat_batch = observation.reshape(-1, *self._shape).to(self.critic.weight.device)
         images = channels_first(flat_batch, self.observation_space)
         # Convolutions on a CPU are faster with channels last in memory.
-        images = images.to(torch.float32, memory_format=torch.channels_last) / 255
+        images = images.to(torch.float32, memory_format=torch.channels_last) / self.brightest
         return self.trunk(images).view(*batch_shape, self.hidden)

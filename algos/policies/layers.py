@@ -7,7 +7,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from algos.envs.images import image_layout, is_image, leaf_spaces
+from algos.envs.images import brightest_pixel, image_layout, is_image, leaf_spaces
 from algos.policies.normalizers import ObservationNormalizer
 
 SQRT_2 = math.sqrt(2)
@@ -104,14 +104,14 @@ class CombinedEncoder(nn.Module):
         return ObservationNormalizer(sum(self.sizes), columns)
 
     def forward(self, flat: Tensor) -> Tensor:
-        """Features ``[*batch, size]`` of flat observations, float32 ``[*batch, *]``, with pixels from 0 to 255."""
+        """Features ``[*batch, size]`` of flat observations, float32 ``[*batch, *]``, whose pixels are not divided."""
         features = []
         trunks = iter(self.trunks)
         for leaf, columns in zip(self.leaves, flat.split(self.sizes, dim=-1), strict=True):
             if is_image(leaf):
                 images = channels_first(columns.reshape(-1, *leaf.shape), leaf)
                 # Convolutions on a CPU are faster with channels last in memory.
-                images = images.to(memory_format=torch.channels_last) / 255
+                images = images.to(memory_format=torch.channels_last) / brightest_pixel(leaf)
                 image_features = next(trunks)(images)
                 columns = image_features.reshape(*flat.shape[:-1], image_features.shape[-1])
             features.append(columns)

@@ -23,7 +23,8 @@ class MultiInputPolicy(ControlPolicy):
 
     Each image goes through convolutions of its own. Their features and all other numbers, side by side, are the input
     of two tanh networks, actor and critic, as those of `MLPPolicy`. Images are uint8, in the rollout too
-    (`algos.envs.flatten`), and are divided by 255; their channels are the first or the last, see `CNNPolicy`.
+    (`algos.envs.flatten`), and are divided by the largest pixel of their space (255); their channels are the first or
+    the last, see `CNNPolicy`.
 
     Args:
         observation_space: space of one environment, with at least one image.

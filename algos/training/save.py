@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from algos.policies.policy import Policy
     from algos.training.learner import Learner
 
-FORMAT = 4
+FORMAT = 5
 """Format version of the folder."""
-READ_FORMATS = (2, 3, FORMAT)
-"""Formats that are read: 3 has the argument names of version 0.2; 2 has them too, and no dtype of observations."""
+READ_FORMATS = (2, 3, 4, FORMAT)
+"""Formats that are read: up to 4, networks divide all pixels by 255, whatever their space; up to 3, arguments have the
+names of version 0.2; 2 has no dtype of observations."""
 
 
 def save(agent: Learner[Config], folder: str | Path) -> Path:
@@ -140,7 +141,11 @@ def load(
         options: dict[str, object] = {}
         if describe is not None:
             options["describe"] = own_describe
-        policy = loaded_class.load(weights, description["policy_arguments"], **options)
+        arguments = description["policy_arguments"]
+        observation = arguments.get("observation")
+        if description["format"] < 5 and isinstance(observation, dict):
+            _widen_bounds_of_pixels(observation)
+        policy = loaded_class.load(weights, arguments, **options)
     except (ImportError, UnnamedCodeError):  # their messages say what to do
         raise
     except Exception as error:  # the arguments come from a file, and safetensors has its own errors
@@ -246,7 +251,7 @@ def read_description(folder: str | Path) -> AgentRecord:
             "load it with the version of algos that wrote it"
         )
     record = check_record(content, path)
-    if record["format"] < FORMAT:
+    if record["format"] < 4:
         _rename_old_arguments(record)
 
     # Gymnasium would import what stands before a colon
@@ -260,7 +265,7 @@ def read_description(folder: str | Path) -> AgentRecord:
 
 
 def _rename_old_arguments(record: AgentRecord) -> None:
-    """Rename what formats 2 and 3 call by other names than `FORMAT`; changes the record."""
+    """Rename what formats 2 and 3 call by other names; changes the record."""
     # Policy
     arguments = record["policy_arguments"]
     if record["format"] == 2 and "observation_shape" in arguments:
@@ -281,6 +286,16 @@ def _rename_old_arguments(record: AgentRecord) -> None:
             new_name = next(iter(our_names(name)), name)
             renamed[new_name] = value
         environment["kwargs"] = renamed
+
+
+def _widen_bounds_of_pixels(space: dict[str, Any]) -> None:
+    """Set the largest pixel of a described space to 255, by which networks divided up to format 4; changes it."""
+    for _, part in space.get("dict", ()):
+        _widen_bounds_of_pixels(part)
+    for part in space.get("tuple", ()):
+        _widen_bounds_of_pixels(part)
+    if space.get("dtype") == "uint8" and len(space.get("shape", ())) > 1:
+        space["high"] = 255
 
 
 def describe(function: Callable[..., object]) -> str | dict[str, object]:

@@ -437,6 +437,8 @@ def symbols_as_pixels(evidence: Evidence, threshold: float) -> Figures | None:
     shape = observation.get("shape") or ()
     if observation.get("dtype") != "uint8" or len(shape) != 3 or max(shape[:2]) > threshold:
         return None
+    if observation.get("high", 255) != 255:  # networks divide by it, so that the input is bright
+        return None
     return {"shape": " x ".join(map(str, shape)), "policy": evidence.policy}
 
 

@@ -69,6 +69,16 @@ def test_the_cnn_reads_stacked_and_colour_images():
     torch.testing.assert_close(found[0], expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("highest", [1, 5, 255])
+def test_pixels_are_divided_by_the_largest_one_of_the_space(highest):
+    """A board of 0 and 1 is no image of nearly black."""
+    board = np.random.default_rng(0).integers(0, 2, (2, 8, 8), dtype=np.uint8)
+    policy = CNNPolicy(spaces.Box(0, highest, (8, 8), np.uint8), spaces.Discrete(4), hidden=4, seed=3)
+    output = policy.output({"observation": torch.from_numpy(board * np.uint8(highest))})
+    expected = policy.actor(policy.trunk(torch.from_numpy(board)[:, None].float()))
+    torch.testing.assert_close(output, expected, atol=1e-6, rtol=0)
+
+
 def test_the_cnns_ratio_is_one_and_its_values_agree():
     """Values of the rollout's cut entries are those of the final observations; log-probabilities are as sampled."""
     env = SyncVectorEnv([lambda: Brighter((16, 16, 3))] * 3, autoreset_mode=AutoresetMode.SAME_STEP)

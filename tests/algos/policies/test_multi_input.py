@@ -112,7 +112,7 @@ def images(draw):
     """Grey images, colour images and stacks of frames, of bytes."""
     height, width = draw(st.integers(5, 9)), draw(st.integers(5, 9))
     shape = draw(st.sampled_from([(height, width), (height, width, 3), (2, height, width)]))
-    return spaces.Box(draw(st.sampled_from([0, 5])), 255, shape, np.uint8)
+    return spaces.Box(draw(st.sampled_from([0, 5])), draw(st.sampled_from([9, 255])), shape, np.uint8)
 
 
 @st.composite
@@ -140,7 +140,8 @@ def plain_features(policy, space, samples):
                 picture = value if value.ndim == 3 else value[None]
                 if value.ndim == 3 and value.shape[-1] < value.shape[0]:
                     picture = picture.transpose(2, 0, 1)
-                columns.append(next(trunks)(torch.from_numpy(picture.astype(np.float32))[None] / 255)[0])
+                brightness = torch.from_numpy(picture.astype(np.float32)) / float(leaf.high.flat[0])
+                columns.append(next(trunks)(brightness[None])[0])
             else:
                 columns.append(torch.from_numpy(flatten_one(leaf, value).astype(np.float32).ravel()))
         rows.append(torch.cat(columns))

@@ -1,13 +1,17 @@
-"""Saving and loading of language models."""
+"""Saving and loading of language models, and of agents that earlier versions saved."""
 
 import json
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 
 import algos
-from algos import PPO, LMPolicy, PPOConfig
+from algos import PPO, LMPolicy, MultiInputPolicy, PPOConfig
 from algos.cli import main
+from tests.helpers.generated_spaces import Random
 from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
 from textenv import TextVectorEnv
 
@@ -68,3 +72,29 @@ def test_a_broken_language_model_is_refused_in_words(tmp_path, file, content):
     (tmp_path / "policy" / file).write_bytes(content)
     with pytest.raises(ValueError, match=r"does not match the LMPolicy|cannot load"):
         algos.load(tmp_path)
+
+
+def test_agents_of_earlier_versions_divide_pixels_by_255(tmp_path):
+    """As they did there, also where the space has smaller ones; later agents divide by the largest of the space."""
+
+    def space_up_to(highest):
+        return spaces.Dict(board=spaces.Box(0, highest, (8, 8), np.uint8), speed=spaces.Box(-1, 1, (2,)))
+
+    env = SyncVectorEnv([lambda: Random(space_up_to(1), spaces.Discrete(2))])
+    agent = PPO(env, num_steps=16, minibatch_size=16)
+    agent.save(tmp_path)
+    observation, _ = env.reset(seed=3)
+    expected = agent.policy.act(observation, deterministic=True).log_prob
+    assert torch.equal(algos.load(tmp_path).act(observation, deterministic=True).log_prob, expected)
+
+    config = tmp_path / "config.json"
+    description = json.loads(config.read_text())
+    description["format"] = 4
+    config.write_text(json.dumps(description))
+    former = MultiInputPolicy(space_up_to(255), spaces.Discrete(2), seed=5)
+    former.load_state_dict(agent.policy.state_dict())
+    expected_formerly = former.act(observation, deterministic=True).log_prob
+    assert not torch.equal(expected_formerly, expected)
+    loaded = algos.load(tmp_path)
+    assert torch.equal(loaded.act(observation, deterministic=True).log_prob, expected_formerly)
+    assert algos.evaluate(env, loaded, num_episodes=1).returns

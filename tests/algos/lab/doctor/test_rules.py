@@ -317,6 +317,16 @@ def test_rows_that_an_opponent_played_lack_no_reward(tmp_path):
 
 
 @pytest.mark.long
+def test_symbols_in_a_space_with_their_own_bounds_are_not_blamed(tmp_path):
+    """Networks divide by the largest number of the space, so that the input is bright."""
+    images_of_symbols(tmp_path)
+    config = tmp_path / "config.json"
+    assert '"high": 255' in config.read_text()
+    config.write_text(config.read_text().replace('"high": 255', '"high": 10'))
+    assert "symbols_as_pixels" not in names_in(tmp_path)
+
+
+@pytest.mark.long
 def test_images_that_a_wrapper_of_ones_own_brightens_are_not_blamed(tmp_path, monkeypatch):
     pytest.importorskip("minigrid")
     (tmp_path / "brighter.py").write_text(BRIGHTER)
