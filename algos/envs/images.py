@@ -10,6 +10,8 @@ logger = logging.getLogger(__name__)
 
 BYTES = np.dtype(np.uint8)
 """Dtype of pixels."""
+BRIGHTEST_BYTE = 255
+"""Largest value of a pixel."""
 MIN_SIDE_PIXELS = 5
 """Minimum height and width of an image, pixels."""
 
@@ -73,6 +75,26 @@ def warn_of_flat_pixels(space: spaces.Space, reader: str) -> None:
             )
 
 
+def warn_of_raw_pixels(space: spaces.Space, reader: str) -> None:
+    """Log a warning for each part of a space with the dtype and bounds of pixels that convolutions cannot read.
+
+    A policy reads such a part as numbers from 0 to 255, which saturate its network unless they are normalized.
+
+    Args:
+        space: space of one observation.
+        reader: name of the policy.
+    """
+    for part in leaf_spaces(space):
+        if not isinstance(part, spaces.Box) or part.dtype != BYTES or len(part.shape) < 2:
+            continue
+        if not (part.high == BRIGHTEST_BYTE).any():
+            continue
+        try:
+            image_layout(part)
+        except ValueError as error:
+            logger.warning("%s reads pixels as numbers from 0 to 255, without convolutions: %s", reader, error)
+
+
 def image_layout(space: spaces.Space) -> tuple[tuple[int, ...], bool]:
     """Shape of an image space, and True if its channels come first.
 
@@ -85,8 +107,8 @@ def image_layout(space: spaces.Space) -> tuple[tuple[int, ...], bool]:
     if not isinstance(space, spaces.Box) or space.dtype != BYTES or len(shape) not in (2, 3):
         raise ValueError(
             f"observation_space is {space}, expected a uint8 Box of 2 or 3 dimensions (3 with channels): do not "
-            "rescale pixels, join stacked colour frames along the channels, or use MLPPolicy (MultiInputPolicy for a "
-            "Dict or Tuple with images in it)"
+            "rescale pixels, join stacked colour frames along the channels, or use MLPPolicy with "
+            "normalize_observations=True (MultiInputPolicy for a Dict or Tuple with images in it)"
         )
 
     # Channels
@@ -104,6 +126,6 @@ def image_layout(space: spaces.Space) -> tuple[tuple[int, ...], bool]:
     if min(sides) < MIN_SIDE_PIXELS:
         raise ValueError(
             f"images of {sides[0]} x {sides[1]} pixels in observations of shape {shape} are too small for "
-            f"convolutions, expected at least {MIN_SIDE_PIXELS}: flatten them and use MLPPolicy"
+            f"convolutions, expected at least {MIN_SIDE_PIXELS}: use MLPPolicy with normalize_observations=True"
         )
     return shape, channels_first

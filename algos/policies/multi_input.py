@@ -54,7 +54,7 @@ class MultiInputPolicy(ControlPolicy):
         normalize_observations: bool = False,
         seed: int = 0,
     ) -> None:
-        super().__init__(observation_space, action_space, normalize_observations=False, seed=seed)
+        super().__init__(observation_space, action_space, normalize_observations=normalize_observations, seed=seed)
         if not has_images(observation_space):
             raise ValueError(
                 f"observation_space is {observation_space}, in which MultiInputPolicy finds no image, expected a uint8 "

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from algos.config import CONTROL_LEARNING_RATE
 from algos.envs.batching import as_batch
 from algos.envs.flatten import flat_shape, flatten, packed_size, unflatten as unflatten, unpack
+from algos.envs.images import warn_of_raw_pixels
 from algos.envs.spaces import acts_alike, describe_space, fit_actions, reads_alike, restore_space
 from algos.policies.distributions import ActionDistribution
 from algos.policies.normalizers import ObservationNormalizer
@@ -509,6 +510,8 @@ class ControlPolicy(nn.Module, Policy):
         self.normalizer: ObservationNormalizer | None = None
         if normalize_observations:
             self.normalizer = ObservationNormalizer(self.input_size)
+        else:
+            warn_of_raw_pixels(observation_space, type(self).__name__)
 
     @property
     def num_actions(self) -> int | None:

@@ -23,6 +23,7 @@ from algos import (
     MultiInputPolicy,
     PPOConfig,
     QPolicy,
+    SACPolicy,
     collect,
     evaluate,
 )
@@ -313,6 +314,42 @@ def test_flattened_pixels_are_warned_of(caplog):
         with caplog.at_level(logging.WARNING):
             make()
         assert len(caplog.records) == 1 and "MultiInputPolicy" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        ((4, 36, 36, 1), "expected a uint8 Box of 2 or 3 dimensions"),
+        ((4, 4, 3), "images of 4 x 4 pixels"),
+        ((36, 36, 36), "the channels are ambiguous"),
+    ],
+)
+def test_pixels_that_no_convolution_reads_are_warned_of(shape, reason, caplog):
+    """Of a policy that is chosen by the spaces, too; normalized ones are no large numbers."""
+    pixels = spaces.Box(0, 255, shape, np.uint8)
+    beside_an_image = spaces.Dict(camera=CAMERA, pixels=pixels)
+    env = SyncVectorEnv([lambda: Random(pixels, TWO)])
+    readers = [
+        lambda: make_policy(env),
+        lambda: QPolicy(pixels, TWO, hidden=(4,)),
+        lambda: SACPolicy(pixels, JOINTS, hidden=(4,)),
+        lambda: MultiInputPolicy(beside_an_image, TWO, hidden=(4,), image_features=4),
+        lambda: LSTMPolicy(beside_an_image, TWO, hidden=4, image_features=4),
+    ]
+    for make in readers:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            make()
+        assert len(caplog.records) == 1
+        assert "reads pixels as numbers from 0 to 255, without convolutions" in caplog.text and reason in caplog.text
+
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        make_policy(env, normalize_observations=True)
+        MultiInputPolicy(beside_an_image, TWO, hidden=(4,), image_features=4, normalize_observations=True)
+        MLPPolicy(spaces.Box(0, 9, shape, np.uint8), TWO)
+        MLPPolicy(spaces.Box(0, 255, (36,), np.uint8), TWO)
+    assert not caplog.records
 
 
 def test_an_lstm_of_version_0_11_flattens_images_still(tmp_path):
