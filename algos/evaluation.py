@@ -152,8 +152,7 @@ def evaluate(
     """
     sampling = read_sampling(k, num_samples=num_samples, num_prompts=num_prompts, by=by, success=success, answer=answer)
     num_episodes = _num_episodes(num_episodes, sampling)
-    if sampling is not None and deterministic:
-        raise ValueError("deterministic is True and k is given: leave one out (with k, both ways are played)")
+    _check_deterministic(deterministic, sampling)
     num_slots = num_episodes
     if sampling is not None:
         num_slots = NUM_SLOTS
@@ -201,6 +200,12 @@ def _num_episodes(num_episodes: int | None, sampling: Sampling | None) -> int:
     if num_episodes < 1:
         raise ValueError(f"num_episodes is {num_episodes}, expected at least 1")
     return num_episodes
+
+
+def _check_deterministic(deterministic: bool, sampling: Sampling | None) -> None:
+    """Raise a ValueError if the most probable actions are asked for together with ``k``."""
+    if sampling is not None and deterministic:
+        raise ValueError("deterministic is True and k is given: leave one out (with k, both ways are played)")
 
 
 # --- several samples of each prompt -------------------------------------------------------------------------------
@@ -468,6 +473,7 @@ class EvaluateEvery(Callback):
             the training are refused: each evaluation would reset them.
         every: steps between evaluations; the last iteration is evaluated too.
         num_episodes: episodes of an evaluation, by default 20; not with ``k``.
+        deterministic: take the most probable action instead of a sample, as is usual for SAC; not with ``k``.
         stop_at: end the training at this ``mean_return``.
         patience: end the training after this number of evaluations in a row without a better one.
         seed: seed of every evaluation, so that all have the same start states or prompts.
@@ -482,6 +488,7 @@ class EvaluateEvery(Callback):
         every: int,
         *,
         num_episodes: int | None = None,
+        deterministic: bool = False,
         stop_at: float | None = None,
         patience: int | None = None,
         seed: int = 0,
@@ -499,9 +506,11 @@ class EvaluateEvery(Callback):
             k, num_samples=num_samples, num_prompts=num_prompts, by=by, success=success, answer=answer
         )
         _num_episodes(num_episodes, self.sampling)  # raises if both are given
+        _check_deterministic(deterministic, self.sampling)
         self.env = env
         self.every = every
         self.num_episodes = num_episodes
+        self.deterministic = deterministic
         self.seed = seed
         self.stop_at = stop_at
         self.patience = patience
@@ -541,6 +550,7 @@ class EvaluateEvery(Callback):
             agent.policy,
             penalty=penalty,
             num_episodes=self.num_episodes,
+            deterministic=self.deterministic,
             seed=self.seed,
             sampling=self.sampling,
         )

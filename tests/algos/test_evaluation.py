@@ -6,6 +6,7 @@ import json
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.vector import SyncVectorEnv
 
 from algos import PPO, EvaluateEvery, MLPPolicy, evaluate
 from algos.cli import main
@@ -176,6 +177,32 @@ def test_an_evaluation_without_scores_is_not_the_best_one(tmp_path):
     rows = ppo_text().learn(120, callbacks=[callback], run_dir=tmp_path)
     assert [row["eval/mean_return"] for row in rows if "eval/mean_return" in row][1:3] == [1.0, 0.5]
     assert callback.best == 1.0 and (tmp_path / "best" / "config.json").is_file()
+
+
+class ActionPays(gymnasium.Env):
+    """One step, whose reward is the action, 0 or 1."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), float(action), True, False, {}
+
+
+def test_evaluations_during_training_can_take_the_most_probable_action():
+    """Action 1 is a little more probable than 0; the mean over samples is between both."""
+    policy = MLPPolicy(ActionPays.observation_space, ActionPays.action_space)
+    policy.actor[-1].weight.data.zero_()
+    policy.actor[-1].bias.data[1] = 0.1
+    agent = PPO(SyncVectorEnv([ActionPays] * 2), policy, num_steps=8, minibatch_size=16, learning_rate=1e-12)
+    sampled, deterministic = EvaluateEvery(ActionPays(), 16), EvaluateEvery(ActionPays(), 16, deterministic=True)
+    assert 0 < agent.learn(16, callbacks=[sampled])[-1]["eval/mean_return"] < 1
+    assert agent.learn(16, callbacks=[deterministic])[-1]["eval/mean_return"] == deterministic.best == 1
+    with pytest.raises(ValueError, match="deterministic is True and k is given: leave one out"):
+        EvaluateEvery(level_env(), 20, k=4, deterministic=True)
 
 
 @pytest.mark.heavy
