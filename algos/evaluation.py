@@ -499,6 +499,7 @@ class EvaluateEvery(Callback):
         success: float = 1.0,
         answer: Answer | None = None,
     ) -> None:
+        # Refuse numbers that mean nothing or do not fit each other
         for name, count in (("every", every), ("num_episodes", num_episodes), ("patience", patience)):
             if count is not None and not count >= 1:
                 raise ValueError(f"{name} is {count}, expected at least 1")
@@ -507,6 +508,8 @@ class EvaluateEvery(Callback):
         )
         _num_episodes(num_episodes, self.sampling)  # raises if both are given
         _check_deterministic(deterministic, self.sampling)
+
+        # What is evaluated, and how
         self.env = env
         self.every = every
         self.num_episodes = num_episodes
@@ -514,6 +517,8 @@ class EvaluateEvery(Callback):
         self.seed = seed
         self.stop_at = stop_at
         self.patience = patience
+
+        # What the evaluations have shown
         self.best: float | None = None
         """Best ``mean_return`` so far."""
         self.waited = 0

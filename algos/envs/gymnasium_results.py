@@ -92,7 +92,7 @@ def flat_observations(observation: Any, env: VectorEnv, *, method: str) -> np.nd
         if not is_array or observation.ndim != 1 + len(space.shape) or len(observation) != env.num_envs:
             raise ValueError(
                 f"{type(env.unwrapped).__name__}.{method} returned a {type(observation).__name__} of shape "
-                f"{np.shape(observation)} as observations, expected a NumPy array of shape "
+                f"{tuple(np.shape(observation))} as observations, expected a NumPy array of shape "
                 f"{(env.num_envs, *space.shape)}, a row for each slot: convert it there"
             )
     return flatten(space, observation).copy()
@@ -129,6 +129,8 @@ def with_final_observations(
             "info['final_obs'], expected there the last observation of each slot that is done: add it, or use "
             "AutoresetMode.NEXT_STEP, in which the step after the end resets"
         )
+
+    # Each final observation in place of the next episode's first one
     space = env.single_observation_space
     shape = observation.shape[1:]
     with_final = observation.copy()
