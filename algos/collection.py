@@ -21,12 +21,14 @@ from algos.envs.gymnasium_results import (
     EnvironmentAdvice,
     autoreset_mode,
     by_slot,
+    check_info,
     flags,
     flat_observations,
     merge_masks,
     read_action_mask,
     read_lives,
     reset_each,
+    warn_of_unread_masks,
     with_final_observations,
 )
 from algos.envs.spaces import fit_actions
@@ -374,6 +376,8 @@ class Collector:
                 observation, info = env.reset(seed=self.seed)
         else:
             observation, info = reset_each(env, slot_seeds)
+        check_info(info, env, method="reset")
+        warn_of_unread_masks(info, env)
         self.observation = flat_observations(observation, env, method="reset")
         self.action_mask = _mask_tensor(read_action_mask(info, env))
         self.lives = read_lives(info, None)
@@ -433,6 +437,7 @@ class Collector:
             observation, reward, terminated, truncated, info = env.step(env_action)
 
         # Copies, because an environment may reuse the arrays that it returned
+        check_info(info, env, method="step")
         observation = flat_observations(observation, env, method="step")
         reward = by_slot("reward", reward, env, slots=slots)
         terminated = by_slot("terminated", terminated, env, slots=slots, dtype=bool)

@@ -1,8 +1,10 @@
 """Read and check what a vector environment returns: arrays of a step, and keys of ``info``. Knows no policy."""
 
+import logging
 from collections.abc import Mapping
 from types import NoneType
 from typing import Any
+from weakref import WeakSet
 
 import gymnasium
 import numpy as np
@@ -11,8 +13,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from algos.envs.flatten import flatten, flatten_one
 
+logger = logging.getLogger(__name__)
 STEPS_WITHOUT_AN_END = 10_000
 """Steps per slot in which no episode has ended, after which the collection of rollouts warns."""
+_WARNED: WeakSet[VectorEnv] = WeakSet()
+"""Environments of whose masks a warning was logged."""
 
 
 class EnvironmentAdvice:
@@ -162,6 +167,45 @@ def flags(info: Mapping[str, Any], key: str, *, slots: int) -> np.ndarray:
     if not kinds <= {bool, np.bool_, NoneType}:  # Gymnasium collects np.bool_ as objects, with None for no entry
         return np.zeros(slots, dtype=bool)
     return values.astype(bool)
+
+
+def check_info(info: object, env: VectorEnv, *, method: str) -> None:
+    """Raise a ValueError unless the info that ``reset`` or ``step`` returned is a dictionary, as masks are read by key.
+
+    Args:
+        info: what it returned.
+        env: the environment.
+        method: name of the method, for the error message.
+    """
+    if not isinstance(info, Mapping):
+        raise ValueError(
+            f"{env}.{method} returned a {type(info).__name__} as info, expected a dictionary whose values have an "
+            "entry for each slot: leave out wrappers such as DictInfoToList"
+        )
+
+
+def warn_of_unread_masks(info: Mapping[str, Any], env: VectorEnv) -> None:
+    """Log a warning, once, if an environment in this process has a method ``action_masks`` but no mask in its info.
+
+    Args:
+        info: of a reset.
+        env: the environment.
+    """
+    if "action_mask" in info or env in _WARNED:
+        return
+    unwrapped = env.unwrapped
+    has_method = hasattr(unwrapped, "action_masks")
+    for single in getattr(unwrapped, "envs", ()):
+        if isinstance(single, gymnasium.Env) and single.has_wrapper_attr("action_masks"):
+            has_method = True
+    if has_method:
+        _WARNED.add(env)
+        logger.warning(
+            "%s has a method action_masks, which is not called, and its reset has returned no info['action_mask']: all "
+            "actions are allowed. Return the mask there, in reset and in step: info = {'action_mask': "
+            "self.action_masks()}",
+            env,
+        )
 
 
 def read_action_mask(

@@ -400,6 +400,64 @@ def test_a_mask_of_another_size_is_refused():
         collect(env, MLPPolicy(env.single_observation_space, env.single_action_space), num_steps=2)
 
 
+class HasMethod(gym.Env):
+    """Has the method that MaskablePPO calls; its info may have the same mask."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(3)
+
+    def __init__(self, has_mask):
+        self.has_mask = has_mask
+
+    def action_masks(self):
+        return np.array([True, False, True])
+
+    def info(self):
+        return {"action_mask": self.action_masks()} if self.has_mask else {}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), self.info()
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, False, False, self.info()
+
+
+@pytest.mark.parametrize("has_mask", [True, False])
+def test_a_method_with_masks_that_nothing_calls_is_warned_of_once(has_mask, caplog):
+    env = SyncVectorEnv([lambda: gym.wrappers.TimeLimit(HasMethod(has_mask), 5)] * 2)
+    policy = policy_for(env)
+    for _ in range(2):
+        rollout = collect(env, policy, num_steps=20)
+    plays_closed_action = bool((rollout["action"] == 1).any())
+    assert plays_closed_action == (not has_mask)
+    assert caplog.text.count("has a method action_masks") == int(not has_mask)
+
+
+def test_environments_without_that_method_are_not_warned_of(caplog):
+    env = SyncVectorEnv([lambda: SaysSometimes(says=False)])
+    collect(env, policy_for(env), num_steps=3)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], ids=lambda mode: mode.name)
+def test_an_info_that_is_a_list_is_refused(mode):
+    env = gym.wrappers.vector.DictInfoToList(moves(mode))
+    with refused(ValueError, "reset returned a list as info", "DictInfoToList"):
+        collect(env, policy_for(env), num_steps=3)
+
+
+class StepsInLists(Shows):
+    def step(self, actions):
+        *values, _ = super().step(actions)
+        return *values, [{}, {}, {}]
+
+
+def test_an_info_of_a_step_that_is_a_list_is_refused():
+    env = StepsInLists()
+    with refused(ValueError, "step returned a list as info", "expected a dictionary"):
+        collect(env, policy_for(env), num_steps=3)
+
+
 def test_an_environment_stepped_by_others_is_reset():
     env = gymnasium.make_vec("CartPole-v1", num_envs=2)
     policy = MLPPolicy(env.single_observation_space, env.single_action_space)
