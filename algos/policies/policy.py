@@ -1,6 +1,8 @@
 """`Policy`, the interface between algorithms and networks, and `ControlPolicy`, the base of policies for control."""
 
 import copy
+import functools
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -28,6 +30,7 @@ from textenv.acceleration import accelerated
 from textenv.names import check_names
 from textenv.rollout import Evaluation, Reference, is_episode_env
 
+logger = logging.getLogger(__name__)
 OBSERVATIONS_AT_ONCE = 1024
 """Number of observations that are unpacked at a time for the statistics of a normalizer."""
 Observation = np.ndarray | dict[str, np.ndarray]
@@ -489,11 +492,12 @@ class ControlPolicy(nn.Module, Policy):
     critic: nn.Module
     hidden: int | tuple[int, ...]
     """Width of the hidden layer, or a tuple with the width of each layer; needed only by `arguments`."""
+    _layers_made: dict[str, str]
 
     def __init_subclass__(cls) -> None:
-        """Let the subclass's constructor check the names of its arguments."""
+        """Let the subclass's constructor check the names of its arguments, and note the layers that it made."""
         super().__init_subclass__()
-        cls.__init__ = check_names(cls.__init__)  # type: ignore[method-assign]
+        cls.__init__ = _noting_layers(check_names(cls.__init__))  # type: ignore[method-assign]
 
     def __init__(
         self, observation_space: spaces.Space, action_space: spaces.Space, *, normalize_observations: bool, seed: int
@@ -613,9 +617,25 @@ class ControlPolicy(nn.Module, Policy):
         return arguments
 
     def save(self, folder: Path) -> dict[str, object]:
-        """See `Policy.save`."""
+        """See `Policy.save`; logs a warning if layers were replaced since the policy was made."""
+        self._warn_of_replaced_layers()
         write_weights(folder / WEIGHTS, self)
         return self.saved_spaces() | self.arguments()
+
+    def _warn_of_replaced_layers(self) -> None:
+        """Log a warning, once, of layers that are not those that the constructor made, which `load` will make again."""
+        layers = _layers(self)
+        names = sorted(layers.keys() | self._layers_made.keys())
+        replaced = [name for name in names if layers.get(name) != self._layers_made.get(name)]
+        if replaced:
+            logger.warning(
+                "the %s has other layers than its constructor makes (%s), and a saved agent keeps their weights only: "
+                "loaded, it acts differently or is refused. Write a class that makes them (docs/algorithms.md, "
+                "'A policy of your own')",
+                type(self).__name__,
+                ", ".join(replaced),
+            )
+            self._layers_made = layers
 
     def saved_spaces(self) -> dict[str, object]:
         """Description of both spaces for JSON; `restored_spaces` reads it."""
@@ -692,6 +712,22 @@ class ControlPolicy(nn.Module, Policy):
             batch_shape = observation.shape[: observation.ndim - len(self._shape)]
             observation = observation.reshape(*batch_shape, -1)
         return observation.to(self.device, torch.float32)
+
+
+def _layers(policy: ControlPolicy) -> dict[str, str]:
+    """Printed form of each layer of a policy, by its name: kind and sizes, without the weights."""
+    return {name: repr(layer) for name, layer in policy.named_modules() if not list(layer.children())}
+
+
+def _noting_layers(initialize: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor that notes the layers that were made; of inherited ones the last counts."""
+
+    @functools.wraps(initialize)
+    def initialize_and_note(self: ControlPolicy, *args: object, **options: object) -> None:
+        initialize(self, *args, **options)
+        self._layers_made = _layers(self)
+
+    return initialize_and_note
 
 
 @accelerated("algos.fast.reading:read_array", "ab8341ba3cc7")

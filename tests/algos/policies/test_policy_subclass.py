@@ -210,3 +210,25 @@ def test_the_class_may_be_in_a_file(tmp_path, capsys):
     flags = ["--policy-class", f"{tmp_path / 'mine.py'}:Mine", "--num-episodes", "2", "--json"]
     main(["evaluate", str(tmp_path / "agent"), *flags])
     assert json.loads(capsys.readouterr().out)["episodes"] == 2
+
+
+def test_replaced_layers_are_warned_of_when_the_agent_is_saved(tmp_path, caplog):
+    """They are lost: `load` makes those of the constructor. A class that makes them keeps them, without a warning."""
+
+    class ReLUPolicy(MLPPolicy):
+        def __init__(self, *spaces, **options):
+            super().__init__(*spaces, **options)
+            self.actor[1] = nn.ReLU()
+
+    env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    spaces = env.single_observation_space, env.single_action_space
+    own = PPO(env, ReLUPolicy(*spaces, hidden=(4, 4)), num_steps=8, minibatch_size=8)
+    own.save(tmp_path)
+    assert isinstance(algos.load(tmp_path, policy_class=ReLUPolicy).actor[1], nn.ReLU) and not caplog.records
+
+    replaced = PPO(env, MLPPolicy(*spaces, hidden=(4, 4)), num_steps=8, minibatch_size=8)
+    replaced.policy.actor[1] = nn.ReLU()
+    replaced.policy.critic[0] = nn.Linear(4, 4, bias=False)
+    replaced.learn(32, run_dir=tmp_path / "run", checkpoint_every=8)
+    (record,) = caplog.records
+    assert "the MLPPolicy has other layers than its constructor makes (actor.1, critic.0)" in record.getMessage()
