@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 from torch import Tensor, nn
 
@@ -170,6 +172,19 @@ class TwinCriticPolicy(ControlPolicy):
         """Make the actor, whose input has ``num_features`` numbers, and the distribution that its outputs describe."""
         self.distribution = self.distribution_type(self.action_space)
         return relu_tower(num_features, self.hidden, self.distribution.size, self.generator)
+
+    def check_environment(self, env: VectorEnv) -> None:
+        """See `Policy.check_environment`: the bounds of actions must be those that the policy scales its actions to."""
+        policy_space = self.action_space
+        env_space = env.single_action_space
+        assert isinstance(policy_space, spaces.Box)
+        assert isinstance(env_space, spaces.Box)
+        if not (np.allclose(policy_space.low, env_space.low) and np.allclose(policy_space.high, env_space.high)):
+            raise ValueError(
+                f"the {type(self).__name__} scales its actions to the bounds of {policy_space}, but the environment takes "
+                f"{env_space}: make it from env.single_action_space, or wrap the environment as in its training "
+                "(gymnasium.wrappers.vector.RescaleAction)"
+            )
 
     @torch.no_grad()
     def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:

@@ -9,10 +9,13 @@ import pytest
 import stable_baselines3
 import torch
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.wrappers import RescaleAction, TransformAction
 from torch import nn
 
-from algos import SACPolicy, TD3Policy
+from algos import SAC, TD3, MLPPolicy, SACPolicy, TD3Policy, evaluate
 from algos.policies.twin_critics import TwinCritics
+from tests.helpers.errors import refused
 
 
 def separate(critics):
@@ -80,6 +83,23 @@ def test_a_value_is_the_lower_one_of_the_deterministic_action(kind):
     action = policy.act(observation.numpy(), deterministic=True).action
     expected = policy.critic(observation, (action - 2) / 2).amin(0)
     torch.testing.assert_close(policy.value(observation), expected)
+
+
+@pytest.mark.parametrize(("algorithm", "kind"), [(SAC, SACPolicy), (TD3, TD3Policy)])
+def test_other_bounds_of_actions_are_refused(algorithm, kind):
+    """A policy for ±2 can never reach ±10. Other dtypes and wider PPO policies are fine: they clip."""
+    env = gym.make("Pendulum-v1")
+    policy = kind(env.observation_space, env.action_space, hidden=(4,))
+    wider = RescaleAction(env, np.float32(-10), np.float32(10))
+    with refused(ValueError, f"the {kind.__name__} scales its actions to", "-2.0, 2.0", "-10.0, 10.0"):
+        algorithm(SyncVectorEnv([lambda: wider]), policy)
+    with refused(ValueError, "wrap the environment as in its training"):
+        evaluate(wider, policy, num_episodes=1)
+
+    same = TransformAction(env, lambda action: action, spaces.Box(-2, 2, (1,), np.float64))
+    assert len(evaluate(same, policy, num_episodes=1).returns) == 1
+    clipped = MLPPolicy(env.observation_space, env.action_space, hidden=(4,))
+    assert len(evaluate(wider, clipped, num_episodes=1).returns) == 1
 
 
 @pytest.mark.parametrize("kind", [SACPolicy, TD3Policy])
