@@ -259,15 +259,17 @@ def _read_answer(index: int, chat: _Chat) -> _Answer:
             f"begins the message itself with {unmarked(rendered[common:])[:60]!r}, so a model that answers never "
             f"writes this: {_ADVICE}"
         )
-    body = rendered[len(chat_start) :]
-    _check_complete(index, chat.messages[index], chat_start, body)
 
-    # The turn ends with the template's token for it, or else with the last control token after the message
+    # The message, and the tokens after it
+    body = rendered[len(chat_start) :]
     tokenizer = chat.tokenizer
     ends = _template_ends(tokenizer)
     controls = {*special_tokens(tokenizer), *ends.tokens}
     tail = re.search(rf"(?:\s|{_any_of(controls)})*\Z", body)
     assert tail is not None
+    _check_complete(index, chat.messages[index], chat_start, body[: tail.start()])
+
+    # The turn ends with the template's token for it, or else with the last control token after the message
     tokens = list(re.finditer(_any_of(controls), body[tail.start() :]))
     if tokens:
         end_token = next((token for token in tokens if token[0] in ends.tokens), tokens[-1])
@@ -293,21 +295,49 @@ def _read_answer(index: int, chat: _Chat) -> _Answer:
 
 
 def _check_complete(index: int, message: Message, chat_start: str, body: str) -> None:
-    """Raise a ValueError if the template leaves out what the assistant says, thinks or calls."""
-    calls = [call.get("function", call) for call in message.get("tool_calls", [])]
+    """Raise a ValueError if the template leaves out what the assistant says, thinks or calls.
+
+    Args:
+        index: index of the message.
+        message: the message.
+        chat_start: rendered chat before the answer.
+        body: what the template writes of the message, before the end of the turn.
+    """
+    # What it says and thinks
     fields: Mapping[str, object] = message
     texts = {name: str(fields[name]) for name in ("content", *THOUGHTS) if name in fields}
-    texts |= {f"tool_calls ({call.get('name')})": str(call.get("name", "")) for call in calls}
     for name, text in texts.items():
-        # The start of the answer may have written the text's beginning already, such as <think>, but never all of it
-        dense = _without_space(text)
-        start = _without_space(chat_start[-2 * len(text) :])
-        start = start[max(0, len(start) + 1 - len(dense)) :]
-        if dense not in start + _without_space(body):
-            raise ValueError(
-                f"the chat template leaves out the {name} of message {index}, {unmarked(text)[:100]!r}: it writes "
-                f"{unmarked(body)[:100]!r}. Use a template that writes it, leave it out of the data, or {_ADVICE}"
-            )
+        if _without_space(text) not in _with_start(text, chat_start, body):
+            raise _left_out(name, text, index, body)
+
+    # The names of its calls, which it may also say or think
+    dense_texts = [_without_space(text) for text in texts.values()]
+    longest_text = max(texts.values(), key=len, default="")
+    answer = _with_start(longest_text, chat_start, body)
+    called_names = [str(call.get("function", call).get("name", "")) for call in message.get("tool_calls", [])]
+    for name in called_names:
+        dense_name = _without_space(name)
+        mentions = max((text.count(dense_name) for text in dense_texts), default=0)
+        if answer.count(dense_name) < mentions + called_names.count(name):
+            raise _left_out(f"tool_calls ({name})", name, index, body)
+
+
+def _left_out(name: str, text: str, index: int, body: str) -> ValueError:
+    """Return the error about a text of a message that the template does not write."""
+    return ValueError(
+        f"the chat template leaves out the {name} of message {index}, {unmarked(text)[:100]!r}: it writes "
+        f"{unmarked(body)[:100]!r}. Use a template that writes it, leave it out of the data, or {_ADVICE}"
+    )
+
+
+def _with_start(text: str, chat_start: str, body: str) -> str:
+    """Return where a text of an answer may stand, without white space: in the body and the start of the answer.
+
+    The start of the answer may have written the text's beginning already, such as <think>, but never all of it.
+    """
+    start = _without_space(chat_start[-2 * len(text) :])
+    num_before = len(_without_space(text)) - 1
+    return start[max(0, len(start) - num_before) :] + _without_space(body)
 
 
 def _learnt_chat(rendered: str, answers: Sequence[_Answer], chat: _Chat) -> LearntChat:

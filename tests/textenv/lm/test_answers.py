@@ -127,6 +127,37 @@ def test_an_answer_the_template_drops_is_refused(name, kind):
         learnt_chats(read_messages(CHATS[kind], where="row"), template_tokenizer(name))
 
 
+def calls(*names):
+    return [{"type": "function", "function": {"name": name, "arguments": {}}} for name in names]
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "names"),
+    [
+        ("gemma", "", ["f"]),  # of <end_of_turn>
+        ("gemma", "", ["end"]),
+        ("gemma", "I look at the clock.", ["clock"]),
+        ("phi 3", "the clock, the clock", ["clock"]),
+        ("llama 3", "", ["clock", "clock"]),  # it writes the first call only
+    ],
+)
+def test_a_call_that_the_template_drops_is_refused_whatever_its_name(template, content, names):
+    """Its name was found in the end of the turn, or in what the assistant says, and an empty answer was learnt."""
+    answer = {"role": "assistant", "content": content, "tool_calls": calls(*names)}
+    with pytest.raises(ValueError, match=rf"leaves out the tool_calls \({names[0]}\) of message 1"):
+        learnt_chats([USER, answer], template_tokenizer(template))
+
+
+@pytest.mark.parametrize("template", ["chatml", "qwen 3", "marked", "glm 4"])
+@pytest.mark.parametrize("names", [["f"], ["clock"], ["clock", "clock"], ["f", "clock"]])
+def test_calls_that_the_template_writes_are_learnt_whatever_is_said(template, names):
+    answer = {"role": "assistant", "content": "<think>\nf? clock!\n</think>\n\nclock of f", "tool_calls": calls(*names)}
+    tokenizer = template_tokenizer(template)
+    (chat,) = learnt_chats([USER, answer], tokenizer)
+    learnt = tokenizer.decode([token for token, on in zip(*chat, strict=True) if on])
+    assert len(re.findall(r'"name": "(f|clock)"', learnt)) == len(names)
+
+
 FRAGMENTS = st.sampled_from(
     ["four", " ", "\n", "\n\n", "é", "🎬", "<think>", "</think>", "<|im_end|>", "it is", "<eos>"]
 )
