@@ -36,14 +36,15 @@ def estimate(values: Sequence[float] | np.ndarray, statistic: Callable[..., np.n
 
 
 def interquartile_mean(x: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Mean of the middle half along an axis, without the lowest and the highest quarter (rounded down).
+    """Mean of the middle half along an axis, without the lowest and the highest quarter (rounded down); NaN of NaN.
 
     >>> float(interquartile_mean(np.array([0.0, 1.0, 2.0, 3.0, 100.0])))
     2.0
     """
     cut = x.shape[axis] // 4
     middle = np.arange(cut, x.shape[axis] - cut)
-    return np.sort(x, axis=axis).take(middle, axis=axis).mean(axis=axis)
+    mean = np.sort(x, axis=axis).take(middle, axis=axis).mean(axis=axis)
+    return np.where(np.isnan(x).any(axis=axis), np.nan, mean)  # sorted, NaN would be in the highest quarter
 
 
 def bootstrap_interval(

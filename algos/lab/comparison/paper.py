@@ -52,7 +52,10 @@ def profile(scores: Scores) -> np.ndarray:
 
 
 def probability_of_improvement(x: Scores, y: Scores) -> np.ndarray:
-    """Return the probability that a run of x beats one of y on a random shared environment (eq. 2): ``[*]``."""
+    """Return the probability that a run of x beats one of y on a random shared environment (eq. 2): ``[*]``.
+
+    NaN if a score is NaN, which can neither win nor lose.
+    """
     probabilities = []
     for env in x:
         if env in y:
@@ -60,6 +63,7 @@ def probability_of_improvement(x: Scores, y: Scores) -> np.ndarray:
             of_x = x[env][..., :, None]
             of_y = y[env][..., None, :]
             wins = (of_x > of_y) + 0.5 * (of_x == of_y)
+            wins = np.where(np.isnan(of_x) | np.isnan(of_y), np.nan, wins)
             probabilities.append(wins.mean(axis=(-2, -1)))
     return np.mean(probabilities, axis=0)
 

@@ -302,7 +302,7 @@ def normalise(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> 
     All cases of one game (`RunResult.game_name`) in the whole study share the scale; a wrapper that may change rewards
     makes another game. The untrained return is the lowest of their returns before training, each a mean over the seeds;
     the solved one is Gymnasium's ``reward_threshold`` or, without one, the best evaluation of the game. None if the
-    solved return is not above the untrained one, or if a run of the case was not evaluated.
+    solved return is not above the untrained one, if that is NaN, or if a run of the case was not evaluated.
     """
     if not all(run.before and run.after for run in runs):
         return None
@@ -311,10 +311,11 @@ def normalise(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> 
     returns_before = []
     for of_case in by_case(of_game).values():
         returns_before.append(float(np.mean([run.before["mean_return"] for run in of_case])))
-    untrained = min(returns_before)
+    untrained = float(np.min(returns_before))
     solved = runs[0].best
     if solved is None:
-        solved = max(run.after["mean_return"] for run in of_game)
+        returns_after = [run.after["mean_return"] for run in of_game]
+        solved = max((value for value in returns_after if not math.isnan(value)), default=math.nan)
     scale = solved - untrained
 
     def score(value: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -78,6 +79,9 @@ def _pairs(cases: Mapping[str, Sequence[RunResult]]) -> Iterator[str]:
         scores_x = {"": np.array([run.after["mean_return"] for run in runs_x])}
         scores_y = {"": np.array([run.after["mean_return"] for run in runs_y])}
         probability = float(probability_of_improvement(scores_x, scores_y))
+        if math.isnan(probability):
+            yield f"Probability of improvement of {x} over {y}: unknown, because a return after training is NaN."
+            continue
         limits = interval(probability_of_improvement, scores_x, scores_y)
 
         spread = "too few seeds for an interval"

@@ -25,6 +25,7 @@ from algos.lab.comparison.compare import compare, parse_cases, train_all
 from algos.lab.comparison.report import summaries_table, write_report
 from algos.lab.comparison.runs import read_runs
 from algos.lab.comparison.summary import Case, by_case, case_name, normalise, summary
+from algos.lab.comparison.words import in_words
 from algos.statistics.intervals import bootstrap_interval, interquartile_mean
 from algos.training.signals import Interrupted
 from tests.helpers.compared import NamedPPO, OnlyGood, short_cartpole
@@ -40,6 +41,13 @@ def test_the_interquartile_mean_omits_end_quarters():
     assert interquartile_mean(np.array([3.0])) == 3
     columns = np.array([[1.0, 0.0], [2.0, 0.0], [3.0, 8.0], [4.0, 8.0]])
     assert interquartile_mean(columns, axis=0).tolist() == [2.5, 4]
+
+
+def test_the_interquartile_mean_of_nan_is_nan():
+    """Sorted, NaN comes last: it was omitted with the best quarter."""
+    diverged = np.array([[0.9, 0.9, 0.9, 0.9, math.nan], [0.0, 1.0, 2.0, 3.0, 100.0]])
+    np.testing.assert_array_equal(interquartile_mean(diverged), [math.nan, 2.0])
+    assert math.isnan(interquartile_mean(diverged[0]))
 
 
 def test_the_bootstrap_of_a_mean_agrees_with_theory():
@@ -82,6 +90,21 @@ def test_without_a_threshold_algorithms_share_a_scale():
     study = [good, poor, elsewhere]
     assert summary([poor], study=study)["normalised score"].mean == 0.25
     assert summary([good], study=study)["normalised score"].mean == 1
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_return_of_nan_leaves_the_scale_of_the_others(order, tmp_path):
+    """The best of the evaluations is 8, whichever run comes first."""
+    runs = [run_of(seed, returns=[1.0], after=after, best=None) for seed, after in enumerate((8.0, 4.0, math.nan))]
+    runs[-1].algorithm = "a2c"
+    runs = runs[::order]
+    assert normalise(runs)(4.0) == 0.5
+    *_, pair = in_words(runs, {name: summary(of_case, study=runs) for name, of_case in by_case(runs).items()})
+    assert pair.endswith("unknown, because a return after training is NaN.")
+    write_report(tmp_path, runs)
+    for run in runs:
+        run.after = {"mean_return": math.nan}
+    assert normalise(runs) is None
 
 
 @pytest.mark.parametrize("best", [None, -20.0])

@@ -39,6 +39,16 @@ def test_by_hand():
     assert paper.interval(paper.everywhere, x) is None
 
 
+def test_a_score_that_is_nan_is_nobodys_win_or_loss():
+    x = {"a": np.array([0.9, np.nan]), "b": np.array([2.0, 2.0])}
+    better = {"a": np.array([1.0, 1.0]), "b": np.array([1.0, 1.0])}
+    for first, second in ((x, better), (better, x)):
+        assert np.isnan(paper.probability_of_improvement(first, second))
+    assert paper.probability_of_improvement({"b": x["b"]}, better) == 1
+    rows = paper.paper_rows({"x": x, "better": better})
+    assert [np.isnan(row.value) for row in rows] == [True, False, True]
+
+
 def test_seeds_are_drawn_in_each_environment_by_itself():
     """Environments of constant scores: pooled resampling would give the mean a spread."""
     scores = {"easy": np.ones(6), "hard": np.zeros(6)}
