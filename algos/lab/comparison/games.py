@@ -15,7 +15,9 @@ from algos.make import WORDS
 from algos.recipe import IMPORT
 from textenv.words.describing import KNOWN_PACKAGES
 
-NO_PART_OF_A_GAME = (*VECTOR_ONLY, "env_wrappers", "render_mode", "max_episode_steps")
+LIMIT = "max_episode_steps"
+"""Argument with a limit of steps; None is the registered one."""
+NO_PART_OF_A_GAME = (*VECTOR_ONLY, "env_wrappers", "render_mode")
 """Arguments of a control environment that do not make another game of it; but see `game_of` for wrappers."""
 STEPS_THAT_KEEP_REWARDS = (gymnasium.ObservationWrapper.step, gymnasium.ActionWrapper.step)
 """The `step` of wrappers that change nothing but observations or actions."""
@@ -24,8 +26,8 @@ STEPS_THAT_KEEP_REWARDS = (gymnasium.ObservationWrapper.step, gymnasium.ActionWr
 def game_of(env_id: str, env_kwargs: Mapping[str, Any]) -> str:
     """Return the name of the game that an environment is: its id, with the arguments that differ from its own.
 
-    Returns of one game are on one scale. So the name has the wrappers, too, but for those of which it is known that
-    they change observations or actions only.
+    Returns of one game are on one scale. So the name has a limit of steps that is not the registered one, and the
+    wrappers, but for those of which it is known that they change observations or actions only.
 
     Args:
         env_id: id without a module, or name of a function.
@@ -45,12 +47,20 @@ def game_of(env_id: str, env_kwargs: Mapping[str, Any]) -> str:
         return game_of(_game_id(env_kwargs), inner_kwargs)
     if env_id.startswith("textenv/"):
         return env_id
+
+    # Arguments that differ from the registered ones
     spec = gymnasium.registry.get(env_id)
-    defaults = {} if spec is None else spec.kwargs
+    defaults: dict[str, Any] = {}
+    if spec is not None:
+        defaults = {LIMIT: spec.max_episode_steps, **spec.kwargs}
+    if env_kwargs.get(LIMIT, 0) is None:
+        env_kwargs = {name: value for name, value in env_kwargs.items() if name != LIMIT}
     parts = []
     for name, value in sorted(env_kwargs.items()):
         if name not in NO_PART_OF_A_GAME and (name not in defaults or value != defaults[name]):
             parts.append(f"{name}={json.dumps(value, default=_name)}")
+
+    # Wrappers that may change rewards
     names_of_wrappers = [_name_of_wrapper(wrapper) for wrapper in _wrappers(env_kwargs) if not _keeps_rewards(wrapper)]
     if names_of_wrappers:
         parts.append(f"wrappers={json.dumps(', '.join(names_of_wrappers))}")
@@ -63,21 +73,22 @@ def solved_return(spec: EnvSpec | None) -> float | None:
     """Return the return at which the game of an environment with this specification counts as solved, or None.
 
     It is Gymnasium's ``reward_threshold``; that of FrozenLake is for slippery ice, and without slipping 1 is. If a
-    wrapper may change the rewards, it is None.
+    wrapper may change the rewards, or the limit of steps is not the registered one, it is None.
     """
     if spec is None or not all(map(_keeps_rewards, _wrappers(spec.kwargs))):
         return None
-    game_id = spec.id
+    game_spec: EnvSpec | None = spec
     game_kwargs: Mapping[str, Any] = spec.kwargs
-    threshold = spec.reward_threshold
     if describes_a_game(spec):
-        game_id = _game_id(spec.kwargs)
+        game_spec = gymnasium.registry.get(_game_id(spec.kwargs))
         game_kwargs = spec.kwargs.get("env_kwargs") or {}
-        game_spec = gymnasium.registry.get(game_id)
-        threshold = None if game_spec is None else game_spec.reward_threshold
-    if game_id.startswith("FrozenLake") and not game_kwargs.get("is_slippery", True):
+    if game_spec is None:
+        return None
+    if game_kwargs.get(LIMIT) not in (None, game_spec.max_episode_steps):
+        return None
+    if game_spec.id.startswith("FrozenLake") and not game_kwargs.get("is_slippery", True):
         return 1.0
-    return threshold
+    return game_spec.reward_threshold
 
 
 def describes_a_game(spec: EnvSpec | None) -> bool:

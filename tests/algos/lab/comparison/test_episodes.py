@@ -97,14 +97,13 @@ def test_one_game_is_compared_in_three_ways(tmp_path):
     runs = read_runs([tmp_path])
     names = ["FrozenLake-v1:ppo", "FrozenLake-v1:ppo:words", "textenv/Words-v0:ppo"]
     assert [run.case for run in runs] == names
-    assert {run.game_name for run in runs} == {"FrozenLake-v1 (is_slippery=false)"}
+    assert {run.game_name for run in runs} == {"FrozenLake-v1 (is_slippery=false, max_episode_steps=6)"}
     assert {run.after["episodes"] for run in runs} == {20}
 
     # The steps of all three are steps of the game
     titles = {panel["title"]: panel["lines"] for panel in page_data(runs)["panels"]}
-    assert [
-        line["name"] for line in titles["episode length, steps or tokens: FrozenLake-v1 (is_slippery=false)"]
-    ] == names
+    title = "episode length, steps or tokens: FrozenLake-v1 (is_slippery=false, max_episode_steps=6)"
+    assert [line["name"] for line in titles[title]] == names
     conversation = runs[2].history
     lines = (Path(runs[2].folder) / "metrics.jsonl").read_text().splitlines()
     turns = np.cumsum([json.loads(line)["rollout/turns"] for line in lines])

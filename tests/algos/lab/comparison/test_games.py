@@ -32,10 +32,24 @@ def test_words_are_the_game_that_they_describe():
     assert game_of(WORDS, SLIPPERY) == game_of("FrozenLake-v1", {}) == "FrozenLake-v1"
     safe = game_of("FrozenLake-v1", {"is_slippery": False, "render_mode": "rgb_array"})
     assert safe == game_of(WORDS, SAFE) == "FrozenLake-v1 (is_slippery=false)"
-    # An environment's own arguments, given again, and a limit of steps make no other game
-    assert game_of("FrozenLake-v1", {"map_name": "4x4", "max_episode_steps": 9}) == "FrozenLake-v1"
+    # An environment's own arguments, given again, make no other game
+    assert game_of("FrozenLake-v1", {"map_name": "4x4", "max_episode_steps": 100}) == "FrozenLake-v1"
     assert game_of("FrozenLake-v1", {"desc": len}) == 'FrozenLake-v1 (desc="len")'
     assert game_of("textenv/Copy-v0", {"max_new_tokens": 3}) == "textenv/Copy-v0"
+
+
+def test_another_limit_of_steps_makes_another_game():
+    """CartPole's 475 cannot be reached in 100 steps."""
+    spec = gymnasium.spec("CartPole-v1")
+    for limit, name in {100: "CartPole-v1 (max_episode_steps=100)", 500: "CartPole-v1", None: "CartPole-v1"}.items():
+        arguments = {"max_episode_steps": limit}
+        described = {"env": "CartPole-v1", "env_kwargs": arguments}
+        assert game_of("CartPole-v1", arguments) == game_of(WORDS, described) == name
+        threshold = None if limit == 100 else 475
+        assert solved_return(replace(spec, kwargs=arguments)) == threshold
+        assert solved_return(EnvSpec(WORDS, kwargs=described)) == threshold
+    made = gymnasium.make_vec("CartPole-v1", num_envs=1, vectorization_mode="sync", max_episode_steps=100)
+    assert solved_return(made.spec) is None
 
 
 class Halved(gymnasium.Wrapper):
