@@ -19,6 +19,8 @@ LIMIT = "max_episode_steps"
 """Argument with a limit of steps; None is the registered one."""
 NO_PART_OF_A_GAME = (*VECTOR_ONLY, "env_wrappers", "render_mode")
 """Arguments of a control environment that do not make another game of it; but see `game_of` for wrappers."""
+NATS_A_STEP = ("policy/entropy", "policy/approx_kl", "update/kl", "reference/kl_per_step")
+"""Metrics that are means over the policy's steps; those of a turn are the sums over its tokens."""
 STEPS_THAT_KEEP_REWARDS = (gymnasium.ObservationWrapper.step, gymnasium.ActionWrapper.step)
 """The `step` of wrappers that change nothing but observations or actions."""
 
@@ -99,10 +101,11 @@ def describes_a_game(spec: EnvSpec | None) -> bool:
 def in_steps_of_the_game(
     history: Iterable[dict[str, float]], *, env_id: str, env_kwargs: Mapping[str, Any]
 ) -> list[dict[str, float]]:
-    """Return the metrics of a run's iterations with ``steps`` and ``episode/length`` in steps of the game.
+    """Return the metrics of a run's iterations with counts, lengths and `NATS_A_STEP` by steps of the game.
 
     In ``textenv/Words-v0`` the policy's steps are tokens, and one turn is one step of the game. ``tokens`` then has
-    the former ``steps``. Other environments' metrics stay as they are.
+    the former ``steps``. Fractions, such as that of clipped ratios, stay those of tokens, and other environments'
+    metrics as they are.
     """
     rows = [*history]
     if not _is_described(env_id, env_kwargs) or not all("rollout/turns" in row for row in rows):
@@ -110,10 +113,21 @@ def in_steps_of_the_game(
     turns = 0
     converted = []
     for row in rows:
+        # Counts
         turns += int(row["rollout/turns"])
-        new_row = row | {"steps": turns, "tokens": row["steps"]}
+        new_row = row | {"steps": turns, "tokens": row["steps"], "rollout/steps": row["rollout/turns"]}
+        if "time/steps_per_second" in row and row["steps"]:
+            new_row["time/steps_per_second"] = row["time/steps_per_second"] * turns / row["steps"]
+
+        # Lengths and sums, by the tokens of a turn without those that an update samples (VinePPO)
+        tokens_a_turn = 1.0  # if there was none to learn from
+        if row["rollout/turns"]:
+            tokens_a_turn = (row["rollout/steps"] - row.get("update/steps", 0)) / row["rollout/turns"]
         if "episode/length" in row:
-            new_row["episode/length"] = row["episode/length"] * row["rollout/turns"] / row["rollout/steps"]
+            new_row["episode/length"] = row["episode/length"] / tokens_a_turn
+        for name in NATS_A_STEP:
+            if name in row:
+                new_row[name] = row[name] * tokens_a_turn
         converted.append(new_row)
     return converted
 

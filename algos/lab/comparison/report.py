@@ -307,7 +307,10 @@ def _results_note(runs: Sequence[RunResult], summaries: Summaries) -> str:
         note += "."
     described = list(dict.fromkeys(run.case for run in runs if "tokens" in run.history[-1]))
     if described:
-        note += f" In {', '.join(described)}, a step is a turn: one step of the game, of one or several tokens."
+        note += (
+            f" In {', '.join(described)}, a step is a turn: one step of the game, of one or several tokens, over which"
+            " entropies and KLs are added up. Clip fractions are of tokens."
+        )
     return note
 
 

@@ -154,6 +154,23 @@ def test_turns_are_the_steps_of_a_described_game():
     assert in_steps_of_the_game([{"steps": 8}], env_id=WORDS, env_kwargs=SLIPPERY) == [{"steps": 8}]
 
 
+def test_quantities_a_step_are_those_of_a_turn():
+    """Four turns of two and of four tokens; an entropy of ½ at each token is one of 1 and 2 at each turn."""
+    per_token = {"policy/entropy": 0.5, "policy/approx_kl": 0.1, "update/kl": 0.2, "reference/kl_per_step": 0.3}
+    rows = [
+        {"steps": 8, "rollout/steps": 8, "rollout/turns": 4, "time/steps_per_second": 8.0, "policy/clip_frac": 0.5},
+        {"steps": 32, "rollout/steps": 24, "update/steps": 8, "rollout/turns": 4, "time/steps_per_second": 16.0},
+    ]
+    first, second = in_steps_of_the_game([row | per_token for row in rows], env_id=WORDS, env_kwargs=SLIPPERY)
+    assert {name: first[name] for name in per_token} == {name: 2 * value for name, value in per_token.items()}
+    assert {name: second[name] for name in per_token} == {name: 4 * value for name, value in per_token.items()}
+    # 4 turns in a second, then 8 turns in 2 seconds
+    assert [row["time/steps_per_second"] for row in (first, second)] == [4, 4]
+    assert [row["rollout/steps"] for row in (first, second)] == [4, 4] and first["policy/clip_frac"] == 0.5
+    empty = {"steps": 0, "rollout/steps": 0, "rollout/turns": 0, "time/steps_per_second": 0.0, "episode/length": 2.0}
+    assert in_steps_of_the_game([empty], env_id=WORDS, env_kwargs=SLIPPERY) == [empty | {"tokens": 0}]
+
+
 @pytest.mark.heavy
 def test_the_log_counts_turns_of_a_game():
     env = gymnasium.make_vec("textenv/GuessNumber-v0", num_envs=2)
