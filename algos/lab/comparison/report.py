@@ -29,7 +29,8 @@ ROW_LABELS = {
     "mean_return": "return after training",
     "normalised score": "normalised score",
     "normalised score, interquartile mean": "the same, interquartile mean",
-    "area under the curve": "sample efficiency: area under the curve of the normalised score",
+    "area under the curve": "sample efficiency: area under the curve of the normalised score, up to the steps that all"
+    " cases of the game have",
     "reached 0.9": "fraction of runs whose training score reached .9",
     "steps to 0.9": "steps until the score reached .9",
     "last kl": "KL to the reference policy after training, nats per episode",

@@ -306,8 +306,7 @@ def normalise(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> 
     """
     if not all(run.before and run.after for run in runs):
         return None
-    others = [run for run in study if not any(run is own_run for own_run in runs)]
-    of_game = [run for run in (*runs, *others) if run.game_name == runs[0].game_name and run.before and run.after]
+    of_game = [run for run in _runs_of_game(runs, study) if run.before and run.after]
     returns_before = []
     for of_case in by_case(of_game).values():
         returns_before.append(float(np.mean([run.before["mean_return"] for run in of_case])))
@@ -324,6 +323,18 @@ def normalise(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> 
     if solved > untrained:
         return score
     return None
+
+
+def _runs_of_game(runs: Sequence[RunResult], study: Sequence[RunResult]) -> list[RunResult]:
+    """Return the runs of a case, and those of the study that play the same game."""
+    others = [run for run in study if not any(run is own_run for own_run in runs)]
+    return [run for run in (*runs, *others) if run.game_name == runs[0].game_name]
+
+
+def _shared_budget(runs: Sequence[RunResult], study: Sequence[RunResult]) -> float:
+    """Return the steps up to which every case of the game has a run."""
+    cases = by_case(_runs_of_game(runs, study))
+    return min(max(run.history[-1]["steps"] for run in of_case) for of_case in cases.values())
 
 
 def curve(run: RunResult, name: str, score: Score | None) -> list[tuple[float, float]]:
@@ -369,9 +380,13 @@ def on_grid(runs: Sequence[RunResult], name: str, score: Score | None = None) ->
 
 
 def summary(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> dict[str, Estimate]:
-    """Summarize the quantities of one case over its seeds; a quantity that one of the runs lacks is left out."""
+    """Summarize the quantities of one case over its seeds; a quantity that one of the runs lacks is left out.
+
+    The area under the curve ends at the steps that all cases of the game in the study have.
+    """
     score = normalise(runs, study=study)
-    rows = [_quantities(run, score) for run in runs]
+    shared_budget = _shared_budget(runs, study)
+    rows = [_quantities(run, score, shared_budget=shared_budget) for run in runs]
     shared = [name for name in rows[0] if all(name in row for row in rows)]
     columns = {name: [row[name] for row in rows] for name in shared}
     estimates = {name: estimate(column) for name, column in columns.items()}
@@ -381,7 +396,7 @@ def summary(runs: Sequence[RunResult], *, study: Sequence[RunResult] = ()) -> di
     return estimates
 
 
-def _quantities(run: RunResult, score: Score | None) -> dict[str, float]:
+def _quantities(run: RunResult, score: Score | None, *, shared_budget: float) -> dict[str, float]:
     """Return one run's evaluations, and means over its iterations."""
     metrics: dict[str, float] = {}
     total_steps = run.history[-1]["steps"]
@@ -408,8 +423,8 @@ def _quantities(run: RunResult, score: Score | None) -> dict[str, float]:
     learning_curve = curve(run, "normalised score", score)
     if learning_curve:
         fractions, scores = np.array(learning_curve, dtype=float).T
-        grid = np.linspace(0, 1, GRID_POINTS)
-        metrics["area under the curve"] = float(np.interp(grid, fractions, scores).mean())
+        grid = np.linspace(0, shared_budget, GRID_POINTS)
+        metrics["area under the curve"] = float(np.interp(grid, fractions * total_steps, scores).mean())
         steps_when_reached = [x * total_steps for x, y in learning_curve if y >= REACHED_SCORE]
         metrics[f"reached {REACHED_SCORE}"] = float(bool(steps_when_reached))
         if steps_when_reached:

@@ -156,6 +156,23 @@ def test_limits_need_five_seeds(seeds, tmp_path):
         assert "95 % bootstrap confidence intervals" in page and "bands are 95 % bootstrap" in page
 
 
+def test_sample_efficiency_is_over_the_steps_that_all_cases_have():
+    """The same curve for 200 and for 400 steps: a longer training is no more efficient."""
+    short = run_of(1, returns=[0.0, 5.0], after=5.0)
+    long = run_of(1, returns=[0.0, 5.0, 10.0, 10.0], after=10.0)
+    longer_game = run_of(1, returns=[0.0, 10.0, 10.0, 10.0, 10.0], after=10.0)
+    long.algorithm, longer_game.env = "a2c", "Other-v0"
+    study = [short, long, longer_game]
+    # Scores 0 up to 100 steps, then a line to .5 at 200: ½ · ½ · .5
+    for run in (short, long):
+        area = summary([run], study=study)["area under the curve"].mean
+        assert area == pytest.approx(0.125, abs=3e-3)
+    # Elsewhere up to 500: 0 up to 100, a line to 1 at 200, then 1
+    area = summary([longer_game], study=study)["area under the curve"].mean
+    assert area == pytest.approx((0 + 0.5 + 3) / 5, abs=3e-3)
+    assert summary([long])["area under the curve"].mean == pytest.approx((0 + 0.25 + 0.75 + 1) / 4, abs=3e-3)
+
+
 def test_a_score_never_reached_is_not_averaged():
     found = summary([run_of(1, returns=[0.0, 9.5], after=9.5), run_of(2, returns=[0.0, 1.0], after=1.0)])
     assert found["reached 0.9"].mean == 0.5 and "steps to 0.9" not in found
