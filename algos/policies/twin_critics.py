@@ -181,8 +181,8 @@ class TwinCriticPolicy(ControlPolicy):
         assert isinstance(env_space, spaces.Box)
         if not (np.allclose(policy_space.low, env_space.low) and np.allclose(policy_space.high, env_space.high)):
             raise ValueError(
-                f"the {type(self).__name__} scales its actions to the bounds of {policy_space}, but the environment takes "
-                f"{env_space}: make it from env.single_action_space, or wrap the environment as in its training "
+                f"the {type(self).__name__} scales its actions to the bounds of {policy_space}, but the environment "
+                f"takes {env_space}: make it from env.single_action_space, or wrap the environment as in its training "
                 "(gymnasium.wrappers.vector.RescaleAction)"
             )
 
