@@ -304,7 +304,9 @@ METHODS: Mapping[str, str] = _by_name({
     "set_env": "agent.env is the environment, and may be replaced",
     "get_vec_normalize_env": "observations are normalized by the policy: MLPPolicy(..., normalize_observations=True)",
     "get_parameters": "agent.policy.state_dict()",
-    "set_parameters": "agent.policy.load_state_dict(state)",
+    "set_parameters":
+        "policy.load_state_dict(state), then PPO(env, policy): DQN, SAC and TD3 copy the policy into their target "
+        "networks when they are made",
     "set_random_seed": "the config has it: PPO(env, seed=1)",
     "set_logger logger": 'agent.learn(..., run_dir=folder, loggers=["tensorboard"])',
     "dump_logs": "each iteration is logged: agent.learn(..., run_dir=folder)",

@@ -164,6 +164,7 @@ def test_hints_in_python_say_what_to_write_there(call, words):
     (lambda: GRPO, "from_pretrained", "LMPolicy.load\\(name\\)"),
     (lambda: GRPO(cartpole()), "train", "agent.learn\\(total_steps\\) trains"),
     (lambda: PPO(cartpole()), "generator", "PPO has no attribute 'generator': agent.update_generator orders"),
+    (lambda: PPO(cartpole()), "set_parameters", "DQN, SAC and TD3 copy the policy into their target networks"),
     (lambda: PPO(cartpole()), "no_such_thing", "PPO has no attribute 'no_such_thing'$"),
 ])  # fmt: skip
 def test_methods_of_other_libraries_are_answered(owner, name, words):
