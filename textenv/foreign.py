@@ -242,6 +242,40 @@ ADVICE: Mapping[str, str] = _by_name({
 })  # fmt: skip
 """What to write instead of a name, in Python, where it has no name of ours or that name is not known."""
 
+_N_STEP_RETURNS = "num_steps are the steps of a slot in a rollout; returns of n steps have no counterpart here"
+_UPDATES = "updates_per_step is the number of optimizer steps for each stored step"
+OF_CONFIG: Mapping[str, Mapping[str, str]] = {
+    "DQNConfig": _by_name({
+        "tau":
+            "the target network is copied whole, every target_update_gradient_steps optimizer steps; a part of it has "
+            "no counterpart here",
+        "n_steps": _N_STEP_RETURNS,
+    }),
+    "SACConfig": _by_name({
+        "ent_coef": "temperature is the reward for each nat of entropy, None (the default) learns it",
+        "gradient_steps": _UPDATES,
+        "n_steps": _N_STEP_RETURNS,
+        "action_noise": "SAC explores by its policy; further noise has no counterpart here",
+        "target_update_interval target_network_frequency":
+            "the target networks move at each update, by target_rate; an interval has no counterpart here",
+        "use_sde sde_sample_freq": "it is a policy, SACGSDEPolicy, on the command line --policy sac_gsde",
+    }),
+    "TD3Config": _by_name({
+        "gradient_steps": _UPDATES,
+        "n_steps": _N_STEP_RETURNS,
+    }),
+    "TRPOConfig": _by_name({
+        "target_kl": "max_kl bounds the KL of an update, nats per step",
+        "cg_max_steps": "conjugate_gradient_steps are the iterations for the natural gradient",
+        "cg_damping": "damping is added to the diagonal of the KL's Hessian",
+        "line_search_max_iter": "line_search_steps is the number of step sizes to try",
+        "line_search_shrinking_factor": "line_search_factor is the ratio of a step size to the previous one",
+        "n_critic_updates": "critic_epochs are the critic's passes over each rollout",
+        "sub_sampling_factor": "all steps of a rollout count; a part of them has no counterpart here",
+    }),
+}  # fmt: skip
+"""What to write instead of a name in one config, in Python and on the command line; before the other tables."""
+
 FLAGS: Mapping[str, str] = _by_name({
     "describe":
         "a description of your own is an argument of the policy, --policy-kwargs '{\"describe\": "

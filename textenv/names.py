@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from textenv.foreign import ADVICE, FLAGS, METHODS, MOVED, NO_EQUIVALENT, PLACES, our_names
+from textenv.foreign import ADVICE, FLAGS, METHODS, MOVED, NO_EQUIVALENT, OF_CONFIG, PLACES, our_names
 from textenv.plain import plain
 
 P = ParamSpec("P")
@@ -89,6 +89,8 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str], *, owner: str) ->
     for name in names:
         if name not in known_names:
             suggestion = advice(name, known_names)
+            if name in OF_CONFIG.get(owner, {}):
+                suggestion = f"{OF_CONFIG[owner][name]}."
             ending = f": {suggestion}" if suggestion else "."
             raise TypeError(f"{owner} has no {name!r}{ending} It has {', '.join(known_names)}")
 

@@ -38,7 +38,7 @@ from algos.envs.subprocess_env import EnvironmentFailure
 from algos.storage.provenance import versions
 from algos.training.signals import Interrupted
 from textenv.errors import InvariantError
-from textenv.foreign import our_names
+from textenv.foreign import OF_CONFIG, our_names
 from textenv.lm.loading import trust_remote_code
 from textenv.names import flag_advice, nearest
 from textenv.processes import end_if_forked
@@ -258,6 +258,12 @@ def _message_about_flag(
     """
     names = [*options, *hyper_parameters]
     is_renamed = any(our_name in names for our_name in our_names(name))
+
+    # A name of another library that this algorithm has another name for
+    if algorithm is not None:
+        of_config = OF_CONFIG.get(CONFIGS[algorithm].__name__, {})
+        if name in of_config:
+            return f"there is no {flag_as_typed}: {of_config[name]}"
 
     # A hyper-parameter of other algorithms
     algorithms = []

@@ -13,14 +13,14 @@ import pytest
 
 import algos
 import textenv.foreign
-from algos import GRPO, PPO, EvaluateEvery, GRPOConfig, LMPolicy, MLPPolicy, PPOConfig
+from algos import DQN, GRPO, PPO, SAC, TD3, TRPO, EvaluateEvery, GRPOConfig, LMPolicy, MLPPolicy, PPOConfig
 from algos.cli import main
 from algos.cli.train import Train
 from algos.config import CONFIGS
 from algos.make import make_vector_environment
 from tests.helpers.errors import refused
 from textenv import HumanReward, KLPenalty, Rewards, TextVectorEnv
-from textenv.foreign import ADVICE, FLAGS, METHODS, NO_EQUIVALENT, PLACES, RENAMED, our_names
+from textenv.foreign import ADVICE, FLAGS, METHODS, NO_EQUIVALENT, OF_CONFIG, PLACES, RENAMED, our_names
 from textenv.names import advice, flag_advice, nearest
 from textenv.rewards.scores import Scores
 
@@ -103,7 +103,7 @@ def test_no_name_stands_twice_in_a_table():
     assert len(tables) > 4
     for table in tables:
         keys = [key.value for key in table.keys]
-        values = [value.value for value in table.values]
+        values = [value.value for value in table.values if isinstance(value, ast.Constant)]
         texts = values if "num_steps" in keys else keys  # our name first: theirs are the values
         names = " ".join(texts).split()
         assert [name for name, count in Counter(names).items() if count > 1] == []
@@ -127,6 +127,23 @@ def cartpole():
     return gymnasium.make_vec("CartPole-v1", num_envs=2)
 
 
+def pendulum():
+    return gymnasium.make_vec("Pendulum-v1", num_envs=2)
+
+
+@pytest.mark.parametrize("name", OF_CONFIG)
+def test_answers_for_one_config_name_fields_that_it_has(name):
+    """And no name that it has is answered. What has no counterpart says so, or names what is not a field."""
+    (config,) = [config for config in CONFIGS.values() if config.__name__ == name]
+    fields = {field.name for field in dataclasses.fields(config)}
+    assert not fields & OF_CONFIG[name].keys()
+    for answer in OF_CONFIG[name].values():
+        words = set(re.findall(r"\w+", answer))
+        assert words & fields or "counterpart" in answer or "SACGSDEPolicy" in answer
+        identifiers = {word for word in words if "_" in word} - {"sac_gsde"}
+        assert identifiers <= fields
+
+
 @pytest.mark.parametrize("call, words", [
     (lambda: PPO(cartpole(), verbose=1), "no 'verbose': agent.learn\\(..., progress=True\\)"),
     (lambda: PPO(cartpole(), tensorboard_log="x"), "no 'tensorboard_log': .*loggers=\\[\"tensorboard\"\\]"),
@@ -148,6 +165,16 @@ def cartpole():
     (lambda: PPO(cartpole()).learn(64, progress_bar=True), "did you mean 'progress'"),
     (lambda: algos.evaluate(cartpole(), None, n_eval_episodes=3), "did you mean 'num_episodes'"),
     (lambda: MLPPolicy(None, None, net_arch=[64]), "did you mean 'hidden'"),
+    (lambda: SAC(pendulum(), ent_coef=0.2), "no 'ent_coef': temperature is the reward for each nat of entropy"),
+    (lambda: SAC(pendulum(), gradient_steps=2), "no 'gradient_steps': updates_per_step is"),
+    (lambda: TD3(pendulum(), n_steps=3), "no 'n_steps': num_steps are .*; returns of n steps have no counterpart"),
+    (lambda: SAC(pendulum(), use_sde=True), "no 'use_sde': it is a policy, SACGSDEPolicy"),
+    (lambda: SAC(pendulum(), action_noise=None), "no 'action_noise': SAC explores by its policy"),
+    (lambda: SAC(pendulum(), target_update_interval=2), "no 'target_update_interval': .* by target_rate"),
+    (lambda: DQN(cartpole(), tau=0.1), "no 'tau': the target network is copied whole"),
+    (lambda: DQN(cartpole(), target_update_interval=2), "target_update_gradient_steps counts optimizer steps"),
+    (lambda: TRPO(cartpole(), target_kl=0.1), "no 'target_kl': max_kl bounds the KL"),
+    (lambda: TRPO(cartpole(), cg_max_steps=9), "no 'cg_max_steps': conjugate_gradient_steps are"),
     (lambda: gymnasium.make_vec("textenv/Reviews-v0", temperature=0.7), "Reviews-v0 has no .*: the policy has"),
     (lambda: gymnasium.make_vec("textenv/Copy-v0", max_completion_length=3), "did you mean 'max_new_tokens'"),
     (lambda: Rewards(print, reward_weights=[1]), "give each function with its weight"),
@@ -198,6 +225,10 @@ def test_an_error_inside_a_property_is_not_hidden():
     ("--net-arch 64", "--policy-kwargs '{\"hidden\": "), ("--use-sde", "--policy gsde"),
     ("--vllm-mode x", "it is of another library, and has no counterpart here"),
     ("--lr 3", "did you mean --config.learning-rate?"),
+    ("--algo trpo --config.target-kl 0.1", "there is no --config.target-kl: max_kl bounds the KL"),
+    ("--algo dqn --config.tau 0.1", "there is no --config.tau: the target network is copied whole"),
+    ("--algo sac --config.ent-coef 0.1", "there is no --config.ent-coef: temperature is the reward"),
+    ("--algo sac --config.use-sde true", "there is no --config.use-sde: .* --policy sac_gsde"),
     ("--config.learning-rat 3", "did you mean --config.learning-rate?"),
 ])  # fmt: skip
 def test_hints_on_the_command_line_are_flags(flags, words, capsys):
