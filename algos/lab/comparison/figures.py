@@ -13,7 +13,7 @@ import numpy as np
 from algos.lab.comparison.page import OF_ENV, OF_TEXT, OF_UPDATE, RETURN
 from algos.lab.comparison.paper import TAUS, PaperRow, Scores, interval, paper_rows, profile, scores_by_algorithm
 from algos.lab.comparison.runs import read_runs
-from algos.lab.comparison.summary import QUANTITIES, RunResult, lines_of, on_grid, steps_grid
+from algos.lab.comparison.summary import AFTER_AN_END, QUANTITIES, RunResult, ended_early, lines_of, on_grid, steps_grid
 from algos.statistics.intervals import MIN_SEEDS, limits
 from textenv.optional import package
 from textenv.rendering import printable
@@ -194,7 +194,10 @@ def draw_curves(
     figure.legend(lines_of_legend, [_shown(name) for name in names], loc="outside right upper", frameon=False)
     bands = "; ".join(sorted(kinds - {""}))
     if bands:
-        figure.supxlabel(f"Bands: {bands}.", fontsize="small", color="0.4")
+        caption = f"Bands: {bands}."
+        if any(ended_early(of_line) for lines in panels.values() for of_line in lines.values()):
+            caption += f"\n{AFTER_AN_END}."
+        figure.supxlabel(caption, fontsize="small", color="0.4")
     if title:
         figure.suptitle(title)
     return figure

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from algos.lab.comparison.summary import QUANTITIES, RunResult, by_case, normalise, on_grid, steps_grid
+from algos.lab.comparison.summary import (
+    AFTER_AN_END,
+    QUANTITIES,
+    RunResult,
+    by_case,
+    ended_early,
+    normalise,
+    on_grid,
+    steps_grid,
+)
 from algos.statistics.intervals import MIN_SEEDS, limits
 from algos.statistics.pass_rates import PASS_RATE
 from algos.storage import run_reader
@@ -396,7 +405,7 @@ def read_pictures(runs: Sequence[RunResult]) -> list[dict[str, str]]:
 
 
 def bands(runs: Sequence[RunResult]) -> str:
-    """Return a sentence that says what a curve's line and band are."""
+    """Return sentences that say what a curve's line and band are."""
     counts = [len(of_case) for of_case in by_case(runs).values()]
     if max(counts) == 1:
         return "One run of each case."
@@ -405,4 +414,7 @@ def bands(runs: Sequence[RunResult]) -> str:
         parts.append("thin lines are single seeds")
     if max(counts) >= MIN_SEEDS:
         parts.append("bands are 95 % bootstrap confidence intervals")
-    return f"Lines are means over the seeds; {', '.join(parts)}."
+    sentences = f"Lines are means over the seeds; {', '.join(parts)}."
+    if any(ended_early(of_case) for of_case in by_case(runs).values()):
+        sentences += f" {AFTER_AN_END}."
+    return sentences

@@ -29,6 +29,8 @@ GRID_POINTS = 101
 """Points of a curve over the budget, from 0 to 1."""
 FULL_LENGTH_FRACTION = 0.9
 """Runs of at least this fraction of the longest are drawn to the same end: their last iterations differ in length."""
+AFTER_AN_END = "Beyond the end of a seed: means of the others, without intervals"
+"""What figures say if there are runs that `ended_early`."""
 REACHED_SCORE = 0.9
 """Normalised training score; the report has the steps until it is first reached."""
 QUANTITIES = {
@@ -351,6 +353,12 @@ def curve(run: RunResult, name: str, score: Score | None) -> list[tuple[float, f
         if name in row and math.isfinite(row[name]):
             points.append((row["steps"] / budget, scale(row[name])))
     return points
+
+
+def ended_early(runs: Sequence[RunResult]) -> list[RunResult]:
+    """Return the runs of a case that ended before `FULL_LENGTH_FRACTION` of the longest."""
+    longest = max(run.history[-1]["steps"] for run in runs)
+    return [run for run in runs if run.history[-1]["steps"] < FULL_LENGTH_FRACTION * longest]
 
 
 def steps_grid(runs: Sequence[RunResult]) -> np.ndarray:

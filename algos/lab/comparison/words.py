@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from algos.lab.comparison.paper import interval, probability_of_improvement
-from algos.lab.comparison.summary import FULL_LENGTH_FRACTION, RunResult, by_case
+from algos.lab.comparison.summary import RunResult, by_case, ended_early
 from algos.statistics.intervals import MIN_SEEDS, Estimate
 from algos.training.reward_hacking import COLLAPSE, VARIETY
 
@@ -48,10 +48,8 @@ def _case(name: str, runs: Sequence[RunResult], metrics: Mapping[str, Estimate])
     # Runs that ended early
     longest = max(run.history[-1]["steps"] for run in runs)
     shorter = []
-    for run in runs:
-        steps = run.history[-1]["steps"]
-        if steps < FULL_LENGTH_FRACTION * longest:
-            shorter.append(f"seed {run.seed} after {steps:,} of {longest:,} steps")
+    for run in ended_early(runs):
+        shorter.append(f"seed {run.seed} after {run.history[-1]['steps']:,} of {longest:,} steps")
     if shorter:
         text += f" Not all runs have the same length: {', '.join(shorter)}."
 

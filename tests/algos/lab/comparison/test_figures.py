@@ -7,6 +7,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from algos.lab.comparison.figures import curves, draw_curves, draw_scores, plot_curves, plot_scores
+from algos.lab.comparison.page import bands
 from algos.lab.comparison.paper import scores_by_algorithm
 from algos.lab.comparison.report import write_report
 from algos.lab.comparison.runs import read_runs
@@ -86,6 +87,24 @@ def test_a_line_is_the_mean_and_a_band_says_what_it_is(seeds):
     low, high = bootstrap_interval(last) if seeds == 5 else (last.min(), last.max())
     assert (min(at_the_end), max(at_the_end)) == (pytest.approx(low), pytest.approx(high))
     assert ("95 %" in said) == (seeds == 5) and ("lowest to highest seed" in said) == (seeds == 3)
+
+
+def test_a_seed_that_ended_early_is_said():
+    runs = named(["a"])
+    says = "Beyond the end of a seed: means of the others"
+    assert says not in draw_curves(runs).get_supxlabel() and says not in bands(runs)
+    runs[2].history = runs[2].history[:2]
+    figure = draw_curves(runs)
+    assert says in figure.get_supxlabel() and says in bands(runs)
+    (line,) = figure.axes[0].get_lines()
+    last = [run.history[-1]["episode/return"] for run in runs if run is not runs[2]]
+    assert line.get_ydata()[-1] == pytest.approx(np.mean(last))
+
+    # The caption fits into a figure of one panel
+    figure.draw_without_rendering()
+    (caption,) = [text for text in figure.texts if says in text.get_text()]
+    box = caption.get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
 
 
 @pytest.mark.heavy
