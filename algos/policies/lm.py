@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, SupportsFloat
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from algos.policies.policy import LinearValue, Observation, Policy, Step
 from algos.policies.random_streams import UniformStreams
 from textenv.device import find_device
 from textenv.embedded.folder import EMBEDDED
-from textenv.envs.limits import StopConditions
+from textenv.envs.limits import StopConditions, check_at_least
 from textenv.envs.turn import Turn
 from textenv.lm.adapter_config import ADAPTER_CONFIG
 from textenv.lm.decoding import Decoder
@@ -110,10 +110,10 @@ class LMPolicy(nn.Module, Policy):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if top_k is not None and top_k < 1:
-            raise ValueError(f"top_k is {top_k}, expected at least 1, or None for all tokens")
-        if top_p is not None and not 0 < top_p <= 1:
-            raise ValueError(f"top_p is {top_p}, expected a number in (0, 1], or None for all tokens")
+        if top_k is not None:
+            check_at_least("top_k", top_k, 1)
+        if top_p is not None and not (isinstance(top_p, SupportsFloat) and 0 < top_p <= 1):
+            raise ValueError(f"top_p is {top_p!r}, expected a number in (0, 1], or None for all tokens")
         if critic is not None and detach_value:
             raise ValueError(
                 "detach_value is for a value head on the policy's trunk, but a critic has its own: omit it"
@@ -309,13 +309,12 @@ class LMPolicy(nn.Module, Policy):
             The completions, without special tokens and stop texts.
 
         Raises:
-            ValueError: on an empty or unsuitable prompt, or if max_new_tokens < 1.
+            ValueError: on an empty or unsuitable prompt, or if max_new_tokens is no integer of at least 1.
         """
         prompts = by_position(prompts)
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
             raise TypeError(f"prompts is {prompts!r:.100}, expected a list of texts, token ids or chats")
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens is {max_new_tokens}, expected at least 1")
+        check_at_least("max_new_tokens", max_new_tokens, 1)
         parsed_prompts = [as_prompt(i, prompt) for i, prompt in enumerate(prompts)]
         if parsed_prompts:
             warn_of_unwritten(parsed_prompts[0], self.tokenizer)

@@ -44,6 +44,8 @@ class Limits:
             raise ValueError(
                 f"min_new_tokens is {self.min_new_tokens}, expected at most max_new_tokens, {self.max_new_tokens}"
             )
+        if self.max_length is not None:
+            check_at_least("max_length", self.max_length, 1)
         if self.max_length is not None and not self.max_length > self.max_prompt_tokens:
             raise ValueError(
                 f"max_length is {self.max_length}, expected more than max_prompt_tokens, {self.max_prompt_tokens}: "

@@ -7,7 +7,7 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsFloat
 
 from textenv.envs.tool_schemas import CALL_ID, ToolSchemas, arguments_of
 from textenv.envs.turn import ToolCall, Turn
@@ -39,8 +39,8 @@ class Tools:
     ) -> None:
         from transformers.utils import get_json_schema
 
-        if timeout is not None and not timeout > 0:
-            raise ValueError(f"tool_timeout is {timeout}, expected a number of seconds above 0, or None")
+        if timeout is not None and not (isinstance(timeout, SupportsFloat) and timeout > 0):
+            raise ValueError(f"tool_timeout is {timeout!r}, expected a number of seconds above 0, or None")
 
         # The functions and their schemas, by name
         try:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, SupportsFloat, TypeVar, cast
 
 import torch
 from tensordict import TensorDict
@@ -92,9 +92,9 @@ class LanguageModel(nn.Module):
         stop: texts and token ids that end the model's turns, in addition to its own ends (`turn_ends`).
 
     Raises:
-        ValueError: if temperature is not positive, autocast is another dtype, the tokenizer has ids beyond the model's
-            vocabulary, or the model is unsuitable: not causal, without gradient checkpointing (if requested), with
-            prompt tuning, or with logits that are not its output layer applied to its trunk.
+        ValueError: if temperature is no positive number, autocast is another dtype, the tokenizer has ids beyond the
+            model's vocabulary, or the model is unsuitable: not causal, without gradient checkpointing (if requested),
+            with prompt tuning, or with logits that are not its output layer applied to its trunk.
 
     Example:
         >>> reference = LanguageModel.load("embedded").requires_grad_(False)  # doctest: +SKIP
@@ -111,8 +111,8 @@ class LanguageModel(nn.Module):
         stop: Sequence[str | int] = (),
     ) -> None:
         super().__init__()
-        if not temperature > 0:
-            raise ValueError(f"temperature is {temperature}, expected a number > 0 (1 leaves the logits as they are)")
+        if not (isinstance(temperature, SupportsFloat) and temperature > 0):
+            raise ValueError(f"temperature is {temperature!r}, expected a number > 0 (1 leaves the logits as they are)")
         check_adapter(model)
         check_memory_options(plain_model(model), gradient_checkpointing=gradient_checkpointing, autocast=autocast)
 

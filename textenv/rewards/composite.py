@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
 
 import numpy as np
 
@@ -86,7 +86,7 @@ class Rewards:
         processes: True runs calls in processes, for CPU-bound Python functions; they must be importable.
 
     Raises:
-        ValueError: if there is no function, a weight is not finite, or a fraction is outside 0 to 1.
+        ValueError: if there is no function, a weight is no finite number, or another number is outside its range.
         RewardError: when called, depending on ``on_error``.
 
     Example:
@@ -125,14 +125,14 @@ class Rewards:
             raise ValueError("functions is empty, expected at least one reward function")
         if on_error not in ("stop", "skip"):
             raise ValueError(f"on_error is {on_error!r}, expected 'stop' or 'skip'")
-        if not 0 <= max_failed <= 1:
-            raise ValueError(f"max_failed is {max_failed}, expected a fraction from 0 to 1")
+        if not (isinstance(max_failed, SupportsFloat) and 0 <= max_failed <= 1):
+            raise ValueError(f"max_failed is {max_failed!r}, expected a fraction from 0 to 1")
         if not isinstance(workers, (int, np.integer)) or workers < 0:
             raise ValueError(f"workers is {workers!r}, expected an integer of at least 0")
-        if timeout is not None and not timeout > 0:
-            raise ValueError(f"timeout is {timeout}, expected seconds above 0, or None")
-        if not pause >= 0:
-            raise ValueError(f"pause is {pause}, expected seconds of at least 0")
+        if timeout is not None and not (isinstance(timeout, SupportsFloat) and timeout > 0):
+            raise ValueError(f"timeout is {timeout!r}, expected seconds above 0, or None")
+        if not (isinstance(pause, SupportsFloat) and pause >= 0):
+            raise ValueError(f"pause is {pause!r}, expected seconds of at least 0")
 
         # Functions that cannot be called with parts, or in another process
         self.by_batch = any(depends_on_batch(function) for function, _ in self.functions.values())
@@ -493,8 +493,8 @@ def _with_weight(name: str, entry: Any) -> tuple[RewardFunction, float]:
         function, weight = entry
     if not callable(function):
         raise TypeError(f"reward {name!r} is {function!r}, expected f(prompts, completions, **columns) or (f, weight)")
-    if not math.isfinite(weight):
-        raise ValueError(f"the weight of reward {name!r} is {weight}, expected a finite number")
+    if not (isinstance(weight, SupportsFloat) and math.isfinite(weight)):
+        raise ValueError(f"the weight of reward {name!r} is {weight!r}, expected a finite number")
     return function, float(weight)
 
 

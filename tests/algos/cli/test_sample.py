@@ -120,7 +120,7 @@ def test_flags_that_ask_as_in_the_training_are_told(option, chat, flags, warning
     [
         (["nowhere", "--prompt", "x"], "nowhere holds no saved agent"),
         (["RUN", "--prompt", ""], "prompt 0 is empty"),
-        (["RUN", "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens is 0, expected at least 1"),
+        (["RUN", "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens is 0, expected an integer of at least 1"),
         (["RUN", "--prompt", "x", "--compare-to", "missing"], "there is no folder missing: give"),
         (["RUN", "--prompt", "x", "--compare-to", "tests/missing"], "there is no folder tests/missing: give"),
         (["RUN", "--prompt", "x", "--compare-to", "a/b/c"], "there is no folder a/b/c: give"),

@@ -1,5 +1,6 @@
 """`LMPolicy.generate` against `transformers`, and its seeds."""
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -56,8 +57,9 @@ def test_wrong_arguments_are_answered(tokenizer):
     for wrong in ("a b", 5):
         with pytest.raises(TypeError, match="expected a list of texts"):
             policy.generate(wrong)
-    with pytest.raises(ValueError, match="max_new_tokens is 0, expected at least 1"):
-        policy.generate(PROMPTS, max_new_tokens=0)
+    for wrong, shown in ((0, "0"), (3.0, "3.0"), ("3", "'3'")):
+        with pytest.raises(ValueError, match=rf"max_new_tokens is {shown}, expected an integer of at least 1"):
+            policy.generate(PROMPTS, max_new_tokens=wrong)
     with pytest.raises(ValueError, match="prompt 1 is empty"):
         policy.generate(["a", ""])
 
@@ -94,3 +96,26 @@ def test_a_critic_replaces_a_saved_value_head_and_its_option(tmp_path):
     assert LMPolicy.load(tmp_path, critic="copy").critic is not None
     with pytest.raises(ValueError, match="detach_value"):
         LMPolicy.load(tmp_path, critic="copy", detach_value=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"temperature": "0.7"}, "temperature is '0.7', expected a number > 0"),
+        ({"temperature": None}, "temperature is None, expected a number > 0"),
+        ({"top_k": 5.0}, "top_k is 5.0, expected an integer of at least 1"),
+        ({"top_k": "5"}, "top_k is '5', expected an integer of at least 1"),
+        ({"top_k": 0}, "top_k is 0, expected an integer of at least 1"),
+        ({"top_p": "0.9"}, r"top_p is '0.9', expected a number in \(0, 1\]"),
+    ],
+)
+def test_wrong_numbers_of_the_sampling_are_refused_at_once(options, sentence, tokenizer):
+    """A text was an error of Python's own, and a float for top_k failed at the first token."""
+    with pytest.raises(ValueError, match=sentence):
+        LMPolicy(make_gpt2(), tokenizer, **options)
+
+
+def test_numbers_of_numpy_and_torch_sample_as_those_of_python(tokenizer):
+    numbers = {"temperature": np.float64(0.5), "top_k": np.int64(3), "top_p": torch.tensor(0.9)}
+    expected = LMPolicy(make_gpt2(), tokenizer, temperature=0.5, top_k=3, top_p=0.9).generate(PROMPTS, max_new_tokens=6)
+    assert LMPolicy(make_gpt2(), tokenizer, **numbers).generate(PROMPTS, max_new_tokens=np.int64(6)) == expected

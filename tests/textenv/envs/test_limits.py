@@ -12,7 +12,7 @@ from tests.helpers.chat_families import CHATML, byte_tokenizer, scripted_model
 from tests.helpers.models import WORDS
 from tests.helpers.text_envs import EOS, GOOD, prompt_env, zero
 from textenv import TextVectorEnv
-from textenv.envs.limits import StopConditions
+from textenv.envs.limits import Limits, StopConditions
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<tool>"]
 PIECES = ["a", "b", "\n", " ", "é", "。", "😀", "user", *SPECIAL]
@@ -126,3 +126,10 @@ def test_a_passed_stop_text_ends_no_later_turn():
     env.reset(seed=0)
     ends = [env.step(np.array([token]))[2][0] for token in (good, 0, bad, 1, good)]
     assert ends == [False, False, False, False, True]
+
+
+@pytest.mark.parametrize("wrong", [64.0, "64", True, 0])
+def test_a_length_is_an_integer(wrong):
+    with pytest.raises(ValueError, match=rf"max_length is {wrong!r}, expected an integer of at least 1"):
+        Limits(max_length=wrong)
+    assert Limits(max_length=np.int64(64)).width == 64

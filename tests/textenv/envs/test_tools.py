@@ -317,6 +317,8 @@ def test_wrong_tools_are_refused_at_construction():
         make_env(tools=[multiply, multiply])
     with refused(ValueError, "tool_timeout is 0, expected a number of seconds above 0"):
         make_env(tool_timeout=0)
+    with refused(ValueError, "tool_timeout is '9', expected a number of seconds above 0"):
+        make_env(tool_timeout="9")
     with refused(ValueError, "result of role"):
         make_env("{% for m in messages %}{% if m.role != 'tool' %}{{ m.content }}{% endif %}{% endfor %}")
     with refused(ValueError, "raise max_prompt_tokens"):
