@@ -42,6 +42,14 @@ from textenv.names import HintsAtMethods, check_names, no_attribute
 
 logger = logging.getLogger(__name__)
 ConfigT = TypeVar("ConfigT", bound=Config)
+READ_ONCE = (
+    # by the optimizers
+    "learning_rate", "final_learning_rate", "warmup_ratio", "adam_eps", "adam_betas", "weight_decay", "max_grad_norm",
+    "micro_batch_size", "skip_nonfinite", "value_learning_rate", "value_max_grad_norm", "value_pretraining",
+    # by other parts of an agent
+    "seed", "normalize_rewards", "fit_value_head", "vine_samples", "vine_interval", "buffer_size", "baseline",
+)  # fmt: skip
+"""Hyper-parameters that are read when the agent or its optimizer is made: a later value would have no effect."""
 
 
 class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
@@ -111,7 +119,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
 
         self.env = env
         self.policy = policy
-        self.config = resolve(config, env, policy)
+        self._config = resolve(config, env, policy)
         self.penalty = choose_penalty(env, policy, penalty=penalty, kl_coef=kl_coef)
 
         # Parts for rewards and values, None unless the config asks for them
@@ -158,6 +166,31 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
             if hasattr(type(self), name):
                 return object.__getattribute__(self, name)
             raise no_attribute(self, name)
+
+    @property
+    def config(self) -> ConfigT:
+        """Hyper-parameters of the next update.
+
+        They may be replaced between updates, such as ``agent.config = dataclasses.replace(agent.config, ent_coef=0)``.
+
+        Raises:
+            TypeError: on a config of another algorithm.
+            ValueError: if a hyper-parameter changes that only a new agent reads, such as the learning rate.
+        """
+        return self._config
+
+    @config.setter
+    def config(self, config: ConfigT) -> None:
+        config = resolve(self._checked_config(config), self.env, self.policy)
+        for name in READ_ONCE:
+            former = getattr(self._config, name, None)
+            value = getattr(config, name, None)
+            if value != former:
+                raise ValueError(
+                    f"agent.config: {name} is {value}, expected {former}, which the agent was made with and keeps: "
+                    f"make a new agent of the same policy, {type(self).__name__}(agent.env, agent.policy, config)"
+                )
+        self._config = config
 
     def _checked_config(self, config: ConfigT | None) -> ConfigT:
         """Return the config, or the default one; raise a TypeError if it is of another algorithm."""

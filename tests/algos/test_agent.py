@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
 
-from algos import PPO, Case, LMPolicy, PPOConfig, WordsPolicy, collect, compare, evaluate, load, presets
+from algos import PPO, Case, GRPOConfig, LMPolicy, PPOConfig, WordsPolicy, collect, compare, evaluate, load, presets
 from algos.cli import main
 from algos.make import make_policy
 from algos.recipe import Recipe
@@ -222,3 +222,30 @@ def test_two_templates_of_one_training_are_refused():
     assert policy.tokenizer.chat_template == env.tokenizer.chat_template
     with pytest.raises(ValueError, match="chat template is another one than when this environment was made"):
         evaluate(evaluated, policy, num_episodes=1)
+
+
+@pytest.mark.parametrize("field", [{"learning_rate": 1e-12}, {"normalize_rewards": True}, {"seed": 5}], ids=str)
+def test_a_hyper_parameter_that_only_a_new_agent_reads_is_not_replaced(field):
+    """It was shown and saved, and had no effect."""
+    agent = PPO(gymnasium.make_vec("CartPole-v1", num_envs=2), num_steps=8, minibatch_size=16)
+    former = agent.config
+    ((name, value),) = field.items()
+    with refused(ValueError, f"agent.config: {name} is {value}", "make a new agent of the same policy, PPO"):
+        agent.config = dataclasses.replace(former, **field)
+    assert agent.config is former
+    again = PPO(agent.env, agent.policy, dataclasses.replace(former, **field))
+    assert getattr(again.config, name) == value
+
+
+def test_other_hyper_parameters_may_be_replaced_between_updates():
+    """An entropy bonus of 1e9 leaves nothing else to learn: the policy becomes uniform. Open fields are filled in."""
+    agent = PPO(gymnasium.make_vec("CartPole-v1", num_envs=2), num_steps=8, minibatch_size=16)
+    agent.policy.actor[-1].bias.data[0] = 0.5
+    agent.config = PPOConfig(num_steps=8, minibatch_size=8, ent_coef=1e9)
+    assert agent.config.adam_eps == 1e-5 and agent.config.normalize_advantage == "minibatch"
+    before = agent.policy.actor[-1].bias.diff().abs().item()
+    metrics = agent.update(agent.collect())
+    assert metrics["update/minibatches"] == 4 * 16 / 8
+    assert agent.policy.actor[-1].bias.diff().abs().item() < before
+    with refused(TypeError, "config is a GRPOConfig, but PPO needs a PPOConfig"):
+        agent.config = GRPOConfig()

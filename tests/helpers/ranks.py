@@ -93,12 +93,15 @@ def weights(agent):
 
 
 def made(name, *, shard):
-    agent = AGENTS[name]()
-    agent.shards = Shards(agent.policy) if shard else None
+    former = AGENTS[name]()
     # A rounding error of the gradient stays one of the weights, as Adam divides by no small number.
-    agent.config = replace(agent.config, adam_eps=1e-3)
-    if hasattr(agent.config, "num_epochs"):
-        agent.config = replace(agent.config, num_epochs=2)
+    config = replace(former.config, adam_eps=1e-3)
+    if hasattr(config, "num_epochs"):
+        config = replace(config, num_epochs=2)
+    agent = type(former)(former.env, former.policy, config, penalty=former.penalty)
+    if isinstance(agent, PPO):
+        agent.auxiliary = former.auxiliary
+    agent.shards = Shards(agent.policy) if shard else None
     return agent
 
 

@@ -1,6 +1,7 @@
 """Rollout workers on a real Ray cluster of this machine, one for the whole module."""
 
 import copy
+import dataclasses
 import os
 import signal
 import sys
@@ -10,7 +11,7 @@ import gymnasium as gym
 import pytest
 import torch
 
-from algos import A2C, PPO, Callback, LSTMPolicy, PPOConfig
+from algos import A2C, PPO, Callback, LSTMPolicy
 from algos.collection import Collector
 from algos.extras.ray_workers import Worker, join_cluster, rollout_workers
 from algos.ranks import collectives
@@ -212,7 +213,7 @@ def test_asynchronous_texts_are_collected_once_each(cluster, tmp_path):
 
     def agent():
         found = text_agent("ppo_text")
-        found.config = PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4, max_importance_weight=2.0)
+        found.config = dataclasses.replace(found.config, max_importance_weight=2.0)
         return found
 
     seen = []
