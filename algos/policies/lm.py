@@ -337,10 +337,13 @@ class LMPolicy(nn.Module, Policy):
 
         def turn_of(row: int) -> Turn:
             completion = tokens[row, prompt_length[row] : length[row]].tolist()
+            context = prompt_tokens[row]
+            if self.lm.seq2seq is not None:  # the decoder writes a text of its own
+                context = []
             return Turn(
                 prompt=parsed_prompts[row],
                 prompt_ids=prompt_tokens[row],
-                context_ids=prompt_tokens[row],
+                context_ids=context,
                 completion_ids=completion,
                 terminated=False,
                 tokenizer=self.tokenizer,

@@ -28,7 +28,7 @@ from textenv import RewardModel, TextVectorEnv, TokenVectorEnv, load_prompts
 from textenv.extras.human import Question, TerminalAnnotator
 from textenv.lm.loading import load_causal_lm, load_tokenizer, trust_remote_code
 from textenv.prompts.prompts import Prompt, as_prompt
-from textenv.prompts.tokenize import chat_ids, prompt_ids, reply_ids, text_ids
+from textenv.prompts.tokenize import chat_ids, prompt_ids, reply_ids, separate_ids, text_ids
 from textenv.rendering import printable
 
 # --- special tokens that a text spells out -----------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_texts_that_spell_none_have_the_usual_ids(kind):
         if any(token in text for token in tokenizer.all_special_tokens):
             continue
         usual = tokenizer(text, verbose=False)["input_ids"]
-        assert text_ids(text, tokenizer) == tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert separate_ids(text, tokenizer) == tokenizer(text, add_special_tokens=False)["input_ids"]
         ended = usual[-1:] == [tokenizer.eos_token_id] and len(usual) > 1
         if usual:
             assert prompt_ids(Prompt(text), tokenizer) == usual[: len(usual) - ended]

@@ -325,10 +325,12 @@ def answer_ids(text: str, tokenizer: PreTrainedTokenizerBase, *, is_message: boo
         text: the text.
         tokenizer: the policy's tokenizer.
         is_message: whether it is a whole message of a chat (`begins_message`). Then the white space that the chat
-            template writes before an answer stands before it.
+            template writes before an answer stands before it, if the tokenizer leaves it out when it decodes.
     """
     if text and is_message:
-        text = _space_before_answer(tokenizer) + text
+        ids = text_ids(_space_before_answer(tokenizer) + text, tokenizer)
+        if tokenizer.decode(ids) == text:
+            return ids
     return text_ids(text, tokenizer)
 
 
@@ -358,11 +360,12 @@ def _space_before_answer(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def _ids_inside(text: str, encode: Callable[[str], list[int]]) -> list[int]:
     """Return the token ids of a text behind another one: some tokenizers put a space before a text's first word."""
+    ids_alone = encode(text)
     newline = encode("\n")
-    ids = encode(f"\n{text}")
-    if newline and ids[: len(newline)] == newline:
-        return ids[len(newline) :]
-    return encode(text)
+    ids_behind = encode(f"\n{text}")
+    if newline and ids_behind[: len(newline)] == newline:
+        return ids_behind[len(newline) :]
+    return ids_alone
 
 
 def without_end(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
