@@ -145,14 +145,18 @@ def _off_policy_lines():
     """The same of SAC and TD3, beside rl-baselines3-zoo and beside Stable-Baselines3."""
     _, rows = read_table(DATA / "off-policy-zoo.json")
     for name, (ours, published) in rows.items():
-        yield name, ours, published
+        yield name, _without_single_seed(ours), published
     _, rows = read_table(DATA / "off-policy-returns.json")
     for name, (steps, ours, _, theirs, _) in rows.items():
         if steps == [100_000.0]:
-            mean, *seeds = ours
-            if len(seeds) == 1:
-                seeds = []  # it is the mean
-            yield f"{name}, 100,000 steps", [mean, *seeds], theirs
+            yield f"{name}, 100,000 steps", _without_single_seed(ours), theirs
+
+
+def _without_single_seed(mean_and_seeds):
+    """The mean alone if there is one seed, which is the mean."""
+    if len(mean_and_seeds) == 2:
+        return mean_and_seeds[:1]
+    return mean_and_seeds
 
 
 def _minigrid_lines():

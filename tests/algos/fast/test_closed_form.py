@@ -504,6 +504,7 @@ BEFORE_THE_STEPS = {
     "algos.optimizer:Optimizer.__init__",
     "algos.optimizer:Optimizer.schedule",
     "algos.ranks.collectives:map_rows",
+    "algos.agent:Agent.config",
     "algos.agent:Agent.optimizer",
     "algos.agent:Agent.sharded_weights",
     "textenv.acceleration:fast_module",
