@@ -159,7 +159,9 @@ def test_a_killed_rank_loses_only_its_iteration(trained, tmp_path):
     killed = ranks.Run("ppo_cartpole", str(tmp_path / "killed"), 4, resume=True, killed_at=random.randrange(1, 63))
     ended = by_torchruns_agent(2, "train", *texts(killed), restarts=1)  # the same call starts and resumes the run
     assert ended.returncode == 0, ended.stderr
-    assert (tmp_path / "killed.killed").exists() and "exitcode: -9" in ended.stderr, killed
+    assert (tmp_path / "killed.killed").exists(), killed
+    # What torchrun's agent noticed first: that it was killed, or that the other rank has lost it
+    assert "exitcode: -9" in ended.stderr or "work_and_show_errors" in ended.stderr, killed
     found = [*weights(trained / "ppo_cartpole-False-whole"), *weights(tmp_path / "killed")]
     assert all(torch.equal(found[0], each) for each in found), killed
     assert [row["iteration"] for row in metrics(tmp_path / "killed")] == [1, 2, 3, 4], killed
