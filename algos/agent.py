@@ -17,6 +17,7 @@ from algos.config import (
     ActorCriticConfig,
     Config,
     GroupsConfig,
+    field_values,
 )
 from algos.optimizer import Optimizer
 from algos.policies.fitted_value import FittedValue
@@ -182,10 +183,10 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
     @config.setter
     def config(self, config: ConfigT) -> None:
         config = resolve(self._checked_config(config), self.env, self.policy)
-        for name in READ_ONCE:
-            former = getattr(self._config, name, None)
-            value = getattr(config, name, None)
-            if value != former:
+        former_values = field_values(self._config)
+        for name, value in field_values(config).items():
+            former = former_values[name]
+            if name in READ_ONCE and value != former:
                 raise ValueError(
                     f"agent.config: {name} is {value}, expected {former}, which the agent was made with and keeps: "
                     f"make a new agent of the same policy, {type(self).__name__}(agent.env, agent.policy, config)"

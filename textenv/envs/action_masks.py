@@ -409,9 +409,10 @@ def next_ids(turn: Turn, texts: Sequence[str]) -> list[int]:
     """Return the token ids that continue one of these texts, or end the turn after it; for rules (``allowed``)."""
     so_far = turn.completion_ids
     ends = turn_ends(turn.tokenizer).ids
+    is_message = begins_message(turn.prompt)
     allowed: list[int] = []
     for text in texts:
-        ids = answer_ids(text, turn.tokenizer, is_message=begins_message(turn.prompt))
+        ids = answer_ids(text, turn.tokenizer, is_message=is_message)
         if ids == so_far:
             allowed += ends
         elif ids[: len(so_far)] == so_far:

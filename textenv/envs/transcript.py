@@ -278,9 +278,10 @@ class Transcript:
             assert prompt is not None, "call begin first"
             end = closing_ids(self.tokenizer, chat=is_chat(prompt))
             text = without_end(completion, self.tokenizer).removesuffix(str(self.tokenizer.decode(end)))
-            ids = answer_ids(text, self.tokenizer, is_message=begins_message(prompt))
             if isinstance(self.masks.rule, WordRule):  # it has the words as they are read by themselves
                 ids = separate_ids(text, self.tokenizer)
+            else:
+                ids = answer_ids(text, self.tokenizer, is_message=begins_message(prompt))
         ids = np.asarray(ids)
         if ids.ndim != 1 or ids.dtype.kind in "OUS" or not (len(ids) or end):
             raise ValueError(f"it is {completion!r:.200}, expected a text, or a list of at least one token id")

@@ -10,7 +10,8 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
 
 from textenv.prompts.messages import Message, answer_beginning, read_messages
 from textenv.prompts.prompts import Prompt
@@ -308,7 +309,8 @@ def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     As by `separate_ids`, but as the text stands behind another one. Answers of encoder-decoder models are texts by
     themselves.
     """
-    if starts_answers_anew(tokenizer):
+    habits = _habits(tokenizer)
+    if habits.ends_texts or not habits.begins_with_space:
         return separate_ids(text, tokenizer)
     return _ids_inside(text, functools.partial(separate_ids, tokenizer=tokenizer))
 
@@ -327,8 +329,9 @@ def answer_ids(text: str, tokenizer: PreTrainedTokenizerBase, *, is_message: boo
         is_message: whether it is a whole message of a chat (`begins_message`). Then the white space that the chat
             template writes before an answer stands before it, if the tokenizer leaves it out when it decodes.
     """
-    if text and is_message:
-        ids = text_ids(_space_before_answer(tokenizer) + text, tokenizer)
+    space = _habits(tokenizer).space_before_answer
+    if text and space and is_message:
+        ids = text_ids(space + text, tokenizer)
         if tokenizer.decode(ids) == text:
             return ids
     return text_ids(text, tokenizer)
@@ -339,8 +342,47 @@ def starts_answers_anew(tokenizer: PreTrainedTokenizerBase) -> bool:
 
     Their answers do not go on behind the prompt: the decoder writes a text of its own.
     """
-    ids_of_empty_text = tokenizer("", verbose=False)["input_ids"]
-    return tokenizer.eos_token_id is not None and list(ids_of_empty_text[-1:]) == [tokenizer.eos_token_id]
+    return _habits(tokenizer).ends_texts
+
+
+class _Habits(NamedTuple):
+    """What a tokenizer and its chat template do around texts, and what this depends on."""
+
+    special: dict[str, int]
+    """Ids of the special tokens by their spelling."""
+    template: object
+    """The chat template."""
+    ends_texts: bool
+    """The tokenizer ends a text by EOS."""
+    begins_with_space: bool
+    """It puts a space before the first word of a text."""
+    space_before_answer: str
+    """White space that the template writes before an answer."""
+
+
+_HABITS: WeakKeyDictionary[PreTrainedTokenizerBase, _Habits] = WeakKeyDictionary()
+"""Habits of each tokenizer; a rule may ask for the ids of many texts at every token."""
+
+
+def _habits(tokenizer: PreTrainedTokenizerBase) -> _Habits:
+    """Return a tokenizer's habits, found once for its special tokens and its template."""
+    special = special_tokens(tokenizer)
+    habits = _HABITS.get(tokenizer)
+    if habits is not None and habits.special is special and habits.template == tokenizer.chat_template:
+        return habits
+
+    ids_of_empty_text = list(tokenizer("", verbose=False)["input_ids"])
+    eos = tokenizer.eos_token_id
+    encode = functools.partial(_usual_ids, tokenizer=tokenizer)
+    habits = _Habits(
+        special=special,
+        template=tokenizer.chat_template,
+        ends_texts=eos is not None and ids_of_empty_text[-1:] == [eos],
+        begins_with_space=_ids_inside("a", encode) != encode("a"),
+        space_before_answer=_space_before_answer(tokenizer),
+    )
+    _HABITS[tokenizer] = habits
+    return habits
 
 
 def _space_before_answer(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -492,9 +534,10 @@ def _marked_ids(chat: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         encode = functools.partial(_usual_ids, tokenizer=tokenizer)
         if is_marked:
             encode = functools.partial(_base_ids, tokenizer=tokenizer)
-        piece_ids = encode(piece)
         if number > 0:
             piece_ids = _ids_inside(piece, encode)
+        else:
+            piece_ids = encode(piece)
         if is_marked and tokenizer.convert_tokens_to_ids(piece) in piece_ids:
             raise ValueError(f"the tokenizer reads {piece!r} in a message as a special token: remove it")
         ids += piece_ids
