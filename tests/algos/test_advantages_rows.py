@@ -91,6 +91,7 @@ ALGORITHMS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_algorithms_count_each_episode_once(name):
     algorithm, options = ALGORITHMS[name]

@@ -153,6 +153,7 @@ def test_wrong_types_are_refused_before_anything_runs(make, kind, said):
         make()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("words", [["--model", "embedded"], ["--model=embedded"]])
 def test_a_named_language_model_plays_control(words, tmp_path, capsys):
     options = ["--num-envs", "2", "--config.num-steps", "8", "--num-episodes", "1", "--quiet"]

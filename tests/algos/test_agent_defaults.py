@@ -284,6 +284,7 @@ def test_the_learning_rate_is_that_of_what_is_trained(tmp_path, caplog):
     assert read_description(tmp_path)["config"]["learning_rate"] == 1.41e-5
 
 
+@pytest.mark.heavy
 def test_an_adapter_has_ten_times_the_learning_rate(tmp_path):
     pytest.importorskip("peft")
     make_gpt2(n_embd=512, n_layer=4).save_pretrained(tmp_path)
@@ -296,6 +297,7 @@ def test_an_adapter_has_ten_times_the_learning_rate(tmp_path):
         LMPolicy.load(tmp_path, lora="r=x")
 
 
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning")  # of peft, for experts
 def test_last_layers_are_counted_from_the_outside():
     """Zamba's layers are inside others, T5's stack has two parts; experts that peft adapts everywhere are refused."""

@@ -33,6 +33,7 @@ def given(rollout):
     return [list(column) for column in zip(*found, strict=True)]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize(("kind", "make"), [(PPO, make_gpt2), (REINFORCE, make_gpt2), (PPO, make_t5)])
 def test_a_step_on_an_iterations_texts_equals_it(kind, make, recorded):

@@ -79,6 +79,7 @@ def test_training_by_numpy_numbers_is_the_same(tmp_path):
     assert one["policy_arguments"] == other["policy_arguments"]
 
 
+@pytest.mark.heavy
 def test_text_takes_numbers_of_numpy(tmp_path):
     policy = algos.LMPolicy.load("embedded", seed=np.int64(1), temperature=np.float32(1))
     limits = dict(num_envs=np.int64(2), max_new_tokens=np.int64(4), max_prompt_tokens=np.int16(8), stop=[np.int64(5)])

@@ -58,6 +58,7 @@ def test_each_prompt_is_sampled_as_often_and_counted_once():
     assert f"pass@2={rates.pass_at[2].mean:.4g}" in repr(result) and "pass@2" in result._repr_html_()
 
 
+@pytest.mark.heavy
 def test_the_number_of_slots_changes_no_number():
     options = dict(k=(1, 4), by="level", seed=1)
     results = [evaluate(level_env(num_envs), lm_policy(), **options) for num_envs in (1, 4, 64)]

@@ -186,6 +186,7 @@ def orders(agent, rollout):
     return [seen[start : start + size] for start in range(0, len(seen), size)]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["steps", "rows"])
 def test_each_epoch_visits_every_sample_once(kind):
     if kind == "steps":

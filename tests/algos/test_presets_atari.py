@@ -100,6 +100,7 @@ def by_area(image, side):
     return weights(image.shape[0]) @ image @ weights(image.shape[1]).T
 
 
+@pytest.mark.heavy
 def test_images_are_grey_small_maxima_of_two_frames_in_stacks_of_four():
     """By hand from the single frames of the game."""
     ale_py = pytest.importorskip("ale_py", reason="install the extra: pip install '.[atari]'")

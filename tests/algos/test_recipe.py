@@ -345,17 +345,20 @@ TEXT = Recipe(
 )
 
 
+@pytest.mark.heavy
 def test_the_agent_makes_the_penalty_once():
     agent = TEXT.build(seed=1)
     assert agent.env.penalty is None and agent.penalty.coef == 0.25
     assert TEXT.environment(2, split="test").penalty.coef == 0.25, "an evaluation measures the KL"
 
 
+@pytest.mark.heavy
 def test_a_saved_agent_has_its_coefficient(tmp_path):
     TEXT.build(seed=1).save(tmp_path)
     assert json.loads((tmp_path / CONFIG).read_text())["environment"]["kwargs"]["kl_coef"] == 0.25
 
 
+@pytest.mark.heavy
 def test_a_penalty_given_to_the_environment_stays():
     agent = replace(TEXT, env_kwargs={"kl_coef": 0.5}).build(seed=1)
     assert agent.penalty is agent.env.penalty and agent.penalty.coef == 0.5

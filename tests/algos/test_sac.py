@@ -188,6 +188,7 @@ def test_the_temperature_moves_the_entropy_to_its_target():
 # --- what is collected -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_actions_are_uniform_until_learning_starts():
     agent = make(learning_starts=150, batch_size=16, num_steps=50)
     rollout = agent.collect()
@@ -208,6 +209,7 @@ def test_actions_are_uniform_until_learning_starts():
     torch.testing.assert_close(agent.policy.evaluate(rollout).log_prob, rollout["log_prob"], atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("ratio", "expected"), [(1.0, [16, 16, 16]), (0.1, [1, 2, 1]), (2.0, [32, 32, 32])])
 def test_the_update_to_data_ratio_counts_stored_steps(ratio, expected):
     """2 slots x 8 steps; a tenth of 16 is 1.6, and the fraction is carried over."""

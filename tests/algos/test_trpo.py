@@ -214,6 +214,7 @@ def test_an_update_improves_inside_the_trust_region(case, max_kl):
     assert 1 <= metrics["update/line_search_steps"] <= 10
 
 
+@pytest.mark.heavy
 @EVERY
 def test_a_rejected_step_leaves_the_actor_to_the_bit(case):
     """A KL that is 1 nat too large at every try; its derivatives are as they were."""
@@ -262,6 +263,7 @@ def test_an_empty_rollout_keeps_actor_and_critic_apart():
     assert surrogate_and_kl(old, policy, rollout)[1] == pytest.approx(metrics["policy/approx_kl"], rel=1e-3)
 
 
+@pytest.mark.heavy
 def test_weights_set_by_the_line_search_are_saved(tmp_path):
     """They are views of one vector then, which is what file formats stumble over."""
     for number, case in enumerate(("gpt2", "mlp, box")):

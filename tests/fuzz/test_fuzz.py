@@ -26,6 +26,7 @@ SLOW = {"parquet": 20, "resumed": 60, "saved_agents": 100}
 """Inputs, where each takes milliseconds."""
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", sorted(TARGETS))
 def test_a_reader_reads_or_refuses_in_words(name):
     inputs = SLOW.get(name, 300)

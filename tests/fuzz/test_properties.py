@@ -168,6 +168,7 @@ def clipped(ratio, advantage, low, high):
     return -min(ratio * advantage, min(max(ratio, 1 - low), 1 + high) * advantage)
 
 
+@pytest.mark.heavy
 @checked
 @given(batches("log_prob", "old_log_prob", "advantage"), st.sampled_from([0.1, 0.2]), st.sampled_from([None, 0.3]))
 def test_policy_losses_equal_a_loop(batch, clip_range, clip_higher):

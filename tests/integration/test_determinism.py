@@ -80,6 +80,7 @@ def text_agent():
     return agent_of(text_env(), lm_policy(), learning_rate=1e-3)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("make", [control_agent, text_agent], ids=["control", "text"])
 def test_how_training_is_logged_changes_nothing(make, tmp_path, capsys):
     """TensorBoard writes from a thread of its own, the bar from another; both are handed figures, not generators."""

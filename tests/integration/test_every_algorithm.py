@@ -129,6 +129,7 @@ def updated(kind, env, policy, rollout, *, spoilt=False, **options):
     return metrics, after
 
 
+@pytest.mark.heavy
 @WHERE
 @KINDS
 def test_what_stands_outside_the_mask_changes_no_bit(kind, where):
@@ -141,6 +142,7 @@ def test_what_stands_outside_the_mask_changes_no_bit(kind, where):
     assert all(torch.equal(weights[name], x) for name, x in others.items())
 
 
+@pytest.mark.heavy
 @KINDS
 def test_ten_pad_columns_change_no_figure_or_weight(kind):
     (metrics, weights), (env, policy, rollout) = updated(kind, *text()), text()
@@ -152,6 +154,7 @@ def test_ten_pad_columns_change_no_figure_or_weight(kind):
         torch.testing.assert_close(x, weights[name], atol=near["abs"] * 10, rtol=0, msg=name)
 
 
+@pytest.mark.heavy
 @KINDS
 def test_empty_rows_move_nothing_and_are_counted(kind):
     """In which the policy chose nothing, though the environment paid; in TRPO they shift rounding."""
@@ -184,6 +187,7 @@ CUTS += [pytest.param("ppo, sequence mean", {"aggregation": MEANS[how]}, id=f"pp
 CUTS += [pytest.param("ppo, dual clip", {"policy_loss": LOSSES[name]}, id=f"ppo-{name}") for name in sorted(LOSSES)]
 
 
+@pytest.mark.heavy
 @WHERE
 @pytest.mark.parametrize(("kind", "options"), CUTS)
 def test_the_gradient_does_not_depend_on_micro_batches(kind, options, where):
@@ -216,6 +220,7 @@ def test_scoring_unlike_acting_is_refused(kind, where):
     assert all(torch.equal(p, old) for p, old in zip(policy.parameters(), before, strict=True))
 
 
+@pytest.mark.heavy
 @WHERE
 @KINDS
 def test_the_ratio_is_one_before_the_first_step(kind, where):
@@ -229,6 +234,7 @@ def test_the_ratio_is_one_before_the_first_step(kind, where):
 # --- seeds -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("where", ["control", "text"])
 @pytest.mark.parametrize("kind", ["a2c", "grpo", "ppo, dual clip", "reinforce", "rloo", "trpo"])
 def test_a_seed_gives_one_run_and_another_seed_another(kind, where):
@@ -262,6 +268,7 @@ class TrainableExactCritic(ExactCritic):
         return super().forward(observation) + 0 * self.weight
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("kind", "config"), [("a2c", A2CConfig), ("ppo", PPOConfig), ("trpo", TRPOConfig)])
 @pytest.mark.parametrize("limit", [None, 4])
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
@@ -382,6 +389,7 @@ def test_trpo_refuses_a_penalty_in_the_loss():
 # --- by name and on disk ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 @KINDS
 def test_an_agent_is_saved_with_config_and_policy(kind, tmp_path):
     """Functions in a config, partial ones too, are written as something that can be read."""

@@ -148,6 +148,7 @@ class Shown(gymnasium.vector.VectorEnv):
         self.observation_space, self.action_space = (batch_space(one, 2) for one in (space, spaces.Discrete(2)))
 
 
+@pytest.mark.heavy
 def test_swapped_arguments_get_a_sentence():
     """So do the spaces of all slots, given for those of one."""
     env = gymnasium.make_vec("CartPole-v1", num_envs=4)
@@ -265,6 +266,7 @@ def test_what_needs_no_network_imports_nothing_heavy(tmp_path, commands):
         assert (status, heavy) == (expected, []) and "Traceback" not in errors, (arguments, errors)
 
 
+@pytest.mark.heavy
 def test_packages_show_names_and_modules():
     for package in (algos, textenv):
         assert set(package.__all__) <= set(dir(package))
@@ -281,6 +283,7 @@ def test_packages_show_names_and_modules():
 # --- environments by name ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", NAMES)
 def test_every_registered_id_needs_no_arguments(name):
     if name == "ReasoningGym":

@@ -186,6 +186,7 @@ def test_rows_of_an_episode_have_different_random_numbers():
     assert len({tuple(row) for row in actions.tolist()}) > len(actions) / 2
 
 
+@pytest.mark.heavy
 def test_the_schema_of_several_rows():
     """One start and one end an episode, rows in the order of time; without a history all is as it was."""
     rollout = played(history=2)
@@ -203,6 +204,7 @@ def test_the_schema_of_several_rows():
         assert torch.equal(whole["log_prob"], expected["log_prob"])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("make", [make_gpt2, make_llama, make_t5], ids=["gpt2", "llama", "t5"])
 @pytest.mark.parametrize("history", [1, 2])
 def test_log_probs_of_acting_are_those_of_scoring(make, history):
@@ -247,6 +249,7 @@ def test_a_token_env_steps_with_a_history():
     assert terminated and all(reward == paid for reward, paid in rewards)
 
 
+@pytest.mark.heavy
 def test_an_engine_plays_episodes_of_several_rows():
     policy = lm_policy(seed=4)
     collector = Collector(walk_env(history=2), policy, seed=1, generator=FakeEngine(piece=3))
@@ -336,6 +339,7 @@ def test_a_sample_shows_the_whole_episode():
         assert sample["completion"].count("\n\n") >= 4
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("env_id", "options"), [("GuessNumber", {}), ("Words", {"env": "CartPole-v1", "max_turns": 40})]
 )

@@ -83,6 +83,7 @@ def _hang_up_is_not_ignored():
     signal.signal(signal.SIGHUP, former)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("names", [["SIGINT"], ["SIGTERM"], ["SIGHUP"], ["SIGHUP", "SIGHUP"]], ids="+".join)
 def test_a_signal_writes_an_unasked_checkpoint(names, whole, tmp_path):
     """`learn` in Python, with a folder and nothing else; a closed terminal sends two SIGHUP."""
@@ -167,6 +168,7 @@ def test_a_resumed_training_writes_unasked_checkpoints(tmp_path):
     assert len(ppo_sync().learn(STEPS * 6, run_dir=tmp_path, resume=tmp_path)) == 6
 
 
+@pytest.mark.heavy
 def test_a_longer_trained_agent_is_replaced_if_asked(tmp_path):
     """Such as one of 0.9.0, which was resumed without checkpoints."""
     ppo_sync().learn(STEPS * 6, run_dir=tmp_path)
@@ -340,6 +342,7 @@ def test_a_broken_off_iteration_is_logged_once(tmp_path):
     assert [row for row in first.rows if row[0] <= second.begun] + second.rows == one.rows
 
 
+@pytest.mark.heavy
 def test_own_tables_are_cut_off_with_their_iteration(tmp_path):
     """A table of a callback, whose rows say neither step nor iteration."""
 

@@ -76,6 +76,7 @@ def short_run(folder, **options):
     return agent.learn(64 * 6, run_dir=folder, checkpoint_every=64, **options)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -184,6 +185,7 @@ def contents(folder):
     return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock"}
 
 
+@pytest.mark.heavy
 def test_a_second_start_in_a_runs_folder_is_refused(tmp_path):
     """It changes nothing and says what to do."""
     short_run(tmp_path)
@@ -245,6 +247,7 @@ def test_drafts_of_a_killed_process_are_removed(tmp_path):
     assert not list(tmp_path.rglob(".draft*"))
 
 
+@pytest.mark.heavy
 def test_one_command_starts_a_run_and_goes_on_with_it(tmp_path):
     """`resume` of the run's own folder, which has no checkpoint before the first start, nor after an early death."""
     both = dict(run_dir=tmp_path / "run", resume=tmp_path / "run", checkpoint_every=64 * 4)
@@ -262,6 +265,7 @@ def test_one_command_starts_a_run_and_goes_on_with_it(tmp_path):
         ppo_sync().learn(64, run_dir=tmp_path / "other", resume=tmp_path / "nothing")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("damage", [
     lambda path: path.unlink(),
     lambda path: path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2])),
@@ -401,6 +405,7 @@ def test_fifty_kills_lose_at_most_the_interval(tmp_path):
     assert found == sorted(found)
 
 
+@pytest.mark.heavy
 def test_a_run_goes_on_by_its_folder_alone(tmp_path, capsys):
     run = str(tmp_path / "run")
     main([*TRAIN, "--total-steps", "256", "--run-dir", run, "--seed", "3"])

@@ -60,6 +60,7 @@ def test_workers_alternate_or_overlap_with_the_learner(own):
     assert found[2].seconds == pytest.approx(2.0, rel=0.02)
 
 
+@pytest.mark.heavy
 def test_no_answer_is_older_than_allowed():
     """The longest answers wait for fewer updates."""
     rng, found = random.Random(1), []

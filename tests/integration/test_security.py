@@ -467,6 +467,7 @@ def test_code_of_a_config_is_not_fetched_from_a_hub(tmp_path, settings):
             LMPolicy.load(tmp_path)
 
 
+@pytest.mark.heavy
 def test_names_in_files_come_from_lists(tmp_path):
     """A dtype, a device and an option of a saved head that name something else."""
     for saved, said in (
@@ -498,6 +499,7 @@ def test_code_runs_only_where_it_was_asked_for(tmp_path, monkeypatch, options):
         LMPolicy.load(tmp_path / "model")
 
 
+@pytest.mark.heavy
 def test_the_command_line_takes_code_by_flag_only(tmp_path, capsys):
     """Neither saved files nor abbreviations set the flag."""
     marker = with_code(tmp_path / "model")
@@ -523,6 +525,7 @@ def test_the_command_line_takes_code_by_flag_only(tmp_path, capsys):
     assert not marker.exists()
 
 
+@pytest.mark.heavy
 def test_a_saved_agent_runs_no_unnamed_reward(tmp_path, capsys):
     (tmp_path / "rewards.py").write_text(
         "from pathlib import Path\nPath(__file__).with_name('it-ran').touch()\n"
@@ -791,6 +794,7 @@ READ_SPELLINGS = {
 that a template rendered, where it is a token."""
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_source_unpickles_or_listens_unguarded(path):
     tree = ast.parse(path.read_text())

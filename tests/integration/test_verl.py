@@ -75,6 +75,7 @@ def test_the_gradient_of_a_loss_is_verls(name, policy_loss, theirs, ours):
     torch.testing.assert_close(our_gradient(policy_loss, **ours), expected, atol=1e-7, rtol=1e-5)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("threshold", [0.01, 0.02])
 def test_opsm_leaves_out_the_rows_that_trl_does(threshold):
     mask, old, new, _ = numbers()

@@ -25,6 +25,7 @@ def share(optimum, logits):
     return found / start
 
 
+@pytest.mark.heavy
 def test_the_closed_form_is_the_best_policy():
     """π* beats the reference and its own perturbations, and J* - J = β·KL(π‖π*) holds for each to 1e-6."""
     for seed, beta in ((1, 0.1), (2, 0.3), (3, 1.0)):
@@ -123,6 +124,7 @@ LONG, *SLOW = MISTAKES
 ONE_IN_CI = [pytest.param(LONG, marks=pytest.mark.long), *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("mistake", ONE_IN_CI)
 def test_the_oracle_finds_a_mistake(mistake):
     optimum, policy = run(1, 0.3, iterations=120, **MISTAKES[mistake])

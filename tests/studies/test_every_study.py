@@ -28,12 +28,14 @@ def assert_published(path, name):
     assert np.allclose(*coordinates, atol=0.01)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["details", "kl-gradients", "lora", "overoptimisation", "pass-at-k", "staleness"])
 def test_a_figure_is_drawn_again_from_the_table_of_its_page(name, call, tmp_path):
     call(load_example(f"studies/{name.replace('-', '_')}"), "--figure", "figure.svg")
     assert_published(tmp_path / "figure.svg", name)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", load_example("benchmarks/result_figures").DRAWINGS)
 def test_a_figure_of_another_page_is_that_of_its_table_too(name, tmp_path):
     load_example("benchmarks/result_figures").DRAWINGS[name](tmp_path / "figure.svg")

@@ -150,6 +150,7 @@ def uniform_rollout(study):
     return rollout, policy, left, reference
 
 
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore:KL estimator", "ignore:'unchecked_k1' is linear")
 def test_what_is_trained_has_the_gradient_that_is_enumerated(study, uniform_rollout):
     """β times that of the pair: of the loss, and of the charges in the reward, which later tokens pay too."""
@@ -251,6 +252,7 @@ def test_k3_times_the_ratio_has_the_slope_of_k2_times_the_ratio(study):
     torch.testing.assert_close(slope, 0.7 * (log_prob - old).exp().detach() * log_prob.detach())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("beta", [0.1, 1.0])
 def test_a_pairs_fixed_point_has_no_expected_gradient(study, beta):
     reference, rewards = study.problem(3)

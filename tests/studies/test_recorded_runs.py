@@ -104,6 +104,7 @@ def test_a_cell_has_the_mean_the_smallest_and_the_largest():
     assert recorded_runs.mean_and_range([0.5], "+.1f") == "+0.5 [+0.5, +0.5]"
 
 
+@pytest.mark.heavy
 def test_a_table_of_earlier_runs_has_no_load_of_today(tmp_path):
     page = load_example("benchmarks/page")
     path = tmp_path / "t.json"

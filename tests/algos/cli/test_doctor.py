@@ -91,6 +91,7 @@ class Stopping(gymnasium.Wrapper):
 """
 
 
+@pytest.mark.heavy
 def test_an_interrupted_training_has_the_line_too(tmp_path, capsys):
     wrapper = tmp_path / "stopping.py"
     wrapper.write_text(STOPPING)

@@ -148,6 +148,7 @@ def test_a_training_measures_pass_rates_too(here, capsys):
     assert "--k: only for text environments" in refusal("train CartPole-v1 --k 4", capsys)
 
 
+@pytest.mark.heavy
 def test_pass_rates_are_for_prompts_not_for_control(tmp_path, capsys):
     run(f"train CartPole-v1 --total-steps 64 --num-episodes 1 --quiet --run-dir {tmp_path / 'run'}")
     assert "is a control environment, which has no prompts" in refusal(f"evaluate {tmp_path / 'run'} --k 4", capsys)

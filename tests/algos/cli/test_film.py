@@ -69,6 +69,7 @@ def test_a_film_of_text_grows_by_a_token_a_frame(runs, tmp_path, capsys):
     assert (np.diff(ink[: lengths[0]]) > 0).all()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("ending", ["gif", "mp4"])
 def test_words_stand_under_each_frame_of_a_game(ending, tmp_path):
     env = make_vector_environment("FrozenLake-v1", 2, is_slippery=False)

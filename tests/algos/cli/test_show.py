@@ -198,6 +198,7 @@ def test_a_wrong_folder_is_one_sentence(words, sentence, capsys):
     assert stop.value.code == 2 and sentence in said and said.count("\n") == 1
 
 
+@pytest.mark.heavy
 def test_samples_are_shown_with_step_and_speaker(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     tokenizer = make_tokenizer(WORDS)

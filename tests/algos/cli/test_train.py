@@ -150,6 +150,7 @@ def test_help_names_losses_and_no_function(algo, capsys):
     )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("words", "said"), [
     ("train --model llama --prompts prompts.jsonl", "has no reward"),
     ("train --model llama --reward rewards.py:good", "has no prompts"),
@@ -299,6 +300,7 @@ def test_an_empty_value_is_not_the_present_folder(tmp_path, capsys, monkeypatch)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.heavy
 def test_commands_print_one_json_object_last(tmp_path, capsys):
     run_dir = str(tmp_path / "run")
     main(["train", "CartPole-v1", "--seed", "1", "--total-steps", "2048", "--run-dir", run_dir, "--json"])

@@ -220,6 +220,7 @@ FOR_BOXES = [(algorithm, name) for algorithm in (SAC, TD3) for name in BOXES]
 FOR_DQN = [(DQN, name) for name, (_, action_space) in SEEN_TO_FAIL.items() if isinstance(action_space, spaces.Discrete)]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("algorithm", "name"), [*((PPO, name) for name in SEEN_TO_FAIL), *FOR_DQN, *FOR_BOXES])
 def test_a_loaded_agent_fits_its_environment(algorithm, name, tmp_path):
     observation_space, action_space = SEEN_TO_FAIL[name]

@@ -117,6 +117,7 @@ def test_the_state_of_an_environment_fits_those_made_without_copies():
     np.testing.assert_array_equal(env.step(np.array([1, 2]))[0], plain.step(np.array([1, 2]))[0])
 
 
+@pytest.mark.heavy
 def test_wrappers_of_a_file_reach_processes_too(own):
     env = make_vector_environment("CartPole-v1", 2, wrappers=[f"{own}:two"], process_timeout=60)
     assert isinstance(env, SubprocessVectorEnv)
@@ -190,6 +191,7 @@ def test_compare_and_tune_take_a_wrapper(own, tmp_path, capsys, monkeypatch):
     assert f"{own}:two" in best
 
 
+@pytest.mark.heavy
 def test_minigrid_is_played_by_its_name(tmp_path, capsys):
     pytest.importorskip("minigrid")
     named = ["MiniGrid-Empty-5x5-v0", "--wrapper", "minigrid.wrappers:ImgObsWrapper"]

@@ -42,6 +42,7 @@ def column(agent, rollout, name):
     return [sample[name] for sample in agent.env.samples(range(len(rollout)))]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("first", [min, max])
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_workers_get_each_prompt_once_in_its_order(first, staleness, monkeypatch):
@@ -163,6 +164,7 @@ class Unsaved(gym.Wrapper):
     pass
 
 
+@pytest.mark.heavy
 def test_a_lost_rollout_counts_once_and_unsaved_episodes_begin_anew(monkeypatch, caplog):
     """So the rollout and what follows it are others. With states: test_ray_workers.py."""
     histories, agents = [], []
@@ -178,6 +180,7 @@ def test_a_lost_rollout_counts_once_and_unsaved_episodes_begin_anew(monkeypatch,
     assert found[:2] == wanted[:2] and not torch.equal(*map(weights, agents))
 
 
+@pytest.mark.heavy
 def test_another_number_of_workers_begins_anew(monkeypatch, caplog, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", OneProcessRay())
     for workers, iterations in ((2, 2), (1, 3)):
@@ -203,6 +206,7 @@ class Speaks:
         return [0.0] * len(completions)
 
 
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("default:an old argument")
 def test_words_and_unsaved_states_of_workers_are_told(monkeypatch, caplog, capsys):
     """In the worker's process nobody hears them."""

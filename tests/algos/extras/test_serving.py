@@ -68,6 +68,7 @@ def own_scores(policy, prompt, ids, temperature=None):
     return scores[range(len(prompt) - 1, tokens.shape[1] - 1), ids]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("temperature", [None, 1.5])
 def test_log_probs_are_those_of_the_sampler(policy, client, temperature):
     answer = ask(client, n=3, **({} if temperature is None else {"temperature": temperature}))
@@ -167,6 +168,7 @@ def test_a_long_stop_text_at_the_start_is_not_streamed(client):
     assert [text for part in answer if (text := part.choices[0].text)] == []
 
 
+@pytest.mark.heavy
 def test_parallel_requests_keep_their_own_temperatures(server, client):
     def ask_for(temperature):
         answer = ask(client, temperature=temperature)
@@ -296,6 +298,7 @@ def test_an_overlong_prompt_is_refused_untokenized(server, client):
         assert status == 400
 
 
+@pytest.mark.heavy
 def test_many_clients_at_once_are_all_answered(policy):
     """All connect before one of them is accepted."""
     answerer = PolicyAnswerer(policy, "critic", limit=2)
@@ -416,6 +419,7 @@ def read_by(policy, messages, **options):
     return policy.tokenizer.decode(json.loads(content)["prompt_token_ids"])
 
 
+@pytest.mark.heavy
 def test_a_model_reads_all_that_a_client_writes():
     """Instructions of a developer, earlier calls without the tools of now; or an error says what it does not read."""
     policy = calling_policy()

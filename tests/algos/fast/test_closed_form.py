@@ -106,6 +106,7 @@ def weights(agent):
     return [p.detach() for p in agent.policy.parameters()]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("kind", ["native", "start", "box"])
 def test_an_update_equals_the_plain_one(kind, config):
@@ -134,6 +135,7 @@ def test_a_first_gradient_equals_autograds(kind, hidden, change):
     torch.testing.assert_close(*averages, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["native", "box"])
 def test_weights_after_100_steps_are_the_same(kind):
     options = {"minibatch_size": 16, "num_epochs": 15, "learning_rate": 1e-3}
@@ -333,6 +335,7 @@ SHORT = {"num_steps": 8, "minibatch_size": 16, "num_epochs": 1}
 """A short update: which path it takes is decided before its first step."""
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", closed_form.STANDS_FOR)
 def test_after_an_edit_the_update_is_by_autograd(name, monkeypatch, caplog):
     """Also after one in place, as by IPython's autoreload, and with a decorator that passes on the function's name."""

@@ -121,6 +121,7 @@ def test_figures_of_pairs_by_hand():
 # --- training --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("name", "pad", "data"),
     [
@@ -321,6 +322,7 @@ def test_dropout_follows_config_and_seed():
     assert first_loss(0.5, 1) != pytest.approx(first_loss(0.0, 1), abs=1e-4)
 
 
+@pytest.mark.heavy
 def test_of_lora_only_the_adapter_learns():
     model = make_model("gpt2")
     adapter = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["c_attn"], fan_in_fan_out=True)
@@ -332,6 +334,7 @@ def test_of_lora_only_the_adapter_learns():
     assert report.history[-1]["reward/loss"] < report.history[0]["reward/loss"]
 
 
+@pytest.mark.heavy
 def test_it_is_the_reward_of_an_environment_at_once():
     rate = judge()
     train_reward_model(rate, SCORED, RewardModelConfig(**FAST))

@@ -39,6 +39,7 @@ def size(tensors):
     return sum(x.nbytes for x in tensors)
 
 
+@pytest.mark.heavy
 def test_counts_are_those_of_real_model_and_adam(model, tmp_path):
     model.config.save_pretrained(tmp_path)
     standing = MemoryEstimate(run_of(tmp_path)).now
@@ -75,6 +76,7 @@ def test_an_adapter_trains_alone_a_critic_is_a_copy(tmp_path):
     assert standing["policy"] == size([*policy.lm.parameters(), *policy.lm.buffers()])
 
 
+@pytest.mark.heavy
 def test_cache_and_logits_are_as_counted_by_hand(tmp_path):
     make_llama().config.save_pretrained(tmp_path)
     found = peaks(run_of(tmp_path, num_envs=3), prompt=6, new=5)

@@ -49,6 +49,7 @@ def test_a_network_is_shown_with_its_words():
     assert (plain.rollout["action"] == result.rollout["action"]).all()
 
 
+@pytest.mark.heavy
 def test_a_conversation_is_shown_turn_by_turn():
     policy = LMPolicy.load("embedded")
     options = {"tokenizer": load_tokenizer("embedded"), "num_envs": 1, "allowed": WORDS, "max_turns": 8}
@@ -126,6 +127,7 @@ def test_an_episode_ends_at_the_shorter_limit(limit, length):
     assert len(steps) == length + 1
 
 
+@pytest.mark.heavy
 def test_only_language_models_in_games_have_words():
     env = lake()
     silent = MLPPolicy(env.single_observation_space, env.single_action_space)

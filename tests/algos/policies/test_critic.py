@@ -127,6 +127,7 @@ def test_policy_and_critic_share_no_gradient(model):
     assert found and all(name.startswith("lm.") for name in found)
 
 
+@pytest.mark.heavy
 def test_a_critic_replaces_the_value_head():
     policy = with_critic()
     assert not hasattr(policy, "value_head")
@@ -158,6 +159,7 @@ def test_an_adapter_is_merged_into_the_critic_alone():
     assert any("lora" in name for name, p in lm.named_parameters() if p.requires_grad)
 
 
+@pytest.mark.heavy
 def test_reference_and_divergence_ignore_the_critic():
     policy, plain = with_critic(), LMPolicy(make_gpt2(), make_tokenizer(WORDS))
     rollout = play(text_env(), ANSWERS)
@@ -223,6 +225,7 @@ def test_the_value_head_computes_in_fp32_under_bf16():
 # --- saving and loading ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("model", [None, adapted], ids=["full", "lora"])
 def test_a_saved_critic_comes_back_to_the_bit(tmp_path, model):
     policy, env = with_critic(model=None if model is None else model(), temperature=0.7), text_env()

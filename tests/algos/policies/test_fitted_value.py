@@ -69,6 +69,7 @@ def test_a_folds_values_are_ridge_regression_on_others():
     assert min(gaps) < 1e-2 and np.median(gaps) > 0.1, gaps
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 8, 64])
 def test_no_value_depends_on_the_return_of_its_own_row(rows, known):

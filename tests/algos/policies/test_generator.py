@@ -68,6 +68,7 @@ LIMITS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("past", [False, True])
 @pytest.mark.parametrize("options", LIMITS.values(), ids=LIMITS)
 def test_an_engine_of_the_policy_gives_its_rollout(options, past):
@@ -75,6 +76,7 @@ def test_an_engine_of_the_policy_gives_its_rollout(options, past):
     assert_equal(*rollouts(FakeEngine(ids_past_the_end=past), **options)[:2])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("make", [lm_policy, lambda **options: lm_policy(make_llama, **options)])
 def test_log_probs_of_conversations_are_the_policys(make):
     """Also by an action rule, and with turns in pieces."""
@@ -105,6 +107,7 @@ def test_one_request_has_all_open_turns():
         assert turn.prefix[-2:] == [0, 1]
 
 
+@pytest.mark.heavy
 def test_texts_without_replies_are_asked_all_at_once():
     """Games run in the environment's slots."""
     most = []
@@ -118,6 +121,7 @@ def test_texts_without_replies_are_asked_all_at_once():
     assert most == [4, 10]
 
 
+@pytest.mark.heavy
 def test_each_turn_has_a_stream_of_its_own_by_the_seed():
     def rollout():
         env = text_env(Twice(prompts=[(0,)]), max_turns=2, max_length=12, forbidden=[EOS])

@@ -92,6 +92,7 @@ class Shifted(PPO):
         return rollout
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("options", [{"ratio_tolerance": 0.1}, {"max_importance_weight": 2.0}])
 def test_the_penalty_asks_the_config_what_may_differ(options):
     agent = Shifted(text_env(), lm_policy(), PPOConfig(**UPDATE, **options), kl_coef=0.1)

@@ -68,6 +68,7 @@ def test_wrong_arguments_are_answered(tokenizer):
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}\nEND\n{% endfor %}"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("write", [LMPolicy.save, LMPolicy.merge])
 def test_a_folder_that_was_used_before_has_no_template_left(write, tmp_path):
     first = LMPolicy.load("embedded")

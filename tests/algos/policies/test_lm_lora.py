@@ -125,6 +125,7 @@ def test_a_reference_refuses_to_drift_later():
         reference.evaluate(rollout)
 
 
+@pytest.mark.heavy
 def test_layers_frozen_by_hand_are_shared_without_peft():
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS))
     policy.lm.model.transformer.requires_grad_(False)
@@ -143,6 +144,7 @@ def test_layers_frozen_by_hand_are_shared_without_peft():
 # --- the policy ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", MAKERS)
 def test_acting_with_a_cache_equals_scoring(name):
     policy = lora_policy(name)
@@ -207,6 +209,7 @@ def test_a_shared_reference_has_the_gradient_of_a_copy(options, monkeypatch):
             torch.testing.assert_close(one, found[0][1][key], atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.heavy
 def test_stepwise_penalties_take_adapter_references():
     policy = lora_policy()
     reference, tokenizer = policy.reference(), policy.lm.tokenizer
@@ -230,6 +233,7 @@ def test_stepwise_penalties_take_adapter_references():
 # --- saving and loading ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_a_saved_adapter_is_a_peft_folder(tmp_path):
     base = tmp_path / "base model"
     make_gpt2().save_pretrained(base)
@@ -250,6 +254,7 @@ def test_a_saved_adapter_is_a_peft_folder(tmp_path):
     torch.testing.assert_close(theirs, loaded.evaluate(rollout).log_prob, atol=1e-6, rtol=0)
 
 
+@pytest.mark.heavy
 def test_a_nameless_base_is_saved_beside_its_adapter(tmp_path):
     """And the policy stays as it is."""
     policy = lora_policy("llama")
@@ -324,6 +329,7 @@ def trained_on_a_folder(tmp_path, monkeypatch):
     return tmp_path, policy, rollout
 
 
+@pytest.mark.heavy
 def test_a_run_on_a_relative_base_opens_anywhere(trained_on_a_folder, tmp_path_factory, monkeypatch):
     home, policy, rollout = trained_on_a_folder
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
@@ -334,6 +340,7 @@ def test_a_run_on_a_relative_base_opens_anywhere(trained_on_a_folder, tmp_path_f
         algos.load(home / "run")
 
 
+@pytest.mark.heavy
 def test_a_relative_base_survives_a_change_of_folder(trained_on_a_folder, tmp_path_factory, monkeypatch):
     home, _, rollout = trained_on_a_folder
     policy = LMPolicy(adapted(base=load_causal_lm("model")), make_tokenizer(WORDS))
@@ -342,6 +349,7 @@ def test_a_relative_base_survives_a_change_of_folder(trained_on_a_folder, tmp_pa
     torch.testing.assert_close(log_probs(algos.load(home / "later"), rollout), log_probs(policy, rollout))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("again", [True, False], ids=["same folder", "another folder"])
 def test_a_nameless_base_stays_with_its_adapter(again, tmp_path):
     policy = lora_policy()
@@ -356,6 +364,7 @@ def test_a_nameless_base_stays_with_its_adapter(again, tmp_path):
     torch.testing.assert_close(log_probs(algos.load(place), rollout), log_probs(policy, rollout), atol=0, rtol=0)
 
 
+@pytest.mark.heavy
 def test_merging_writes_a_folder_transformers_reads(trained_on_a_folder, capsys):
     from transformers import AutoModelForCausalLM
 

@@ -44,6 +44,7 @@ def parts(units, minibatch, micro):
 # --- ratio 1 ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("minibatch", "micro", "chunk"),
     [(16, None, None), (4, None, 3 * NINE), (5, 2, NINE), (1, 1, None), (16, 3, 7 * NINE)],
@@ -69,6 +70,7 @@ def test_the_ratio_is_one_for_every_family(name, gaps):
     assert len(gaps) == 6 and max(gaps) < 1e-5
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("minibatch", "micro"), [(10_000, None), (64, None), (50, 7), (1, 1)])
 @pytest.mark.parametrize("kind", ["discrete", "box"])
 def test_the_ratio_is_one_for_perceptrons(kind, minibatch, micro, gaps):
@@ -260,6 +262,7 @@ def control_and_copy_of_the_policy():
     return env, policy, copy.deepcopy(policy).requires_grad_(False), dict(num_steps=16)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("make", [text_and_language_model, text_and_copy_of_the_policy, control_and_copy_of_the_policy])
 def test_the_reference_does_not_drift_in_20_updates(make):
     env, policy, reference, count = make()
@@ -378,6 +381,7 @@ def test_a_saved_policy_keeps_top_k_and_top_p(tmp_path):
     assert LMPolicy.load(tmp_path, top_k=None, top_p=None).truncates is False
 
 
+@pytest.mark.heavy
 def test_a_policy_with_top_p_learns_and_only_known_samples_are_learnt_from():
     policy = LMPolicy(make_gpt2(), make_tokenizer(WORDS), top_p=0.7)
     agent = PPO(text_env(), policy, PPOConfig(num_steps=None, num_episodes=8, minibatch_size=4), kl_coef=0.1)

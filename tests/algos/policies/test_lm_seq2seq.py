@@ -46,6 +46,7 @@ def test_greedy_completions_are_those_of_transformers(make, ends, forced):
     assert len(set(expected)) > 1, "equal completions show nothing"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_first_ratio_is_1_and_kl_0_with_refilled_slots(make, temperature):
     env, policy = text_env(), lm_policy(make, temperature=temperature)
@@ -101,6 +102,7 @@ def test_ppo_learns_a_word_and_keeps_its_reference():
     assert all(torch.equal(x, before[name]) for name, x in reference.state_dict().items())
 
 
+@pytest.mark.heavy
 @T5_FIRST
 def test_gradients_are_equal_recomputed_and_in_parts(make):
     env = text_env()
@@ -148,6 +150,7 @@ def test_a_saved_policy_is_a_transformers_folder(make, tmp_path):
     assert all(torch.equal(x, y) for x, y in zip(plain.parameters(), policy.lm.model.parameters(), strict=True))
 
 
+@pytest.mark.heavy
 def test_a_critic_reads_prompts_apart_and_is_saved(make, tmp_path):
     """Of a copy: its values are the head's of the model, and no later token changes them."""
     policy, env = lm_policy(make), text_env()
@@ -184,6 +187,7 @@ def test_sft_starts_at_the_loss_of_transformers(make):
     assert sft(lm, examples, config)[0]["sft/loss"] == pytest.approx(np.mean(losses), abs=1e-4)
 
 
+@pytest.mark.heavy
 def test_the_command_line_trains_with_a_reference(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     make_bart().save_pretrained("bart")

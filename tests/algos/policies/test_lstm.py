@@ -81,6 +81,7 @@ def test_sampling_and_scoring_are_the_lstm_per_episode(mode, limit):
     assert count > (12 if limit else 6) and torch.cat(rollouts, dim=1)["log_prob"].std() > 0.1
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("minibatch", "micro"), [(1, None), (3, None), (3, 1), (3, 2), (6, 2)])
 @MODES
 def test_every_ratio_is_one_in_minibatches_of_any_size(mode, minibatch, micro):
@@ -166,6 +167,7 @@ def spaces_of(env):
     return env.single_observation_space, env.single_action_space
 
 
+@pytest.mark.heavy
 def test_evaluating_in_mid_training_disturbs_no_memory():
     """Not even in another number of slots; and the same weights come out as without a look."""
 
@@ -236,6 +238,7 @@ def test_the_command_line_takes_the_recurrent_preset(tmp_path, capsys):
     assert saved["config"]["normalize_rewards"] and json.loads(capsys.readouterr().out)["episodes"] == 2
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("algo", ["a2c", "grpo", "reinforce", "reinforce_plus_plus", "rloo", "trpo"])
 def test_every_algorithm_trains_it_by_its_own_config(algo, tmp_path):
     """PPO's preset was taken for all: RLOO trained without groups, GRPO ended in an AttributeError."""

@@ -51,6 +51,7 @@ def saved_agent(doors, folder="runs/doors", **options):
     return agent
 
 
+@pytest.mark.heavy
 def test_the_pages_policy_of_a_dict_learns_by_name(doors, capsys):
     agent = saved_agent(doors, hidden=24)
     assert evaluate("Doors-v0", agent.policy, num_episodes=20).mean_return > 5  # before: about 0
@@ -85,6 +86,7 @@ def test_the_pages_program_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     assert float(capsys.readouterr().out.splitlines()[-1]) > 15
 
 
+@pytest.mark.heavy
 def test_an_own_class_is_never_looked_up_from_a_folder(doors, tmp_path, capsys):
     saved_agent(doors)
     config = Path("runs/doors/config.json")
@@ -102,6 +104,7 @@ def test_an_own_class_is_never_looked_up_from_a_folder(doors, tmp_path, capsys):
     assert stop.value.code == 2 and "--policy-class" in capsys.readouterr().err
 
 
+@pytest.mark.heavy
 def test_a_class_that_does_not_fit_is_refused(doors):
     saved_agent(doors)
     with refused(ValueError, "holds a DoorPolicy, but policy_class is MLPPolicy"):

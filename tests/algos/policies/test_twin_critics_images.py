@@ -134,6 +134,7 @@ def test_it_is_saved_and_loaded(algorithm, kind, tmp_path):
     assert "image_features" not in without_images.arguments()
 
 
+@pytest.mark.heavy
 def test_large_steps_are_copied_a_few_at_a_time():
     """The same batches, whatever the number that is copied at once: here ten of twenty."""
     space = spaces.Box(0, 255, (64, 64, 3), np.uint8)

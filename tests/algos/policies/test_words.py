@@ -167,6 +167,7 @@ def test_what_was_computed_is_forgotten_with_the_weights():
     assert torch.equal(other.act(everything, deterministic=True).log_prob, third)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("change", ["in place", "data", "replaced"])
 def test_changes_of_frozen_weights_are_seen(change):
     policy = policy_of(model(), ["good", "bad"])
@@ -244,6 +245,7 @@ def test_an_integer_that_float32_lacks_is_warned_of(caplog):
     assert "16,777,216" in caplog.text
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("algorithm", [PPO, A2C, GRPO, TRPO])
 def test_it_trains_in_every_autoreset_mode(algorithm, mode):
@@ -287,6 +289,7 @@ def test_numbers_of_a_box_are_values_between_its_bounds():
     assert entropy[0].item() == pytest.approx(-(all_log_probs.exp() * all_log_probs).sum().item(), abs=1e-4)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("make_lm", [model, lambda: LanguageModel(adapted(), make_tokenizer(WORDS))])
 def test_the_kl_to_the_initial_model_starts_at_zero(make_lm):
     env = frozen_lake()
@@ -311,6 +314,7 @@ def test_the_kl_to_the_initial_model_starts_at_zero(make_lm):
     torch.testing.assert_close(rollout["kl"][rollout["mask"]], expected, atol=1e-6, rtol=1e-4)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("critic", [None, "copy"])
 def test_a_saved_agent_acts_as_before(critic, tmp_path):
     env = frozen_lake()
@@ -443,6 +447,7 @@ def test_evaluate_and_action_masks():
     assert policy.act(np.array([0, 1]), action_mask=mask).action.tolist() == [0, 0]
 
 
+@pytest.mark.heavy
 def test_both_ways_in_have_the_same_probabilities():
     """A transcript of the last observation only, token by token, against one pass over its description."""
     env = gym.make_vec(
@@ -509,6 +514,7 @@ def test_a_copy_keeps_its_texts():
     assert reference.texts(states) == before
 
 
+@pytest.mark.heavy
 def test_texts_of_another_map_are_refused():
     policy = WordsPolicy.of(frozen_lake(), "embedded")
     other = frozen_lake(desc=["SHFF", "FHFF", "FFFF", "FFFG"])

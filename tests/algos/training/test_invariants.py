@@ -417,6 +417,7 @@ def test_a_reference_that_is_trained_is_caught(make, hidden_from_autograd, tmp_p
     assert "in iteration 2" in error.__notes__[0] and "1 of its" in str(error)
 
 
+@pytest.mark.heavy
 def test_a_reference_may_share_what_does_not_train():
     policy = lora_policy()
     history = text(policy, penalty=KLPenalty(policy.reference(), 0.1)).learn(100)
@@ -526,6 +527,7 @@ def test_healthy_dqn_raises_nothing():
     assert agent.learn(400)[-1]["update/skipped"] == 0
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("place", ["loss", "reward"])
 def test_healthy_grpo_on_text_raises_nothing(place):
     policy = lm_policy()

@@ -84,6 +84,7 @@ def test_a_resumed_run_has_the_same_opponents(tmp_path):
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
+@pytest.mark.heavy
 def test_versions_answer_with_the_words_of_the_environment():
     """As the policy does, whatever spaces the tokenizer writes."""
     answers = set()

@@ -129,6 +129,7 @@ def test_a_broken_logger_is_named_and_the_run_goes_on(logged):
     assert logged[1].stderr.count("the logger Broken failed, the run continues: RuntimeError('no network')") == 1
 
 
+@pytest.mark.heavy
 def test_an_own_logger_gets_numbers_histograms_tables(tmp_path):
     kept = Kept()
     history = ppo_text().learn(60, run_dir=tmp_path, loggers=[kept], sample_every=2)

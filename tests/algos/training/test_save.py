@@ -16,6 +16,7 @@ from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
 from textenv import TextVectorEnv
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("make_model", [make_gpt2, make_llama])
 def test_a_saved_lm_is_a_transformers_folder(tmp_path, make_model):
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -94,6 +94,7 @@ def resumed(kind, folder):
     return rows(folder / "run") == rows(folder / "whole")
 
 
+@pytest.mark.heavy
 def test_an_attribute_in_no_checkpoint_is_named_once(tmp_path, caplog):
     assert not resumed(Shifted, tmp_path), "or the warning would be about nothing"
     said = (
@@ -103,6 +104,7 @@ def test_an_attribute_in_no_checkpoint_is_named_once(tmp_path, caplog):
     assert "factor" not in caplog.text
 
 
+@pytest.mark.heavy
 def test_an_attribute_in_state_dict_goes_on_unnamed(tmp_path, caplog):
     assert resumed(Saved, tmp_path)
     assert "no checkpoint has" not in caplog.text

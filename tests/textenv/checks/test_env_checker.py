@@ -206,6 +206,7 @@ def found(env):
     return {result.name for result in run_checks(env) if result.problem}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_a_sound_environment_passes_in_every_mode(mode, num_envs):
@@ -316,6 +317,7 @@ def test_what_could_not_be_checked_is_said():
     assert results["ids are preserved"] == "holds"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize(
     "options",
@@ -364,6 +366,7 @@ def test_more_bugs_of_vector_environments(cls, name, mode):
     assert found(make(cls, num_envs=3, autoreset_mode=mode, min_new_tokens=1)) == {name}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("words", "status"),
     [

@@ -121,6 +121,7 @@ def test_each_bug_is_found_by_its_check_alone(function):
     assert BROKEN[function] in str(caught.value)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "function",
     [
@@ -185,6 +186,7 @@ def test_chats_tokenizers_and_signatures_of_every_kind():
     check_reward(Composite())
 
 
+@pytest.mark.heavy
 def test_async_functions_are_awaited_in_any_loop():
     async def slow(completions):
         await asyncio.sleep(0.001)
@@ -283,6 +285,7 @@ def contains(completions, answer):
     return [float(right in text) for text, right in zip(completions, answer, strict=True)]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("reward, is_noted", [(contains, True), (rewards.numeric_answer(), False)])
 def test_an_answer_listing_all_answers_is_tried(reward, is_noted):
     found = {probe.name: probe for probe in check_reward(reward, QUESTIONS).probes}["all possible answers"]
@@ -297,6 +300,7 @@ class Rows(list):
     """Any sequence, such as a dataset."""
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "prompts",
     [

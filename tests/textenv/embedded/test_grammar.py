@@ -27,6 +27,7 @@ def test_the_recogniser_accepts_every_sample():
     assert draw(5) == draw(5) != draw(5, seed=1)
 
 
+@pytest.mark.heavy
 def test_there_are_thousands_of_reviews():
     assert len({review.text for review in draw(5000)}) > 4800
     assert len({review.text.removeprefix(review.opening) for review in draw(5000)}) > 3000

@@ -178,6 +178,7 @@ def test_only_available_words_may_follow():
         assert [after(rule, "a", index=2), after(rule, "a", "b", index=2)] == [{B, D}, {EOS}]
 
 
+@pytest.mark.heavy
 def test_more_sets_of_words_than_are_remembered():
     words = ["a", "b", "c", "d", "good", "bad"]
     sets = [chosen for size in range(1, 7) for chosen in itertools.permutations(words, size)]

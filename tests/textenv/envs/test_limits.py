@@ -39,6 +39,7 @@ def answer(tokenizer, stop, ids):
     return None
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("stop", STOPS + MARKED)
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_a_turn_ends_at_the_first_stop_text(name, stop):

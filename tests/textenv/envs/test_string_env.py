@@ -350,6 +350,7 @@ def words_tokenizer_with(*words):
     return make_tokenizer(["<unk>", "x", *map(str, range(16)), "left", "right", "up", *words, "<eos>", "<pad>"])
 
 
+@pytest.mark.heavy
 def test_equal_seeds_give_equal_transcripts():
     tokenizer = words_tokenizer_with("down")
     rollouts = []
@@ -420,6 +421,7 @@ def test_the_policy_scores_what_it_sampled():
     torch.testing.assert_close(log_prob[mask], rollout["log_prob"][mask], atol=1e-4, rtol=0)
 
 
+@pytest.mark.heavy
 def test_a_step_of_four_values_is_named():
     class Old(Parrot):
         def step(self, action):

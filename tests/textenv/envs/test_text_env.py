@@ -255,6 +255,7 @@ def test_a_reference_of_another_vocabulary_is_refused(wrapper):
 # --- registered environments ------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "name", ["Periods", "Reviews", "Copy", "Sort", "GuessNumber", "Calculator", "TwentyQuestions", "ReasoningGym"]
 )
@@ -271,6 +272,7 @@ def test_make_vec_returns_the_native_batched_class():
     assert env.task.k == 2
 
 
+@pytest.mark.heavy
 def test_sync_vector_env_equals_the_native_one():
     def single():
         return gymnasium.make("textenv/Copy-v0")

@@ -182,6 +182,7 @@ def test_each_question_of_a_program_is_a_row(name):
     assert env.metrics["programs/rows"] == 4 and rollout["reward"].sum().item() == 1
 
 
+@pytest.mark.heavy
 def test_an_update_counts_each_turn_once():
     tokenizer = template_tokenizer("qwen 3")
     policy = lm_policy(lambda: make_gpt2(len(tokenizer), n_positions=400), tokenizer=tokenizer, seed=1)
@@ -195,6 +196,7 @@ def test_an_update_counts_each_turn_once():
     agent.learn(4)
 
 
+@pytest.mark.heavy
 def test_each_agent_of_a_game_has_its_rows():
     tokenizer = chat_tokenizer()
 
@@ -219,6 +221,7 @@ def test_each_agent_of_a_game_has_its_rows():
     assert rollout["reward"].sum(1).tolist() == [0, 1, 0, -1] * 2
 
 
+@pytest.mark.heavy
 def test_rows_do_not_depend_on_the_slots():
     tokenizer = template_tokenizer("qwen 3")
     policy = lm_policy(lambda: make_gpt2(len(tokenizer), n_positions=400), tokenizer=tokenizer, seed=1)

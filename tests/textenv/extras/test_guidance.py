@@ -66,6 +66,7 @@ FORMS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("form", FORMS)
 def test_every_text_of_an_untrained_model_fits(tokenizer, form):
     grammar, fits = FORMS[form]
@@ -80,6 +81,7 @@ def test_every_text_of_an_untrained_model_fits(tokenizer, form):
 WORDS = ["the", "then", "there", "a good film", "a bad film", "x", "xx", "été"]
 
 
+@pytest.mark.heavy
 def test_the_mask_is_exact_at_every_prefix(tokenizer):
     """By brute force: every token is tried after every prefix of every text of a small language."""
     rule, eos = Guided("regex", "|".join(WORDS)), tokenizer.eos_token_id
@@ -116,6 +118,7 @@ def test_a_complete_text_ends_as_turns_do():
         assert (ends <= allowed) is more and (ends.isdisjoint(allowed)) is not more
 
 
+@pytest.mark.heavy
 def test_policy_and_reference_share_the_mask(tokenizer):
     """Probabilities over it add up to 1."""
     policy = untrained(tokenizer)

@@ -49,6 +49,7 @@ def test_the_last_tagged_answer_counts():
     assert task.score([turn(prompt, f"it is {prompt.columns['answer']}")]) == [1]
 
 
+@pytest.mark.heavy
 def test_prompts_depend_on_seed_and_number_alone():
     for name in ("chain_sum", "pool_matrix", "word_ladder", "list_functions", "survo"):
         assert len({prompt.content for prompt in ReasoningGym(name, size=1).sample_prompts(range(8), seed=5)}) > 4, name
@@ -94,6 +95,7 @@ def test_dealing_leaves_the_global_generators_alone():
     assert (random.random(), np.random.random()) == expected
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["chain_sum", "gsm_symbolic", "spell_backward"])
 def test_splits_share_no_question(name):
     contents = {

@@ -335,6 +335,7 @@ SLOW = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("answer", SLOW.values(), ids=SLOW)
 def test_an_answer_that_comes_too_slowly_is_given_up(answer):

@@ -112,6 +112,7 @@ def kuhn_env(num_envs=8):
     )
 
 
+@pytest.mark.heavy
 def test_a_policy_plays_both_sides_and_learns_from_the_zero_sum():
     env = kuhn_env()
     policy = reader_policy(env.tokenizer)

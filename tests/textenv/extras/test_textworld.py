@@ -106,6 +106,7 @@ def test_random_tokens_write_admissible_commands(tokenizer, cache):
     assert {turn.completion for turn in turns} <= {c for game in games for c in game.possible_admissible_commands}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -223,6 +223,7 @@ def ppo(env, **options):
     return PPO(env, policy, PPOConfig(**(dict(num_steps=64, minibatch_size=32, seed=5) | options)))
 
 
+@pytest.mark.heavy
 def test_ppo_learns_as_on_gymnasiums_environment():
     plain = SyncVectorEnv([lambda: SecondEpisode(gymnasium.make("CartPole-v1"))], autoreset_mode=DISABLED)
     agents = [ppo(from_torchrl(cartpole())), ppo(plain)]

@@ -100,6 +100,7 @@ def forbid(*ids):
     return TextEnv(**text_arguments(forbidden=ids))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("make, forbidden", [
     (lambda: forbid(EOS, 2), [{EOS, 2}]),
     (lambda: text_vector_env(forbidden=(EOS, 2)), [{EOS, 2}] * 3),
@@ -117,6 +118,7 @@ def test_forbidden_tokens_are_an_action_mask(make, forbidden):
         assert set(slot["action"].tolist()) == set(range(len(WORDS))) - ids
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("make", [lambda: TextEnv(**text_arguments()), text_vector_env])
 @pytest.mark.filterwarnings("ignore:Creating .* which inherits from WeightUpdaterBase:DeprecationWarning")  # at import
 def test_the_collector_of_torchrl_collects_text(make):

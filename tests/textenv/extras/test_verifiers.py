@@ -42,6 +42,7 @@ def answer_to(observation):
     return str(int(left) + int(right))
 
 
+@pytest.mark.heavy
 def test_a_task_is_paid_by_its_weighted_rewards():
     source = Verifiers("adding_up")
     env, asked = begin(source)
@@ -80,6 +81,7 @@ def test_a_game_plays_the_user():
     assert (text, reward, terminated, truncated) == ("", pytest.approx(1 + 0.1 * 2 + 0.01), True, False)
 
 
+@pytest.mark.heavy
 def test_the_turn_limit_ends_the_game_with_rewards():
     env, _ = begin(Verifiers("guessing", config={"player": {"max_turns": 2}}))
     assert env.step("3")[0] == "higher"

@@ -157,6 +157,7 @@ def test_wrong_arguments_are_refused_in_words(make, message):
         make()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("model", ["embedded", "smollm2"])
 @pytest.mark.parametrize("game", PLAYERS, ids=lambda game: game.__name__)
 def test_optimal_play_has_room_in_the_registered_games(game, model):

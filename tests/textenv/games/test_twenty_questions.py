@@ -37,6 +37,7 @@ def questions(left):
     return min(options, default=0)
 
 
+@pytest.mark.heavy
 def test_the_dynamic_program_equals_a_full_one():
     animals, player, rng = list(ANIMALS), BestQuestions(), np.random.default_rng(0)
     for size in [*range(1, 17)] * 30:

@@ -74,6 +74,7 @@ def refusal(function, *arguments, **options):
 # --- programs that the gateway starts ---------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_a_started_program_gives_the_rollout_of_the_same_function():
     """To the bit; its tasks and rewards included."""
 
@@ -111,6 +112,7 @@ def test_a_resumed_training_of_a_started_program_gives_the_same_bits(tmp_path):
     assert torch.equal(trained(tmp_path / "part", resume=tmp_path / "part"), expected)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("task", "words"),
     [
@@ -158,6 +160,7 @@ def processes(word):
     return [line.split()[0] for line in lines if word in line.split() and "ps" not in line.split()[1]]
 
 
+@pytest.mark.heavy
 def test_what_a_program_has_started_ends_with_it(tmp_path):
     """Also what ignores a polite signal."""
     child = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
@@ -191,12 +194,14 @@ def test_programs_that_ignore_signals_are_killed_together(tmp_path):
     assert not processes("the-stubborn-one")
 
 
+@pytest.mark.heavy
 def test_a_run_does_not_warn_of_the_server_s_state(tmp_path, caplog):
     with gateway(PLAYER, tasks=["a"]) as env:
         agent_of(env, word_policy(), num_episodes=4).learn(50, run_dir=tmp_path)
     assert "no checkpoint has" not in caplog.text
 
 
+@pytest.mark.heavy
 def test_a_reward_of_null_leaves_an_episode_out():
     with gateway(PLAYER, tasks=["leave out", "a"], num_envs=2) as env:
         collect(env, word_policy(), num_episodes=4, seed=1)
@@ -286,6 +291,7 @@ def test_several_answers_are_rows_of_the_same_episode():
     assert reply["usage"]["completion_tokens"] == sum(len(answer) for ((_, answer),) in rows)
 
 
+@pytest.mark.heavy
 def test_openai_s_client_streams_and_continues_a_chat():
     openai = pytest.importorskip("openai", reason="the client of OpenAI, which comes with verifiers")
     tokenizer = chat_tokenizer()
@@ -430,6 +436,7 @@ def test_a_client_that_goes_away_does_not_end_the_episode():
     assert rollout["reward"].sum() == 1
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("request_line", ["GET ", "POST /v1/completions"])
 def test_a_client_that_leaves_before_its_episode_does_not_take_it(request_line):
     """Whether it asks for its task, or for a stream."""
@@ -479,6 +486,7 @@ def test_the_time_of_a_program_begins_when_it_connects():
     assert rollout["reward"].sum() == 2
 
 
+@pytest.mark.heavy
 def test_a_closed_environment_leaves_no_thread_behind():
     def play(player):
         return refusal(player.complete, "a b")[0]
@@ -536,6 +544,7 @@ def test_empty_fields_of_an_answer_do_not_begin_a_row(fields):
         assert env.metrics["programs/rows"] == 1
 
 
+@pytest.mark.heavy
 def test_clients_wait_until_an_episode_begins():
     def play(player):
         player.complete("a")

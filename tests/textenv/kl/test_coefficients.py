@@ -81,6 +81,7 @@ def test_the_coefficient_is_saved_with_the_agent(tmp_path):
         restored.load_state_dict(KLPenalty(None, ScheduledCoefficient(1.0, 0.0, 5)).state_dict())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("name", "place"), [("k1", "reward"), ("exact", "loss")])
 def test_an_update_uses_the_coefficient_before_it(name, place):
     env, policy, _ = text_case()

@@ -63,6 +63,7 @@ def test_a_penalty_adds_beta_times_its_gradient(make, name, micro):
         torch.testing.assert_close(found[1][key] - found[0][key], gradient, atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.heavy
 def test_only_a_charged_reward_changes_the_return():
     """The penalty in the loss leaves it; the KL is logged in both."""
     for name, place in (("k1", "reward"), ("k2", "loss")):
@@ -130,6 +131,7 @@ CONTROL = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("kind", "name", "place"),
     [("MLP", "k1", "reward"), ("MLP", "k2", "loss"), *((kind, "exact", "loss") for kind in CONTROL)],

@@ -99,6 +99,7 @@ CASES = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", CASES)
 def test_an_update_has_the_gradient_of_the_kl(name):
     (algorithm, config), estimator, place, kl_of = CASES[name]

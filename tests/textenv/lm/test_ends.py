@@ -71,6 +71,7 @@ def test_a_template_with_a_system_message_has_ends():
     assert tokenizer.convert_tokens_to_ids("<|im_end|>") in turn_ends(tokenizer).ids
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("name", "end"), CASES)
 def test_all_end_a_turn_at_the_same_token(name, end):
     policy = policy_of(name, end)

@@ -52,6 +52,7 @@ def logits(model):
         return model(input_ids=TOKENS, **decoder).logits
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.parametrize("kind", MODELS)
 def test_merged_and_adapted_logits_are_equal(kind, adapter, tmp_path):

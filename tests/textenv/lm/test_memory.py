@@ -105,6 +105,7 @@ def test_checkpointing_changes_no_gradient(name):
     close_gradients(found, expected)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_activations_are_dropped_and_recomputed(name):
     rollout = play(text_env(), ANSWERS)
@@ -255,6 +256,7 @@ def test_gradients_under_autocast_are_fp32(name):
         assert (p.bfloat16() == before.bfloat16()).float().mean() > 0.9, "bf16 weights would have stood still"
 
 
+@pytest.mark.heavy
 def test_the_reference_is_scored_in_the_same_autocast():
     for policy in (lm_policy(autocast=torch.bfloat16), lora(autocast=torch.bfloat16)):
         rollout, reference = collect(text_env(), policy, num_episodes=8), policy.reference()
@@ -305,6 +307,7 @@ def test_another_dtype_is_refused(dtype):
         lm_policy(autocast=dtype)
 
 
+@pytest.mark.heavy
 def test_both_options_are_saved_with_the_policy(tmp_path):
     for number, make in enumerate((lm_policy, with_critic)):
         agent = agent_of(text_env(), make(autocast=torch.bfloat16, gradient_checkpointing=True, temperature=0.7))

@@ -68,6 +68,7 @@ def worst_gap_of_slots(lm, texts):
     return worst
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family", some(RIGHT))
 def test_a_family_equals_a_plain_pass(family):
     lm, texts = language_model(make_family(family)), random_texts()

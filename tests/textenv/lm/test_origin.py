@@ -66,6 +66,7 @@ def named(request, tmp_path):
     return request.param, tmp_path / "model"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("by", ["this library", "transformers"])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_an_adapter_over_a_changed_base_comes_back(change, by, named, tmp_path):

@@ -66,6 +66,7 @@ def each_alone(rollout):
     return [rollout[row : row + 1, :end] for row, end in enumerate(ends.tolist()) if end]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("critic", [False, True], ids=["head", "critic"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ragged_rows_are_scored_as_whole_ones_are(family, critic):
@@ -227,6 +228,7 @@ def test_rows_that_share_their_beginnings_are_read_as_alone(rows, family):
     torch.testing.assert_close(gradient / scale, expected_gradient / scale, atol=2e-5, rtol=0)
 
 
+@pytest.mark.heavy
 @few
 @given(rows=rows_of_few_tokens)
 def test_each_beginning_is_read_once(rows):

@@ -57,6 +57,7 @@ def decode(lm, decoder, tokens, starts, steps):
         )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "make",
     [make_gpt2, partial(make_family, "qwen3"), make_mistral, make_gemma, make_bloom],
@@ -102,6 +103,7 @@ def test_recorded_steps_of_some_slots_are_right(make):
     assert decoder.step_some_slots_many_tokens.recording is not None
 
 
+@pytest.mark.heavy
 def test_a_number_made_of_rows_is_found_out():
     """At another number of rows."""
     lm, decoder = recording_decoder(one_layer, after=0)
@@ -115,6 +117,7 @@ def test_a_number_made_of_rows_is_found_out():
         assert (decoder.step_some_slots_many_tokens.recording is not None) == recorded
 
 
+@pytest.mark.heavy
 def test_a_recording_reads_present_weights():
     lm, decoder = recording_decoder(one_layer)
     decode(lm, decoder, texts(), np.array([2, 5, 3]), 8)
@@ -127,6 +130,7 @@ def test_a_recording_reads_present_weights():
     assert decoder.step_all_slots.recording is recorded is not None
 
 
+@pytest.mark.heavy
 def test_weights_that_are_replaced_are_recorded_anew():
     lm, decoder = recording_decoder(one_layer)
     decode(lm, decoder, texts(), np.array([2, 5, 3]), 8)
@@ -165,6 +169,7 @@ def with_adapter(model):
     return get_peft_model(model, config)
 
 
+@pytest.mark.heavy
 def test_a_replaced_forward_is_recorded_anew(monkeypatch):
     lm, decoder = recording_decoder(partial(make_llama, num_hidden_layers=1))
     decode(lm, decoder, texts(), np.array([2, 5, 3]), 8)
@@ -177,6 +182,7 @@ def test_a_replaced_forward_is_recorded_anew(monkeypatch):
     decode(lm, decoder, texts(1), np.array([2, 5, 3]), 8)
 
 
+@pytest.mark.heavy
 def test_a_model_that_reads_values_is_not_recorded(caplog):
     """A branch on a value cannot be recorded; it is said in the log, and the logits are right."""
     lm, decoder = recording_decoder(make_gpt2)
@@ -190,6 +196,7 @@ def test_a_model_that_reads_values_is_not_recorded(caplog):
     assert decoder.step_all_slots.recording is None and "decodes without a recording" in caplog.text
 
 
+@pytest.mark.heavy
 def test_a_change_with_the_length_is_found_out():
     """From 16 keys on another branch, which a recording made before cannot know: it is dropped."""
     lm, decoder = recording_decoder(one_layer, after=1)

@@ -94,6 +94,7 @@ def test_opponents_may_be_named_by_file(folder):
     assert env.task.opponents.by_name["agent.py:says_much"]("x") == "much " * 9
 
 
+@pytest.mark.heavy
 def test_the_command_line_trains_and_evaluates_a_program(folder, capsys):
     kwargs = {"play": "agent.py:play", "tasks": "tasks.jsonl", "max_length": 64}
     options = ["--env-kwargs", json.dumps(kwargs), "--total-steps", "200", "--run-dir", "run", "--num-envs", "8"]

@@ -80,6 +80,7 @@ def test_the_program_plays_the_rules():
     assert len(games) >= len(DEALS) * len(GAMES) - 2, "nearly all of the possible games"
 
 
+@pytest.mark.heavy
 def test_cards_are_dealt_evenly():
     dealt = []
 

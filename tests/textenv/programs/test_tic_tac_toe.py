@@ -89,6 +89,7 @@ def test_random_players_win_as_often_as_counted():
     assert np.mean(np.array(games) == -1) == pytest.approx(expected[1], abs=0.04)
 
 
+@pytest.mark.heavy
 def test_a_policy_plays_by_the_rules():
     """Only free squares, the marks in turn, and the rewards of the final board."""
     boards = []

@@ -292,6 +292,7 @@ def asks_a_chat(ask, answer):
     ask([user("a")])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("fail", "message"),
     [
@@ -404,6 +405,7 @@ def test_a_question_after_the_end_raises_in_the_program():
     assert errors == ["the program has already returned: ask before that"] * 8
 
 
+@pytest.mark.heavy
 def test_a_question_that_is_open_when_its_program_returns_does_no_harm():
     def also(ask):
         with contextlib.suppress(RuntimeError):  # the program was faster

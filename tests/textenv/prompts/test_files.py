@@ -96,6 +96,7 @@ def test_a_missing_file_is_named(tmp_path):
         load_prompts(tmp_path / "nowhere.jsonl")
 
 
+@pytest.mark.heavy
 def test_prompts_may_be_more_than_memory(tmp_path):
     """100 MB of prompts; what stays in memory is less than a hundredth of them."""
     path = tmp_path / "large.jsonl"

@@ -29,6 +29,7 @@ def test_every_prompt_comes_once_a_pass():
     assert first != [p.content[0] for p in deck.sample_prompts(range(50), seed=4)]
 
 
+@pytest.mark.heavy
 def test_an_order_is_saved_as_two_integers():
     prompts = [[i % 6, i // 6] for i in range(30)]
     whole = collect(prompt_env(prompts), policy(), num_episodes=40, seed=3)["observation"][:, :2].tolist()
@@ -246,11 +247,13 @@ def long_deck(*, number=10_400, at=(10_321,)):
     return prompts
 
 
+@pytest.mark.heavy
 def test_a_prompt_that_is_too_long_is_found_in_any_row():
     with pytest.raises(ValueError, match=r"prompt 10321 \('a b c d a b c d'\) has 8 tokens, the limit is 4"):
         prompt_env(long_deck())
 
 
+@pytest.mark.heavy
 def test_a_prompt_of_another_type_is_found_in_any_row():
     with pytest.raises(ValueError, match="prompt 10321 .* expected text"):
         prompt_env([*long_deck()[:10_321], 3.5])

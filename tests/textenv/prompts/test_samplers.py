@@ -132,6 +132,7 @@ def test_prompts_without_a_level_are_refused(prompts, options, said):
 # --- draws -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("sampler", ["pass_rate:floor=.1", "curriculum:column=level,window=2,newest=.3"])
 def test_drawn_frequencies_are_the_probabilities(sampler):
     prompts = PromptList(LEVELS)
@@ -202,6 +203,7 @@ def test_whole_episodes_teach_the_sampler():
     assert env.metrics["sampler/played"] == 2 / 3
 
 
+@pytest.mark.heavy
 def test_steps_teach_it_too():
     """The single environment and the slots of `step`, in every mode, count as whole episodes do."""
     for mode in ("NextStep", "SameStep", "Disabled"):
@@ -228,6 +230,7 @@ def test_steps_teach_it_too():
     assert env.vector.sampler.played.sum() <= 1
 
 
+@pytest.mark.heavy
 def test_a_group_has_one_prompt_and_later_ones_follow_the_state():
     """A sampler that has seen only failures of two prompts draws the third one most."""
     env = make_env(by_prompt, prompts=["a b", "c", "d"], sampler=ByPassRate(floor=0.0))
@@ -379,6 +382,7 @@ def test_workers_are_refused():
         pass
 
 
+@pytest.mark.heavy
 def test_the_test_split_has_no_sampler():
     recipe = Recipe(env="textenv/Copy-v0", env_kwargs={"sampler": ByPassRate()}, num_envs=2)
     assert recipe.environment().sampler is not None and recipe.environment(split="test").sampler is None
@@ -386,6 +390,7 @@ def test_the_test_split_has_no_sampler():
     assert again.environment().sampler.floor == 0.1
 
 
+@pytest.mark.heavy
 def test_the_command_line_trains_resumes_and_evaluates_with_a_sampler(tmp_path, monkeypatch, capsys, caplog):
     monkeypatch.chdir(tmp_path)
     rows = [{"prompt": text, "level": len(text)} for text in ("the film", "the old film", "a story", "this is a film")]

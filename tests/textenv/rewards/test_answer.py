@@ -29,6 +29,7 @@ READY = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", READY)
 def test_hostile_answers_neither_hang_nor_raise(name):
     assert READY[name].__name__ == name

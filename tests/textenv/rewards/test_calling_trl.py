@@ -91,6 +91,7 @@ FUNCTIONS = {
 """All of `trl.rewards`, with the arguments of those that make a function."""
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_reward_of_trl_pays_the_same_here(name, grpo_trainer, loop):
     pytest.importorskip("math_verify", reason="install the extra: pip install '.[math]'")

@@ -46,6 +46,7 @@ def ask(chat, *texts):
     return asyncio.run(chat.ask([question(text) for text in texts]))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("misdeed", PASSING)
 def test_a_failure_that_passes_is_repeated(misdeed):
     with JudgeServer("4", [misdeed]) as server:
@@ -91,6 +92,7 @@ def test_a_server_that_never_replies_is_no_judge(misdeed):
         assert [reply.reply_text for reply in ask(chat, "a", "b")] == [None, None]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("misdeed", ["busy", "down", "hangs"])
 def test_patience_ends(misdeed):
     with JudgeServer("4", [misdeed], always=True) as server:

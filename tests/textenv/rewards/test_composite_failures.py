@@ -137,6 +137,7 @@ def test_one_failing_answer_of_128_is_found_by_halving(on_error, row):
     assert len(function.calls) <= 1 + 2 * 7
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("workers", [0, 2, 3])
 def test_every_set_of_failing_rows_of_six_is_found(workers):
     """All 2^6 sets, against the sets themselves. Four rows alone, evenly spaced, stand for all six."""
@@ -197,6 +198,7 @@ def test_a_failure_by_chance_costs_no_score(caplog):
         Rewards(now_and_then)(prompts=["?"] * 8, completions=["x"] * 8)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("recovers", [True, False])
 def test_a_failed_batch_is_repeated_after_a_pause(recovers, tmp_path):
     """If all answers fail then too, training stops."""
@@ -273,6 +275,7 @@ def test_wrong_arguments_are_refused(arguments, message):
         Rewards(**arguments)
 
 
+@pytest.mark.heavy
 def test_a_failed_turn_leaves_its_conversation_out():
     class Fails(StringGames):
         def score(self, turns):

@@ -246,6 +246,7 @@ def logged(folder):
     return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
 
 
+@pytest.mark.heavy
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     with JudgeServer(by_length) as server:
         whole = ppo(server)
@@ -261,6 +262,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.heavy
 def test_the_bound_on_calls_ends_a_training_that_can_go_on(tmp_path):
     with JudgeServer(by_length) as server:
         with pytest.raises(JudgeError, match="max_calls=12 calls"):
@@ -270,6 +272,7 @@ def test_the_bound_on_calls_ends_a_training_that_can_go_on(tmp_path):
     assert logged(tmp_path / "run")[-1]["steps"] >= 200
 
 
+@pytest.mark.heavy
 def test_the_command_line_takes_a_judge_from_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     make_llama().save_pretrained("llama")

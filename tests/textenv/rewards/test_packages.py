@@ -27,6 +27,7 @@ def test_vader_gives_the_scores_of_its_readme():
     assert rate(rewards.vader(), *sentences) == [0.8316, 0.9342, -0.5461, 0.0]
 
 
+@pytest.mark.heavy
 def test_grammar_counts_remarks_on_the_completion():
     """It reads the prompt too and charges nothing for it."""
     pytest.importorskip("harper")

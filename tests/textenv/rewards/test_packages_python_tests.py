@@ -20,6 +20,7 @@ def tested():
     return rewards.python_tests()
 
 
+@pytest.mark.heavy
 def test_the_score_is_the_fraction_of_passed_tests(tested):
     answers = [
         DOUBLE,

@@ -35,6 +35,7 @@ def padded(rows, left, right, filler):
     return ids, mask
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("pad", [PAD, EOS, None])

@@ -45,6 +45,7 @@ WAYS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("way", WAYS)
 def test_step_progress_and_log_arrive_in_every_way(way):
     rewards = WAYS[way]()

@@ -12,6 +12,7 @@ from textenv import Rewards, check_reward
 from textenv.rewards.scores import RewardError
 
 
+@pytest.mark.heavy
 def test_an_exit_in_a_process_fails_its_row_only():
     rows = {"prompts": ["?"] * 3, "completions": ["x", "exit", "y"]}
     for options in ({"processes": True}, {"workers": 3}, {}):
@@ -30,6 +31,7 @@ def test_a_reward_that_exits_is_reported():
         check_reward(leaves_now)
 
 
+@pytest.mark.heavy
 def test_a_forked_process_ends_at_its_return():
     """By a value or an error, in a function or a coroutine: the program goes on once after each."""
     program = """if True:
@@ -74,6 +76,7 @@ def test_a_call_beyond_its_time_is_named_or_skipped(processes):
     assert time.monotonic() - start < 60
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("processes", [False, True])
 def test_pools_keep_the_order(processes):
     rewards = Rewards(slow_square, workers=3, processes=processes)
@@ -82,6 +85,7 @@ def test_pools_keep_the_order(processes):
     assert scores.score == [float(n * n) for n in numbers]
 
 
+@pytest.mark.heavy
 def test_processes_want_importable_functions():
     scores = Rewards(own_process, workers=2, processes=True)(prompts=["?"] * 4, completions=["x"] * 4)
     assert os.getpid() not in scores.score and len(set(scores.score)) >= 1

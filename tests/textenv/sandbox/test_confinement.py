@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.helpers.errors import refused
 from tests.helpers.sandbox import closed_or_skip
 from textenv.sandbox.running import CodeTester
@@ -26,6 +28,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.heavy
 def test_a_kernel_without_landlock_is_refused_unless_unsafe():
     closed_or_skip()
     command = [sys.executable, "-c", WITHOUT_LANDLOCK]

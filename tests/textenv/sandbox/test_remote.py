@@ -95,6 +95,7 @@ def count(n):
 """
 
 
+@pytest.mark.heavy
 def test_classes_objects_generators_and_errors(closed):
     tests = [
         "s = Stack()\ns.push(1)\ns.push(2)\ns[0] = 5\nassert len(s) == 2 and list(s) == [5, 2] and s[0:2] == [5, 2]\n"

@@ -264,6 +264,7 @@ def memory(process): open(f"/proc/{{process}}/mem", "rb")
         assert closed.count_passed(code, [test]) == 1
 
 
+@pytest.mark.heavy
 def test_no_other_programs(closed, unsafe):
     code = f"""{PREAMBLE}
 import multiprocessing
@@ -305,6 +306,7 @@ raise SystemExit
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("attack", GREEDY.values(), ids=GREEDY.keys())
 def test_greedy_code_gets_nothing_and_leaves_nothing(tmp_path, monkeypatch, attack):
     closed_or_skip()
@@ -473,6 +475,7 @@ def test_an_answer_that_ends_is_no_expected_error(closed):
     assert closed.count_passed("import os\ndef f(x): os._exit(0)", [test, "pass"]) == 0
 
 
+@pytest.mark.heavy
 def test_many_answers_at_once(closed):
     codes = [f"def f(x): return x + {i}" for i in range(16)]
     with ThreadPoolExecutor(8) as threads:
@@ -529,6 +532,7 @@ print(left())
         assert process.communicate(timeout=120)[0] == "('', 1, [])\n"
 
 
+@pytest.mark.heavy
 def test_nothing_is_left_after_an_interrupt(tmp_path):
     closed_or_skip()
     program = """
@@ -545,6 +549,7 @@ except KeyboardInterrupt: print(left())
     assert processes_in(tmp_path) == []
 
 
+@pytest.mark.heavy
 def test_nothing_is_left_after_a_kill(tmp_path):
     closed_or_skip()
     program = """

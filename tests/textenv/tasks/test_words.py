@@ -70,6 +70,7 @@ DESCRIBED = [
 """Environments with a description of their own, which the embedded model can read."""
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("env_id", DESCRIBED)
 def test_the_checker_of_text_environments_passes(env_id):
     check_text_env(gymnasium.make(WORDS_ENV, env=env_id))
@@ -117,6 +118,7 @@ def test_limits_of_ones_own_are_kept(functions):
     assert (terminated, truncated) == (False, True)
 
 
+@pytest.mark.heavy
 def test_functions_come_by_name_or_as_they_are(functions):
     assert first_text(make_vec(env="FrozenLake-v1", describe=f"{functions}:size", instructions="")) == "0 of 16\n"
     assert first_text(make_vec(env="FrozenLake-v1", describe=lambda o: f"at {o}", instructions="")) == "at 0\n"

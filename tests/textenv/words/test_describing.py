@@ -41,6 +41,7 @@ def differ(space, one, two):
     return bool(np.any(one != two))
 
 
+@pytest.mark.heavy
 @settings(derandomize=True, deadline=None, database=None)
 @given(every_space, st.integers(0, 1000))
 def test_every_space_has_a_text_equal_for_equals(space, seed):
@@ -52,6 +53,7 @@ def test_every_space_has_a_text_equal_for_equals(space, seed):
     assert describe(copy.deepcopy(observation)) == text
 
 
+@pytest.mark.heavy
 @settings(derandomize=True, deadline=None, database=None)
 @given(observation_spaces, st.integers(0, 1000))
 def test_observations_that_differ_have_other_texts(space, seed):
@@ -63,6 +65,7 @@ def test_observations_that_differ_have_other_texts(space, seed):
         assert describe(one) != describe(two)
 
 
+@pytest.mark.heavy
 @settings(derandomize=True, deadline=None, database=None)
 @given(observation_spaces, st.integers(0, 1000))
 def test_one_of_a_batch_has_the_same_text(space, seed):

@@ -107,6 +107,7 @@ def test_a_return_of_nan_leaves_the_scale_of_the_others(order, tmp_path):
     assert normalise(runs) is None
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("best", [None, -20.0])
 def test_runs_that_only_got_worse_have_no_score(tmp_path, best):
     """Divided by a negative distance, the worst would score highest."""
@@ -615,6 +616,7 @@ def test_pass_rates_before_and_after_are_in_all_tables(tmp_path, monkeypatch):
     assert compare(case, k=(3, 1), success=0.25, **options)["textenv/Periods-v0:ppo"] == metrics
 
 
+@pytest.mark.heavy
 def test_pass_rates_that_cannot_be_are_refused_before_training(tmp_path):
     options = dict(seeds=1, run_dir=tmp_path / "study", processes=0, quiet=True)
     with pytest.raises(ValueError, match="is a control environment, which has no prompts"):

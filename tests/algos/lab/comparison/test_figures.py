@@ -40,6 +40,7 @@ def panels(figure):
     return {axis.get_xlabel(): axis for axis in figure.axes}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("names", [["ppo"], ["a", "b"], SIX[:3], SIX, [f"{x} {'long name ' * 9}" for x in "abcdefgh"]])
 def test_panels_keep_their_size_with_long_names(names):
     """With six named cases, panels were .3 inches wide and names ran into each other."""
@@ -132,6 +133,7 @@ def test_title_colours_order_and_size_are_given(tmp_path):
     assert [(text.get_text(), text.get_color()) for text in reversed(names)] == [("c", "#0072b2"), ("a", "red")]
 
 
+@pytest.mark.heavy
 def test_curves_are_a_table_of_pandas(tmp_path, monkeypatch):
     pandas = pytest.importorskip("pandas")
     for seed in (1, 2):

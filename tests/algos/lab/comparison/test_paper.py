@@ -68,6 +68,7 @@ def results(seeds, algorithms=("ppo", "a2c")):
     ]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("seeds", [2, 5])
 def test_what_is_written(tmp_path, seeds):
     write_report(tmp_path, results(seeds))

@@ -144,6 +144,7 @@ def test_every_range_belongs_to_a_field():
     assert {*RANGES, *COMPLEMENTS, *SIZES} <= known
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "env, algorithm",
     [*presets.RECIPES, *(("textenv/Copy-v0", name) for name in CONFIGS if name not in presets.VALUE_POLICIES)],
@@ -198,6 +199,7 @@ def test_the_command_continues_and_prints_a_table(tmp_path, capsys):
     assert searched["config"].items() <= started["config"].items() and started["total_steps"] == 2048
 
 
+@pytest.mark.heavy
 def test_a_search_starts_from_own_prompts_and_rewards(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rewards.py").write_text(

@@ -24,6 +24,7 @@ def still(tmp_path_factory):
     return folder
 
 
+@pytest.mark.heavy
 def test_a_finding_has_the_figure_and_what_to_do(still):
     diagnosis = examine(still)
     (finding,) = diagnosis.findings

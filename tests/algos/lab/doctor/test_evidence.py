@@ -46,6 +46,7 @@ def test_what_is_learnt_at_once_counts_as_learnt():
     assert evidence_of([1.9, 5.0, 5.0, 4.9, 5.0, 4.9, 5.0, 5.0, 5.0, 5.0, 4.9, 5.0]).has_learnt()
 
 
+@pytest.mark.heavy
 def test_noise_is_no_rise_and_no_fall():
     """Of 2,000 runs of pure noise, of any length, about one in 1,000 is taken for a rise."""
     random = np.random.default_rng(0)

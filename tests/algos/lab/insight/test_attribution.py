@@ -79,6 +79,7 @@ def test_attention_is_the_models_own_and_is_restored(family):
     torch.testing.assert_close(patterns, torch.stack(own)[:, 0, :, -1])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("make", [make_gpt2, make_llama])
 @pytest.mark.filterwarnings("ignore")
 def test_parts_and_heads_are_those_of_transformer_lens(make):
@@ -186,6 +187,7 @@ def test_groups_of_prompts_give_what_each_gives():
     torch.testing.assert_close(together.heads[:29], torch.cat(alone), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.heavy
 def test_what_cannot_be_taken_apart_is_refused():
     with refused(ValueError, "BartForConditionalGeneration cannot be taken apart", "encoder-decoder"):
         Blocks(language_model(make_bart()))

@@ -113,6 +113,7 @@ AGENTS = {
 }  # fmt: skip
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", AGENTS)
 def test_measuring_changes_no_bit_of_the_training(kind):
     plain, watched = AGENTS[kind](), AGENTS[kind]()

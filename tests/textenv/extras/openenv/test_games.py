@@ -155,6 +155,7 @@ def wanted_in(prompt):
     return json.loads(first)["wanted"] if first.startswith("{") else first
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("game", "answers"),
     [
@@ -179,6 +180,7 @@ def test_the_model_writes_one_of_the_listed_values(games, game, answers, caplog)
         assert "the answer is the action's field number; game keep" in caplog.text
 
 
+@pytest.mark.heavy
 def test_after_the_first_step_only_legal_values_are_written(games):
     policy = LMPolicy.load("embedded", seed=1)
     env = gymnasium.make_vec("textenv/OpenEnv-v0", num_envs=8, url=games["listed"], max_length=128)

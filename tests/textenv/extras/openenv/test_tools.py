@@ -63,6 +63,7 @@ def test_errors_of_a_call_are_texts_for_the_model(url):
     assert "<|im_start|>tool\na<|im_end|>\n<|im_start|>tool\nb<|im_end|>" in text
 
 
+@pytest.mark.heavy
 def test_a_chat_template_is_needed(url):
     assert calls_tools_at(url)
     with pytest.raises(ValueError, match="no chat template: take a model of chats"):
