@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from textenv.acceleration import FAST
-from textenv.lm.recording import is_replaced, state_of
+from textenv.lm.recording import ModelState, is_replaced, state_of
 from textenv.rollout import rounding_tolerance
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class GraphedStep:
         """Memory of the first graph, which all others use too: none runs while another does."""
         self._result: Tensor | None = None
         """Where all graphs write their result."""
-        self._captured_state: tuple[list[Tensor], list[object]] = ([], [])
-        """Weights and settings of the model when the first graph was captured."""
+        self._captured_state: ModelState = ([], [])
+        """The model's state when the first graph was captured."""
 
     def __call__(self, *inputs: Tensor, sizes: tuple[int, ...]) -> Tensor:
         """Return the function's result.
@@ -83,9 +83,9 @@ class GraphedStep:
             self._capture(inputs, result, sizes)
         return result
 
-    def forget_replaced(self) -> None:
-        """Drop the graphs if the model's weight tensors or settings have been replaced since."""
-        if self.graphs and is_replaced(self.model, self._captured_state):
+    def forget_replaced(self, state: ModelState) -> None:
+        """Drop the graphs if the model's state, which is given, is another one than when they were captured."""
+        if self.graphs and is_replaced(self._captured_state, state):
             self.forget()
 
     def forget(self) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from textenv.lm.caches import SlotCache
 from textenv.lm.cuda_graphs import GraphedStep, rounded_up
 from textenv.lm.memory import POSITIONS_AT_ONCE
-from textenv.lm.recording import RecordedStep
+from textenv.lm.recording import RecordedStep, state_of
 from textenv.lm.scoring import rounding
 from textenv.rollout import ratio_gap
 
@@ -174,8 +174,9 @@ class Decoder:
         if rows is not None:
             self.num_read[rows] = 0
             return
+        state = state_of(self.lm.model)
         for step in self.recordings:
-            step.forget_replaced()
+            step.forget_replaced(state)
         self.num_read[:] = 0
 
     @torch.no_grad()

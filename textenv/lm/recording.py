@@ -17,6 +17,8 @@ from textenv.acceleration import FAST
 
 logger = logging.getLogger(__name__)
 Function = Callable[..., Tensor]
+ModelState = tuple[list[Tensor | None], list[object]]
+"""A model's weights and settings; see `state_of`."""
 RECORDED_AFTER = 512
 """Number of calls before one is recorded: a recording costs about as much as these calls."""
 
@@ -46,8 +48,8 @@ class RecordedStep:
         """Number of calls of the function itself."""
         self._compared: list[set[int]] = []
         """For each size, the values at which recording and function agreed."""
-        self._recorded_state: tuple[list[Tensor], list[object]] = ([], [])
-        """Weights and settings of the model (`state_of`) when the recording was made."""
+        self._recorded_state: ModelState = ([], [])
+        """The model's state when the recording was made."""
 
     def __call__(self, *inputs: Tensor, sizes: tuple[int, ...]) -> Tensor:
         """Return the function's result.
@@ -77,9 +79,9 @@ class RecordedStep:
                 values.add(size)
         return result
 
-    def forget_replaced(self) -> None:
-        """Drop the recording if the model's weight tensors or settings (`state_of`) have been replaced since."""
-        if self.recording is not None and is_replaced(self.model, self._recorded_state):
+    def forget_replaced(self, state: ModelState) -> None:
+        """Drop the recording if the model's state, which is given, is another one than when it was made."""
+        if self.recording is not None and is_replaced(self._recorded_state, state):
             self.forget()
 
     def forget(self) -> None:
@@ -117,13 +119,15 @@ class RecordedStep:
         self.recordable = False
 
 
-def state_of(model: nn.Module) -> tuple[list[Tensor], list[object]]:
+def state_of(model: nn.Module) -> ModelState:
     """Return the model's weights, and the settings that decide what its modules compute.
 
     Settings are modes, names (such as those of adapters), hooks, and the functions `forward`.
     """
+    weights: list[Tensor | None] = []
     settings: list[object] = []
     for module in model.modules():
+        weights += [*module._parameters.values(), *module._buffers.values()]
         settings += [module.__dict__.get("forward"), type(module).forward]
         settings += [*module._forward_hooks, *module._forward_pre_hooks]
         for value in module.__dict__.values():
@@ -131,14 +135,13 @@ def state_of(model: nn.Module) -> tuple[list[Tensor], list[object]]:
                 settings.append(value)
             elif isinstance(value, list) and all(isinstance(x, str) for x in value):
                 settings.append(tuple(value))
-    weights = [*model.parameters(), *model.buffers()]
     return weights, settings
 
 
-def is_replaced(model: nn.Module, former: tuple[list[Tensor], list[object]]) -> bool:
-    """Return True if a model's weight tensors or settings are others than they were (`state_of`)."""
+def is_replaced(former: ModelState, present: ModelState) -> bool:
+    """Return True if a model's weight tensors or settings (`state_of`) are others than they were."""
     former_weights, former_settings = former
-    weights, settings = state_of(model)
+    weights, settings = present
     if len(weights) != len(former_weights) or any(map(operator.is_not, weights, former_weights)):
         return True
     return settings != former_settings

@@ -29,6 +29,8 @@ NOT_THE_USERS = tuple(
     )
 )
 """Folders of the standard library, of installed packages and of `textenv`."""
+IMMUTABLE_TYPES = (str, int, float, bool, type(None))
+"""Types of values that need no copy."""
 Returned = tuple[object, dict[str, list[float | None]]]
 """What a reward function returned, and the numbers that it logged."""
 
@@ -192,6 +194,8 @@ def check_columns(function: Callable[..., object], columns: Collection[str]) -> 
 
 def _copied(value: object) -> object:
     """Copy containers recursively; return other values unchanged."""
+    if type(value) in IMMUTABLE_TYPES:  # first, because token ids are many
+        return value
     if type(value) is list:
         return [_copied(item) for item in value]
     if type(value) is tuple:
