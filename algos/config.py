@@ -205,8 +205,9 @@ class PolicyGradientConfig(Config):
     ratio_tolerance: Positive | None = None
     """Maximum difference, in nats, between the log-probability of an action when acting and when scoring, before the
     first step of an update; also the maximum KL that is measured to a reference of equal weights. None: 1e-3 in float32
-    and float64, .5 in shorter dtypes. Low temperatures amplify rounding and need more. For mixtures of experts the
-    limit is on the median difference, and the default is at least .1."""
+    and float64, .5 in shorter dtypes, where a hundredth of the actions may differ by four times as much. Low
+    temperatures amplify rounding and need more. For mixtures of experts the limit is on the median difference, and the
+    default is at least .1."""
 
 
 @dataclass(frozen=True, kw_only=True)

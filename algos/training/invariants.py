@@ -14,7 +14,7 @@ from torch import Tensor
 
 from textenv.errors import InvariantError as InvariantError
 from textenv.lm.model import language_model_of
-from textenv.rollout import Evaluation, median_note, ratio_gap, start_tolerance
+from textenv.rollout import Evaluation, ratio_gap, start_tolerance, tolerance_note
 
 if TYPE_CHECKING:
     from algos.policies.policy import Policy
@@ -201,18 +201,19 @@ def check_first(
     choices: Sequence[str] = ()
     if language_model is not None:
         choices = language_model.hard_choices
+    dtype = scoring_dtype(policy)
     if tolerance is None:
-        tolerance = start_tolerance(scoring_dtype(policy), choices)
+        tolerance = start_tolerance(dtype, choices)
 
     # Ratios
     gap = log_ratio.detach().abs()
-    if not ratio_gap(gap, mask=batch["mask"], choices=choices) <= tolerance:
+    if not ratio_gap(gap, mask=batch["mask"], dtype=dtype, choices=choices) <= tolerance:
         bad = ~(gap <= tolerance)
         scored = evaluation.log_prob.detach()
-        median = median_note(choices)
+        note = tolerance_note(dtype, choices)
         raise InvariantError(
             f"before the first step of an update evaluate() gives log-probabilities up to {gap.max().item():.3g} nats "
-            f"away from those that the actions were sampled with (tolerance {tolerance}{median}; sampled "
+            f"away from those that the actions were sampled with (tolerance {tolerance}{note}; sampled "
             f"{batch['log_prob'][bad][:3].tolist()}, evaluated {scored[bad][:3].tolist()}): evaluate() and act() "
             "disagree. Does dropout, temperature, a mask or state differ between them? If it is only rounding, which a "
             "low temperature amplifies, raise ratio_tolerance in the config; if another model or engine sampled them, "

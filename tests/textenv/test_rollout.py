@@ -1,5 +1,7 @@
 """The content of a rollout of texts: padding, EOS, shifts, scores, ends, ids and text."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,7 @@ from tests.helpers.rollouts import padded
 from tests.helpers.small_agents import agent_of, lm_policy, random_table, scored, table_model
 from tests.helpers.text_envs import EOS, PAD, Script, play, text_env
 from textenv import KLPenalty, LanguageModel, RewardModel, TextEnv, TextVectorEnv
-from textenv.rollout import LogProbs, allowed_tokens, join_column, join_episodes, to_device
+from textenv.rollout import LogProbs, allowed_tokens, join_column, join_episodes, ratio_gap, to_device
 
 ANSWERS = [(5, 1, EOS), (EOS,), (3, 3, 3, 3, 3), (6, 5, 0, 2, EOS)]
 
@@ -300,3 +302,32 @@ def test_the_rows_of_all_columns_are_sorted_once():
     assert len(joined.keys()) > 3
     for name, column in joined.items():
         assert torch.equal(column, join_column(rollout[name], rollout))
+
+
+# --- gaps of two computations -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gaps", "short", "full"),
+    [
+        ([0.8], 0.2, 0.8),
+        ([0.1, 0.8], 0.2, 0.8),  # one of few may be far: it counts a quarter
+        ([0.3, 0.8, 0.4], 0.4, 0.8),
+        ([0.1] * 97 + [0.8] * 3, 0.8, 0.8),  # three of a hundred may not
+        ([0.1] * 297 + [0.8] * 3, 0.2, 0.8),
+        ([0.1] * 296 + [0.8] * 4, 0.8, 0.8),
+        ([0.0, math.inf], math.inf, math.inf),
+        ([], 0.0, 0.0),
+    ],
+)
+def test_a_hundredth_of_the_gaps_below_32_bits_counts_a_quarter(gaps, short, full):
+    gap = torch.tensor([*gaps, 9.0])  # the last entry is not in the mask
+    mask = torch.tensor([True] * len(gaps) + [False])
+    for dtype, expected in {torch.bfloat16: short, torch.float16: short, torch.float32: full}.items():
+        assert ratio_gap(gap, mask=mask, dtype=dtype) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_gap_that_is_no_number_is_not_hidden(dtype):
+    gap = torch.tensor([0.1, math.nan, 0.2])
+    assert math.isnan(ratio_gap(gap, mask=torch.ones(3, dtype=torch.bool), dtype=dtype))

@@ -17,7 +17,7 @@ from textenv.kl.estimators import Estimator, choose_estimator
 from textenv.lm.loading import check_same_vocabulary
 from textenv.lm.model import LanguageModel, language_model_of
 from textenv.names import check_names
-from textenv.rollout import Reference, median_note, ratio_gap, start_tolerance
+from textenv.rollout import Reference, ratio_gap, start_tolerance, tolerance_note
 
 
 class _Policy(Reference, Protocol):
@@ -314,12 +314,12 @@ def _check_start(rollout: TensorDict, log_ratio: Tensor, kl: Tensor, policy: _Po
 
     # The larger of both gaps at each entry
     gap = torch.maximum(log_ratio.abs(), kl.abs())
-    if not ratio_gap(gap, mask=rollout["mask"], choices=choices) <= tolerance:
+    if not ratio_gap(gap, mask=rollout["mask"], dtype=dtype, choices=choices) <= tolerance:
         raise InvariantError(
             f"policy and reference have the same weights, but their log-probabilities differ, or the KL is not 0, "
-            f"by up to {gap.max().item():.3g} nats (tolerance {tolerance}{median_note(choices)}): is dropout on, do "
-            "temperature or forbidden tokens differ, or did act() store other log-probabilities than evaluate() gives "
-            "(docs/concepts/invariants.md)? If it is only rounding, which a low temperature amplifies, raise "
+            f"by up to {gap.max().item():.3g} nats (tolerance {tolerance}{tolerance_note(dtype, choices)}): is dropout "
+            "on, do temperature or forbidden tokens differ, or did act() store other log-probabilities than evaluate() "
+            "gives (docs/concepts/invariants.md)? If it is only rounding, which a low temperature amplifies, raise "
             "ratio_tolerance in the config.",
             tensor="kl",
             batch=rollout,
