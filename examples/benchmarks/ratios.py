@@ -152,7 +152,7 @@ def summary():
 
 def draw(path):
     """Draw the ratios of the table, with the range of the pairs of the times."""
-    figure, axes = new_figure("speed", size=(9, 7))
+    figure, axes = new_figure("speed", size=(10.3, 4.5))
     axes.axvline(1, color="0.3", lw=1)
     time_colour, memory_colour = COLOURS[:2]
 
@@ -162,13 +162,13 @@ def draw(path):
         axes.plot([low, high], [height, height], color=time_colour, lw=2)
         axes.plot(middle, height, "o", color=time_colour, label="time")
         if line.goal is not None:
-            axes.plot(line.goal, height, "|", color="black", ms=16, mew=2, label="goal")
+            axes.plot(line.goal, height, "|", color="black", ms=10, mew=2, label="goal")
         if line.memory is not None:
             axes.plot(ratios(line, line.memory)[1], height, "D", ms=5, color=memory_colour, label="memory")
 
     # Names, and a logarithmic axis, on which twice and half are equally far from 1
     labels = [f"{line.work} beside {NAMES.get(line.peer, line.peer)}" for line in LINES]
-    axes.set_yticks(range(len(LINES)), labels, fontsize=9)
+    axes.set_yticks(range(len(LINES)), labels, fontsize=8)
     axes.invert_yaxis()
     axes.set_xscale("log", base=2)
     ticks = [0.25, 0.5, 1, 1.5, 2, 3, 4]

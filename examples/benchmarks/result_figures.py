@@ -111,7 +111,7 @@ def draw_control(path):
     for name, ours, others in (*_classic_lines(), *_mujoco_lines(), *_off_policy_lines(), *_minigrid_lines()):
         if ours and others:  # both were measured
             lines.append((name, ours, others[0]))
-    figure, axes = new_figure("control", size=(8, 8))
+    figure, axes = new_figure("control", size=(10.3, 4.5))
     axes.axvline(0, color="0.3", lw=1)
     for height, (_, ours, published) in enumerate(lines):
         mean, *spread = (100 * (value - published) / abs(published) for value in ours)
@@ -119,7 +119,7 @@ def draw_control(path):
         axes.plot([min(ends), max(ends)], [height, height], color=COLOURS[0], lw=2)
         inside = COLOURS[0] if spread else "white"
         axes.plot(mean, height, "o", color=COLOURS[0], markerfacecolor=inside)
-    axes.set_yticks(range(len(lines)), [name for name, *_ in lines], fontsize=9)
+    axes.set_yticks(range(len(lines)), [name for name, *_ in lines], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("difference from the other return, %")
     axes.grid(axis="x", color="0.9")
