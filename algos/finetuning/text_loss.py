@@ -32,7 +32,7 @@ class TextLoss:
 
     Raises:
         ValueError: if there are no texts or a number is out of range; when called, if ``max_length`` exceeds the
-            model's context length.
+            model's context length, or the model is an encoder-decoder.
 
     Example:
         >>> auxiliary = TextLoss(["the film was good", "a dull plot"], coef=0.1)
@@ -63,6 +63,11 @@ class TextLoss:
         if lm is None:
             raise TypeError(
                 f"policy is a {type(policy).__name__}, expected an LMPolicy: TextLoss needs a language model"
+            )
+        if lm.seq2seq is not None:
+            raise ValueError(
+                "the policy's model is an encoder-decoder, which answers a prompt: it predicts no plain text, so "
+                "TextLoss has nothing to teach it; train on pairs with sft before or between the trainings"
             )
         rollout = self.next_rollout(lm)
         log_prob = lm.evaluate(rollout).log_prob

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from algos import PPO, LMPolicy, TextLoss, presets
-from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
+from tests.helpers.models import SEQ2SEQ, WORDS, make_gpt2, make_llama, make_tokenizer
 from tests.helpers.small_agents import take_gradients
 from textenv.embedded.grammar import sample_review
 
@@ -144,3 +144,10 @@ def test_with_the_term_ppo_forgets_less():
     # Seen: 2.69 before; 9.7, 11.0, 10.7 without the term, 4.0, 4.0, 3.4 with it. With a coefficient of .1 it was a
     # third on one machine, and .55 on another with another rounding in its embedded model.
     assert np.log(ratios).mean() < np.log(0.5)
+
+
+@pytest.mark.parametrize("name", sorted(SEQ2SEQ))
+def test_an_encoder_decoder_has_no_plain_text_to_learn(name):
+    policy = LMPolicy(SEQ2SEQ[name](), make_tokenizer(WORDS))
+    with pytest.raises(ValueError, match="the policy's model is an encoder-decoder, which answers a prompt"):
+        TextLoss(TEXTS, coef=0.1)(policy)
