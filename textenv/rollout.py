@@ -65,7 +65,7 @@ token. In control and in text, one True entry of ``mask`` is one step.
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import wraps
 from inspect import signature
@@ -208,6 +208,15 @@ class EpisodeEnv:
 def is_episode_env(env: object) -> TypeGuard[EpisodeEnv]:
     """Return True if an environment returns whole episodes."""
     return isinstance(env, EpisodeEnv)
+
+
+def least_precise_dtype(weights: Iterable[Tensor]) -> torch.dtype:
+    """Return the floating-point dtype with the largest rounding error among these weights.
+
+    For a float32 adapter on bfloat16 weights, it is bfloat16.
+    """
+    floating = [weight.dtype for weight in weights if weight.dtype.is_floating_point]
+    return max(floating, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def is_short(dtype: torch.dtype) -> bool:

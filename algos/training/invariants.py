@@ -14,7 +14,7 @@ from torch import Tensor
 
 from textenv.errors import InvariantError as InvariantError
 from textenv.lm.model import language_model_of
-from textenv.rollout import Evaluation, ratio_gap, start_tolerance, tolerance_note
+from textenv.rollout import Evaluation, least_precise_dtype, ratio_gap, start_tolerance, tolerance_note
 
 if TYPE_CHECKING:
     from algos.policies.policy import Policy
@@ -46,14 +46,8 @@ class NonFiniteError(InvariantError, FloatingPointError):
 
 
 def scoring_dtype(policy: "Policy") -> torch.dtype:
-    """Return the dtype of a policy's log-probabilities: its autocast's, else the least precise one of its weights.
-
-    For a float32 adapter on bfloat16 weights, it is the base model's dtype.
-    """
-    if policy.autocast is not None:
-        return policy.autocast
-    floating = [p.dtype for p in policy.parameters() if p.dtype.is_floating_point]
-    return max(floating, key=lambda dtype: torch.finfo(dtype).eps)
+    """Return the dtype of a policy's log-probabilities: its autocast's, else the least precise one of its weights."""
+    return policy.autocast or least_precise_dtype(policy.parameters())
 
 
 def check_finite(rollout: TensorDict, *names: str) -> None:

@@ -17,7 +17,15 @@ from tests.helpers.rollouts import padded
 from tests.helpers.small_agents import agent_of, lm_policy, random_table, scored, table_model
 from tests.helpers.text_envs import EOS, PAD, Script, play, text_env
 from textenv import KLPenalty, LanguageModel, RewardModel, TextEnv, TextVectorEnv
-from textenv.rollout import LogProbs, allowed_tokens, join_column, join_episodes, ratio_gap, to_device
+from textenv.rollout import (
+    LogProbs,
+    allowed_tokens,
+    join_column,
+    join_episodes,
+    least_precise_dtype,
+    ratio_gap,
+    to_device,
+)
 
 ANSWERS = [(5, 1, EOS), (EOS,), (3, 3, 3, 3, 3), (6, 5, 0, 2, EOS)]
 
@@ -331,3 +339,11 @@ def test_a_hundredth_of_the_gaps_below_32_bits_counts_a_quarter(gaps, short, ful
 def test_a_gap_that_is_no_number_is_not_hidden(dtype):
     gap = torch.tensor([0.1, math.nan, 0.2])
     assert math.isnan(ratio_gap(gap, mask=torch.ones(3, dtype=torch.bool), dtype=dtype))
+
+
+@pytest.mark.parametrize("short_first", [False, True])
+@pytest.mark.parametrize("short", [torch.bfloat16, torch.float16])
+def test_the_least_precise_weight_decides(short, short_first):
+    weights = [torch.zeros(1), torch.zeros(1, dtype=torch.int64), torch.zeros(2, dtype=short)]
+    assert least_precise_dtype(weights[::-1] if short_first else weights) is short
+    assert least_precise_dtype([torch.zeros(1).double(), torch.zeros(1)]) is torch.float32

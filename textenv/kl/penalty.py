@@ -17,7 +17,7 @@ from textenv.kl.estimators import Estimator, choose_estimator
 from textenv.lm.loading import check_same_vocabulary
 from textenv.lm.model import LanguageModel, language_model_of
 from textenv.names import check_names
-from textenv.rollout import Reference, ratio_gap, start_tolerance, tolerance_note
+from textenv.rollout import Reference, least_precise_dtype, ratio_gap, start_tolerance, tolerance_note
 
 
 class _Policy(Reference, Protocol):
@@ -305,7 +305,7 @@ def _check_start(rollout: TensorDict, log_ratio: Tensor, kl: Tensor, policy: _Po
 
     # What rounding may explain depends on the model
     choices: tuple[str, ...] = ()
-    dtype = next(module.parameters()).dtype
+    dtype = least_precise_dtype(module.parameters())
     if isinstance(module, LanguageModel):
         choices = module.hard_choices
         dtype = module.autocast or dtype
