@@ -102,6 +102,13 @@ def errors(shape: tuple[int, ...]) -> Tensor:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Make the fixtures of each test so, with which it may compare bits."""
+    with Rounding():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Run each test so."""
     with Rounding():

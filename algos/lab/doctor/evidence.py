@@ -151,6 +151,13 @@ class Evidence:
             return None
         return float(np.median(values[-(len(values) // 3) :]))
 
+    def late_size(self, name: str) -> float | None:
+        """Return the same of absolute values, which do not cancel where a metric swings about 0."""
+        sizes = np.abs(self.curve(name))
+        if len(sizes) < MIN_ITERATIONS:
+            return None
+        return float(np.median(sizes[-(len(sizes) // 3) :]))
+
     def typical(self, name: str) -> float | None:
         """Return the median of a metric; None without `MIN_ITERATIONS` values."""
         values = self.curve(name)

@@ -282,14 +282,14 @@ def _spread_of_targets(evidence: Evidence) -> float | None:
 
 
 def values_diverge(evidence: Evidence, threshold: float) -> Figures | None:
-    """The mean value is far beyond any return that was ever paid."""
-    value = evidence.late("value/mean")
+    """The mean value is far beyond any return that was ever paid, to one side or swinging."""
+    value = evidence.late_size("value/mean")
     returns = evidence.curve(SCORE)
     if value is None or not len(returns) or evidence.option("normalize_rewards"):
         return None
     penalised = evidence.curve("episode/penalised_return")
     largest = float(np.abs(np.concatenate([returns, penalised])).max())
-    if abs(value) < threshold * (largest + 1):
+    if value < threshold * (largest + 1):
         return None
     return {"value": value, "largest": largest}
 

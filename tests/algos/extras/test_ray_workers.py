@@ -159,6 +159,7 @@ def recurrent_agent():
 
 
 @pytest.mark.long
+@pytest.mark.bits
 def test_control_rollouts_equal_and_resume_to_the_bit(cluster, tmp_path, caplog):
     """Those of the same shares in one process, though one worker is killed in a rollout, and one between two."""
 
@@ -268,6 +269,7 @@ def statistics(agent):
 
 
 @pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.bits
 def test_rewards_in_workers_keep_their_state(count, cluster, tmp_path, caplog, monkeypatch):
     """One worker has the statistics of one process; of several, each has its own.
 

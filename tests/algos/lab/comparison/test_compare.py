@@ -441,6 +441,7 @@ def test_a_folder_of_another_run_is_refused_and_stays(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.bits
 def test_an_interrupted_comparison_ends_as_without(tmp_path):
     """Killed in the middle of its second run of three: then bits as without, and the first run is not repeated."""
     options = dict(seeds=3, total_steps=800, processes=0, quiet=True)

@@ -29,11 +29,14 @@ def test_early_late_and_typical_values_by_hand():
     assert evidence.early(SCORE) == 1  # of 0, 1, 2
     assert evidence.late(SCORE) == 24.5  # of 20 to 29
     assert evidence.typical(SCORE) == 14.5
+    swinging = evidence_of([0.0, 300.0, -400.0] * 10)
+    assert (swinging.late(SCORE), swinging.late_size(SCORE)) == (0, 300)
 
 
 def test_too_few_iterations_say_nothing():
     evidence = evidence_of(range(MIN_ITERATIONS - 1))
     assert evidence.trend(SCORE) is None and evidence.late(SCORE) is None and not evidence.has_learnt()
+    assert evidence.late_size(SCORE) is None
     assert evidence_of(range(MIN_ITERATIONS)).has_learnt()
 
 
