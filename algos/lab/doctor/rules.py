@@ -284,7 +284,7 @@ RULES = (
         ("value/mean", SCORE, "episode/penalised_return"),
         threshold=10,
         source="a value is a return to come; healthy runs without normalised rewards: at most 1",
-        message="Mean values are as large as {value:.3g}, but no mean return was ever beyond {largest:.3g}: the values run away.",
+        message="Mean values reach {value:.3g}, but no mean return was ever beyond {largest:.3g}: the values run away.",
         advice=(
             "Lower the learning rate or gamma, update the target network more slowly, or make rewards smaller: by "
             "normalize_rewards=True, and for DQN, SAC and TD3, which lack it, in the environment."
