@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 Columns = dict[str, list[Any]]
 """For each column of a rollout, a list with one entry per step: an array or a tensor ``[N, ...]``, or None."""
+MOST_RESETS = 3
+"""Largest number of further steps of a rollout that has only reset slots: one after an episode, two after a failure."""
 
 
 @check_names
@@ -149,7 +151,8 @@ class Collector:
         """Run the policy and return a rollout in the schema of `textenv.rollout`.
 
         Args:
-            num_steps: steps per slot; the rollout is ``[num_envs, num_steps]``.
+            num_steps: steps per slot; the rollout is ``[num_envs, num_steps]``. It is longer if these only reset slots
+                whose episodes had ended, so that the policy takes at least one step.
             num_episodes: exact number of whole episodes. In control they begin with a reset and are dealt evenly to the
                 slots; taking the first that end would favour short ones. Steps of a slot after its last episode are
                 False in the mask. An aborted episode (`algos.envs.subprocess_env`) is masked out too; it is replayed,
@@ -279,10 +282,14 @@ class Collector:
         return self.play_episodes(env, num_episodes, group_size=group_size, seeds=seeds)
 
     def _collect_steps(self, num_steps: int, deterministic: bool) -> TensorDict:
-        """Collect a number of steps in every slot: ``[num_envs, num_steps]``."""
+        """Collect a number of steps in every slot: ``[num_envs, num_steps]``, or more until one is not a mere reset."""
         self._continue_or_reset()
         columns: Columns = defaultdict(list)
         for _ in range(num_steps):
+            self._step(columns, deterministic)
+        for _ in range(MOST_RESETS):
+            if any(is_step.any() for is_step in columns["mask"]):
+                break
             self._step(columns, deterministic)
         return _rollout(columns)
 

@@ -79,6 +79,18 @@ def test_true_entries_are_the_episodes_played_by_hand(mode, limit):
 
 
 @MODES
+def test_a_rollout_of_one_step_in_one_slot_is_not_a_mere_reset(mode):
+    """Which follows each episode in NEXT_STEP mode."""
+    collector = Collector(cartpole(1, mode, max_episode_steps=9), Lean(), seed=7)
+    rollouts = [collector.collect(num_steps=1) for _ in range(60)]
+    assert all(rollout["mask"].sum() == 1 for rollout in rollouts)
+    mine = torch.cat([rollout[rollout["mask"]] for rollout in rollouts])
+    expected = by_hand(7, 60, max_episode_steps=9)
+    for name in COLUMNS:
+        assert torch.equal(mine[name].double(), expected[name].double()), name
+
+
+@MODES
 def test_whole_episodes_are_the_first_of_each_slot(mode):
     env = cartpole(3, mode)
     rollout = collect(env, Lean(), num_episodes=5, seed=7)

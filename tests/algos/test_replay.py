@@ -2,12 +2,13 @@
 
 import copy
 
+import gymnasium
 import pytest
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict
 
-from algos import DQNConfig
+from algos import DQN, SAC, TD3, DQNConfig
 from algos.replay import buffer_state, replay_buffer, restore_buffer
 
 SPACE = spaces.Box(0, 1000, (1,))
@@ -52,3 +53,15 @@ def test_a_restored_buffer_goes_on_with_the_newest_steps(sizes, count, caplog):
         expected = min(new + 1, other_size, kept + new + 1 - count)
         assert sorted(restored[:]["reward"].tolist()) == list(range(new + 1 - expected, new + 1))
     assert ("the oldest are dropped" in caplog.text) == (other_size < min(count, size))
+
+
+@pytest.mark.parametrize(("algorithm", "game"), [(DQN, "CartPole-v1"), (SAC, "Pendulum-v1"), (TD3, "Pendulum-v1")])
+def test_a_step_for_each_update_in_one_environment(algorithm, game):
+    """As Stable-Baselines3's ``train_freq=1``; in NEXT_STEP mode a reset follows each episode, which is no step."""
+    env = gymnasium.make_vec(game, num_envs=1, vectorization_mode="sync", max_episode_steps=7)
+    agent = algorithm(env, num_steps=1, learning_starts=10, batch_size=4, seed=1)
+    history = agent.learn(40)
+    assert [metrics["steps"] for metrics in history] == list(range(1, 41))
+    remembered = agent.buffer[:]
+    assert len(remembered) == 40
+    assert (remembered["observation"] != remembered["next_observation"]).any(1).all()
