@@ -126,14 +126,15 @@ def test_what_stands_on_false_entries_has_no_effect(mode):
     assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
 
 
-def test_a_rollout_of_reset_rows_alone_is_survived():
+def test_reset_rows_are_survived_with_and_without_a_step():
     env = cartpole(2, AutoresetMode.NEXT_STEP, max_episode_steps=3)
     policy = lstm_for(env)
     collector = Collector(env, policy, seed=1)
     collector.collect(num_steps=3)
     rollout = collector.collect(num_steps=1)
-    assert not rollout["mask"].any()
-    PPO(env, policy, PPOConfig(num_steps=1, minibatch_size=2)).update(rollout)
+    assert rollout["mask"].tolist() == [[False, True]] * 2  # the resets, and a step
+    for part in (rollout, rollout[:, :1]):
+        PPO(env, policy, PPOConfig(num_steps=1, minibatch_size=2)).update(part.clone())
 
 
 def test_the_state_column_is_the_one_before_the_action():
