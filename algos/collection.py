@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 Columns = dict[str, list[Any]]
 """For each column of a rollout, a list with one entry per step: an array or a tensor ``[N, ...]``, or None."""
 MOST_RESETS = 3
-"""Largest number of further steps of a rollout that has only reset slots: one after an episode, two after a failure."""
+"""Largest number of further steps where a rollout has only reset slots: one suffices unless the environment fails."""
 
 
 @check_names

@@ -146,17 +146,11 @@ class Evidence:
 
     def late(self, name: str) -> float | None:
         """Return the median of a metric over the last third of its values; None without `MIN_ITERATIONS` values."""
-        values = self.curve(name)
-        if len(values) < MIN_ITERATIONS:
-            return None
-        return float(np.median(values[-(len(values) // 3) :]))
+        return _late_median(self.curve(name))
 
     def late_size(self, name: str) -> float | None:
         """Return the same of absolute values, which do not cancel where a metric swings about 0."""
-        sizes = np.abs(self.curve(name))
-        if len(sizes) < MIN_ITERATIONS:
-            return None
-        return float(np.median(sizes[-(len(sizes) // 3) :]))
+        return _late_median(np.abs(self.curve(name)))
 
     def typical(self, name: str) -> float | None:
         """Return the median of a metric; None without `MIN_ITERATIONS` values."""
@@ -269,3 +263,10 @@ def read_evidence(folder: Path, metrics: Sequence[Mapping[str, float]] | None = 
     if metrics is None:
         metrics = read_metrics(folder)
     return Evidence(metrics, describe_run(folder), samples=read_samples(folder), state=status(folder), folder=folder)
+
+
+def _late_median(values: np.ndarray) -> float | None:
+    """Return the median of the last third of the values; None if there are fewer than `MIN_ITERATIONS`."""
+    if len(values) < MIN_ITERATIONS:
+        return None
+    return float(np.median(values[-(len(values) // 3) :]))
