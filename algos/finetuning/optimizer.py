@@ -11,6 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
 from algos.config import Count, Natural, NotNegative, Positive, UnitInterval, check_fields
+from algos.optimizer import CLEARED_EVERY, clear_negligible
 from textenv.names import NamedFields
 
 _BATCHES_PER_CHUNK = 20
@@ -93,6 +94,8 @@ class CosineOptimizer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._steps_done += 1
+        if self._steps_done % CLEARED_EVERY == 0:
+            clear_negligible(self.optimizer)
         return grad_norm
 
     def _schedule(self) -> float:
