@@ -18,7 +18,16 @@ import algos
 from algos import SAC, SACConfig, SACPolicy, TD3Policy, evaluate
 from algos.replay import buffer_state, restore_buffer, sample_batches, store
 from algos.sac import soft_target
-from tests.helpers.off_policy import Reach, copy_critics, peer_batch, random_batch, reach
+from tests.helpers.off_policy import (
+    Reach,
+    Walk,
+    assert_same_steps,
+    copy_critics,
+    draw_the_same,
+    peer_batch,
+    random_batch,
+    reach,
+)
 from tests.helpers.small_agents import cartpole
 
 MODES = pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
@@ -46,11 +55,11 @@ def test_soft_target_by_hand():
     assert soft_target(**columns).tolist() == pytest.approx([2.15, 1.0])
 
 
-def peer_of(agent, **options):
+def peer_of(agent, env=None, **options):
     """Stable-Baselines3's agent with the weights of ours."""
     hidden = list(agent.policy.hidden)
     peer = stable_baselines3.SAC(
-        "MlpPolicy", Reach(), batch_size=32, gamma=agent.config.gamma, tau=agent.config.target_rate, device="cpu",
+        "MlpPolicy", env or Reach(), gamma=agent.config.gamma, tau=agent.config.target_rate, device="cpu",
         learning_rate=agent.config.learning_rate, **options,
         policy_kwargs=dict(net_arch=hidden, optimizer_kwargs=dict(eps=agent.config.adam_eps)),
     )  # fmt: skip
@@ -69,6 +78,20 @@ def peer_of(agent, **options):
     return peer
 
 
+def assert_equal_networks(agent, peer, *, tolerance=1e-5):
+    """Critics, their targets and the actor."""
+    after = peer_of(agent, ent_coef="auto")  # our weights in their modules
+    for theirs, ours in (
+        (peer.critic, after.critic),
+        (peer.critic_target, after.critic_target),
+        (peer.actor, after.actor),
+    ):
+        for (name, expected), weight in zip(theirs.named_parameters(), ours.parameters(), strict=True):
+            torch.testing.assert_close(
+                weight, expected, atol=tolerance, rtol=0, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
 @pytest.mark.parametrize("temperature", [None, 0.3], ids=["learned", "fixed"])
 def test_an_update_equals_that_of_stable_baselines3(temperature):
     """Equal weights, batch and noise: critics, targets, actor and α after two steps, to 1e-5.
@@ -82,7 +105,7 @@ def test_an_update_equals_that_of_stable_baselines3(temperature):
             weight.mul_(1.1)
         # Narrow around 0, where the slopes of tanh are far above 1e-6
         agent.policy.actor[-1].bias.copy_(torch.tensor([0.0, 0.0, -1.0, -1.0]))
-    peer = peer_of(agent, ent_coef="auto" if temperature is None else temperature)
+    peer = peer_of(agent, batch_size=32, ent_coef="auto" if temperature is None else temperature)
     assert peer.target_entropy == agent.target_entropy == -2
     for number in range(2):
         batch = random_batch(agent, 32, seed=number)
@@ -94,21 +117,70 @@ def test_an_update_equals_that_of_stable_baselines3(temperature):
         torch.manual_seed(number)
         peer.train(1, 32)
 
-    after = peer_of(agent, ent_coef="auto")  # our weights in their modules
-    for theirs, ours in (
-        (peer.critic, after.critic),
-        (peer.critic_target, after.critic_target),
-        (peer.actor, after.actor),
-    ):
-        for (name, expected), weight in zip(theirs.named_parameters(), ours.parameters(), strict=True):
-            torch.testing.assert_close(
-                weight, expected, atol=1e-5, rtol=0, msg=lambda text, name=name: f"{name}: {text}"
-            )
+    assert_equal_networks(agent, peer)
     if temperature is None:
         assert agent.log_temperature.item() == pytest.approx(peer.log_ent_coef.item(), abs=1e-5)
         assert abs(agent.log_temperature.item()) > 0.015
     else:
         assert agent.log_temperature.item() == 0 and agent.temperature.item() == pytest.approx(0.3)
+
+
+class RecordedSAC(SAC):
+    """SAC that keeps what it has drawn at random: noise and actions of each step, steps and noise of each batch."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.actions, self.noises, self.chosen = [], [], []
+
+    def collect(self):
+        rollout = super().collect()
+        policy = self.policy
+        mean, log_std = policy.distribution.parametrize(policy.actor(rollout["observation"][0]))
+        scaled_action = policy.distribution.bounds.scale(rollout["action"][0]).double()
+        noise = (scaled_action.clamp(-1 + 1e-7, 1 - 1e-7).atanh() - mean) / log_std.exp()
+        self.actions.append(rollout["action"][0, 0].numpy().copy())
+        self.noises.append(noise.detach().float())
+        return rollout
+
+    def with_noise(self, batch):
+        torch.manual_seed(len(self.chosen))
+        zeros = torch.zeros(len(batch), 2)
+        batch["noise"] = torch.normal(zeros, 1.0)
+        batch["next_noise"] = torch.normal(zeros, 1.0)
+        self.chosen.append(batch["index"].numpy())
+        return batch
+
+
+@pytest.mark.heavy
+def test_a_training_is_that_of_stable_baselines3():
+    """From the same random numbers: a learned temperature, a buffer that is written over, both kinds of ends."""
+    env = SyncVectorEnv([Walk], autoreset_mode=AutoresetMode.SAME_STEP)
+    policy = SACPolicy(env.single_observation_space, env.single_action_space, hidden=(16, 16), seed=1)
+    agent = RecordedSAC(
+        env, policy, num_steps=1, learning_starts=60, buffer_size=120, batch_size=16, learning_rate=1e-3, adam_eps=1e-3,
+        gamma=0.9, target_rate=0.02, seed=1,
+    )  # fmt: skip
+    peer = peer_of(agent, Walk(), batch_size=16, buffer_size=120, learning_starts=59)
+    peer.actor.action_dist.epsilon = 0.0  # it is added in the log of tanh's slope
+    agent.learn(300)
+
+    # Theirs trains after more than `learning_starts` steps, so that its 60th action is of the policy, with our noise
+    noises = iter(agent.noises[59:])
+
+    def predict(observation, *_, deterministic):
+        mean, log_std, _ = peer.actor.get_action_dist_params(torch.from_numpy(observation))
+        scaled_action = (mean + log_std.exp() * next(noises)).tanh()
+        return peer.policy.unscale_action(scaled_action.detach().numpy()), None
+
+    peer.predict = predict
+    draw_the_same(peer, agent.actions, agent.chosen)
+    peer.learn(300)
+    assert_same_steps(agent, peer)
+    assert len(agent.chosen) == peer._n_updates == 241
+    assert_equal_networks(agent, peer, tolerance=1e-4)
+    # Adam's eps is 1e-8 for their α
+    assert agent.log_temperature.item() == pytest.approx(peer.log_ent_coef.item(), abs=1e-3)
+    assert agent.log_temperature.item() < -0.2
 
 
 class Bandit(gym.Env):

@@ -1,5 +1,6 @@
 """TD3: updates are Stable-Baselines3's, targets by hand, noise while exploring, the delayed policy, wrong input."""
 
+import itertools
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -7,12 +8,24 @@ import numpy as np
 import pytest
 import stable_baselines3
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.noise import ActionNoise
 
 import algos
 from algos import TD3, SACPolicy, TD3Config, TD3Policy, evaluate
 from algos.td3 import clipped_double_target
-from tests.helpers.off_policy import Reach, copy_critics, peer_batch, random_batch, reach
+from tests.helpers.off_policy import (
+    Reach,
+    Walk,
+    assert_same_steps,
+    copy_critics,
+    draw_the_same,
+    peer_batch,
+    random_batch,
+    reach,
+    stored_actions,
+)
 from tests.helpers.small_agents import cartpole
 
 
@@ -32,13 +45,13 @@ def test_clipped_double_target_by_hand():
     assert clipped_double_target(**columns, next_values=values).tolist() == [2.0, 1.0]
 
 
-def peer_of(agent):
+def peer_of(agent, env=None, **options):
     """Stable-Baselines3's agent with the weights of ours."""
     config = agent.config
     peer = stable_baselines3.TD3(
-        "MlpPolicy", Reach(), batch_size=32, gamma=config.gamma, tau=config.target_rate, device="cpu",
+        "MlpPolicy", env or Reach(), gamma=config.gamma, tau=config.target_rate, device="cpu",
         learning_rate=config.learning_rate, policy_delay=config.policy_delay, target_policy_noise=config.target_noise,
-        target_noise_clip=config.target_noise_clip,
+        target_noise_clip=config.target_noise_clip, **options,
         policy_kwargs=dict(net_arch=list(agent.policy.hidden), optimizer_kwargs=dict(eps=config.adam_eps)),
     )  # fmt: skip
     peer.set_logger(Logger(None, []))
@@ -50,6 +63,18 @@ def peer_of(agent):
     return peer
 
 
+def assert_equal_networks(agent, peer, *, tolerance=1e-5):
+    """Actor, critics and all targets."""
+    after = peer_of(agent)  # our weights in their modules
+    for kind in ("critic", "critic_target", "actor", "actor_target"):
+        for (name, expected), weight in zip(
+            getattr(peer, kind).named_parameters(), getattr(after, kind).parameters(), strict=True
+        ):
+            torch.testing.assert_close(
+                weight, expected, atol=tolerance, rtol=0, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
 def test_updates_equal_those_of_stable_baselines3():
     """Equal weights, batches and noise: actor, critics and all targets after 2 steps of the policy, to 1e-5.
 
@@ -58,7 +83,7 @@ def test_updates_equal_those_of_stable_baselines3():
     agent = make(learning_rate=1e-2, adam_eps=1e-3, gamma=0.9, target_rate=0.1, target_noise=0.4, target_noise_clip=0.3)
     with torch.no_grad():
         agent.target.actor[-1].weight.mul_(1.3)
-    peer = peer_of(agent)
+    peer = peer_of(agent, batch_size=32)
     for number in range(4):
         batch = random_batch(agent, 32, seed=number)
         peer.replay_buffer = SimpleNamespace(sample=lambda *_, batch=batch, **__: peer_batch(agent, batch))
@@ -70,14 +95,61 @@ def test_updates_equal_those_of_stable_baselines3():
         torch.manual_seed(number)
         peer.train(1, 32)
 
-    after = peer_of(agent)  # our weights in their modules
-    for kind in ("critic", "critic_target", "actor", "actor_target"):
-        for (name, expected), weight in zip(
-            getattr(peer, kind).named_parameters(), getattr(after, kind).parameters(), strict=True
-        ):
-            torch.testing.assert_close(
-                weight, expected, atol=1e-5, rtol=0, msg=lambda text, name=name: f"{name}: {text}"
-            )
+    assert_equal_networks(agent, peer)
+
+
+class RecordedTD3(TD3):
+    """TD3 that keeps what it has drawn at random: noise and actions of each step, steps and noise of each batch."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.actions, self.noises, self.chosen = [], [], []
+
+    def collect(self):
+        rollout = super().collect()
+        policy = self.policy
+        scaled_action = policy.distribution.bounds.scale(rollout["action"][0])
+        mode = policy.distribution.mode(policy.actor(rollout["observation"][0]))
+        self.actions.append(rollout["action"][0, 0].numpy().copy())
+        self.noises.append((scaled_action - mode)[0].detach().numpy())
+        return rollout
+
+    def with_noise(self, batch):
+        torch.manual_seed(len(self.chosen))
+        std = self.config.target_noise
+        batch["next_noise"] = torch.empty(len(batch), 2).normal_(0, std) / std
+        self.chosen.append(batch["index"].numpy())
+        return batch
+
+
+@pytest.mark.heavy
+def test_a_training_is_that_of_stable_baselines3():
+    """From the same random numbers: a buffer that is written over, both kinds of ends, actions out of bounds."""
+    env = SyncVectorEnv([Walk], autoreset_mode=AutoresetMode.SAME_STEP)
+    policy = TD3Policy(env.single_observation_space, env.single_action_space, hidden=(16, 16), seed=1)
+    agent = RecordedTD3(
+        env, policy, num_steps=1, learning_starts=60, buffer_size=120, batch_size=16, learning_rate=1e-3, adam_eps=1e-3,
+        gamma=0.9, target_rate=0.02, exploration_noise=0.4, target_noise=0.4, target_noise_clip=0.3, seed=1,
+    )  # fmt: skip
+    peer = peer_of(agent, Walk(), batch_size=16, buffer_size=120, learning_starts=59)
+    agent.learn(300)
+
+    # Theirs trains after more than `learning_starts` steps, so that its 60th action is of the policy, with our noise
+    steps = itertools.count()
+
+    class Noise(ActionNoise):
+        def __call__(self):
+            number = next(steps)
+            return agent.noises[number] if number >= 59 else np.zeros(2, np.float32)
+
+    peer.action_noise = Noise()
+    draw_the_same(peer, agent.actions, agent.chosen)
+    peer.learn(300)
+    assert_same_steps(agent, peer)
+    assert (stored_actions(agent) != agent.buffer[:]["action"].numpy()).any()
+
+    assert len(agent.chosen) == peer._n_updates == 241
+    assert_equal_networks(agent, peer, tolerance=1e-4)
 
 
 # --- what is collected -----------------------------------------------------------------------------------------------

@@ -35,6 +35,35 @@ class Reach(gym.Env):
         return self._observation(), reward, False, self.time == 5, {}
 
 
+class Walk(gym.Env):
+    """A point that each action moves by up to .3; an episode ends outside of [-1, 1], or after 5 steps.
+
+    Nothing in it is random: the starts come in turn. The bounds of the actions are neither symmetrical nor equal.
+    """
+
+    observation_space = spaces.Box(-2, 2, (2,), np.float32)
+    action_space = spaces.Box(np.array([-1, 0], np.float32), np.array([2, 0.5], np.float32))
+    starts = np.array([[0, 0], [0.5, -0.5], [-0.7, 0.2], [0.1, 0.8]], np.float32)
+
+    def __init__(self):
+        self.episodes = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        self.place = self.starts[self.episodes % 4]
+        self.episodes += 1
+        return self.place, {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.time += 1
+        center = (self.action_space.low + self.action_space.high) / 2
+        self.place = self.place + 0.3 * (action - center) / (self.action_space.high - center)
+        reward = 1.0 - float((self.place**2).sum())
+        return self.place, reward, bool((abs(self.place) > 1).any()), self.time == 5, {}
+
+
 def reach(slots=2):
     return SyncVectorEnv([Reach] * slots)
 
@@ -74,3 +103,40 @@ def copy_critics(critics, peer):
             for layer, weight, bias in zip(network[::2], critics.weights, critics.biases, strict=True):
                 layer.weight.copy_(weight[number].reshape(weight.shape[1], -1).T)
                 layer.bias.copy_(bias[number].flatten())
+
+
+def draw_the_same(peer, actions, batches):
+    """Let Stable-Baselines3's agent draw these uniform actions, and the batches of the steps with these numbers.
+
+    Before the k-th batch the global generator is seeded with k, for the noise of the update.
+    """
+    next_action = iter(actions)
+    numbered = iter(enumerate(batches))
+
+    def sample(batch_size, env):
+        seed, chosen = next(numbered)
+        torch.manual_seed(seed)
+        return peer.replay_buffer._get_samples(chosen)
+
+    peer.action_space.sample = lambda: next(next_action)
+    peer.replay_buffer.sample = sample
+
+
+def stored_actions(agent):
+    """Actions in our buffer as the environment got them."""
+    bounds = agent.policy.action_space
+    return np.clip(agent.buffer[:]["action"].numpy(), bounds.low, bounds.high)
+
+
+def assert_same_steps(agent, peer):
+    """Both buffers hold the same steps, slot by slot, among them ends of both kinds."""
+    stored = agent.buffer[:]
+    theirs = peer.replay_buffer
+    is_end = theirs.dones[:, 0] == 1
+    is_timeout = theirs.timeouts[:, 0] == 1
+    assert is_timeout.any() and (is_end & ~is_timeout).any()
+    assert np.array_equal(stored["terminated"].numpy(), is_end & ~is_timeout)
+    np.testing.assert_allclose(stored_actions(agent), peer.policy.unscale_action(theirs.actions[:, 0]), atol=1e-4)
+    np.testing.assert_allclose(stored["reward"].numpy(), theirs.rewards[:, 0], atol=1e-4)
+    np.testing.assert_allclose(stored["observation"].numpy(), theirs.observations[:, 0], atol=1e-4)
+    np.testing.assert_allclose(stored["next_observation"].numpy(), theirs.next_observations[:, 0], atol=1e-4)

@@ -32,6 +32,19 @@ def test_a_long_gradient_is_clipped_before_the_step():
     torch.testing.assert_close(descent.optimizer.state[weight]["exp_avg"], 0.1 * torch.tensor([0.6, 0.8]))
 
 
+@pytest.mark.heavy
+def test_averages_without_a_gradient_end_at_zero():
+    """And not above it, as subnormal numbers, which are slow."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    descent = CosineOptimizer(iter([weight]), SFTConfig(), steps=1_000)
+    for number in range(1_000):
+        gradient_of_second = 1.0 if number < 10 else 0.0
+        weight.grad = torch.tensor([1.0, gradient_of_second])
+        descent.step()
+    average = descent.optimizer.state[weight]["exp_avg"]
+    assert average[0] > 0.5 and average[1] == 0
+
+
 def test_length_buckets_have_each_index_once():
     lengths = torch.randint(1, 100, (205,), generator=torch.Generator().manual_seed(0)).tolist()
     generator = torch.Generator().manual_seed(1)
