@@ -230,7 +230,7 @@ PPO's recipe finds it.
 LUNAR_LANDER_TD3 = PENDULUM_TD3
 """LunarLanderContinuous-v3 in 300,000 steps, ``hidden=(400, 300)``; rl-baselines3-zoo (there v2).
 
-One run here ended below the zoo's: docs/results/control.md.
+Two runs here ended below the zoo's, which updates after each episode: docs/results/control.md.
 """
 
 MUJOCO_TD3 = TD3Config(learning_starts=10_000)

@@ -65,10 +65,10 @@ def test_the_wheel_works_without_the_sources(tmp_path):
     assert {path.name for path in site.iterdir()} >= {"algos", "textenv"} and not (site / "tests").exists()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_commands_of_the_dockerfile_run_in_an_empty_environment(tmp_path):
-    """Where no image can be built: each RUN, in a copy of the sources, with the interpreter of the environment."""
+    """Where no image can be built: each RUN, in a copy of the sources, with this interpreter. `make dist` runs it."""
     dockerfile = (ROOT / "Dockerfile").read_text()
     commands = re.findall(r"^RUN (.*)$", dockerfile, re.MULTILINE)
     assert len(commands) == 3

@@ -161,7 +161,6 @@ def test_a_training_is_that_of_stable_baselines3():
         gamma=0.9, target_rate=0.02, seed=1,
     )  # fmt: skip
     peer = peer_of(agent, Walk(), batch_size=16, buffer_size=120, learning_starts=59)
-    peer.actor.action_dist.epsilon = 0.0  # it is added in the log of tanh's slope
     agent.learn(300)
 
     # Theirs trains after more than `learning_starts` steps, so that its 60th action is of the policy, with our noise
