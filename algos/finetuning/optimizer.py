@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
 from algos.config import Count, Natural, NotNegative, Positive, UnitInterval, check_fields
-from algos.optimizer import CLEARED_EVERY, clear_negligible
+from algos.optimizer import clear_averages
 from textenv.names import NamedFields
 
 _BATCHES_PER_CHUNK = 20
@@ -92,10 +92,9 @@ class CosineOptimizer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
+        clear_averages(self.optimizer)
         self.optimizer.zero_grad()
         self._steps_done += 1
-        if self._steps_done % CLEARED_EVERY == 0:
-            clear_negligible(self.optimizer)
         return grad_norm
 
     def _schedule(self) -> float:

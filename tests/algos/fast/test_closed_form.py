@@ -136,6 +136,22 @@ def test_a_first_gradient_equals_autograds(kind, hidden, change):
 
 
 @pytest.mark.heavy
+@pytest.mark.parametrize("path", [fast, plain])
+def test_averages_without_a_gradient_end_at_zero(path):
+    """Those of a hidden unit that goes off: 800 steps later they would be subnormal numbers, which are slow."""
+    agent = path(agent_of(change=relu, minibatch_size=8, num_epochs=10))
+    layer = agent.policy.actor[0]
+    agent.update(agent.collect())
+    with torch.no_grad():
+        layer.bias[0] = -1e3
+    for _ in range(5):
+        metrics = agent.update(agent.collect())
+    assert (metrics.get("update/path") == 2) == agent.in_closed_form
+    average = agent.optimizer.adam.state[layer.weight]["exp_avg"]
+    assert (average[0] == 0).all() and (average[1:] != 0).any()
+
+
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["native", "box"])
 def test_weights_after_100_steps_are_the_same(kind):
     options = {"minibatch_size": 16, "num_epochs": 15, "learning_rate": 1e-3}
