@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from algos.config import ActorCriticConfig
+from algos.config import ActorCriticConfig, discount
 from algos.ranks import collectives
 from algos.training.learner import Learner
 from algos.training.metrics import Metrics
@@ -294,9 +294,9 @@ def add_advantages(agent: Learner[ActorCriticConfig], rollout: TensorDict) -> Me
         "truncated": episodes["truncated"],
         "mask": episodes["mask"],
     }
-    advantage, value_target = gae(**inputs, gamma=config.gamma, gae_lambda=gae_lambda)
+    advantage, value_target = gae(**inputs, gamma=discount(config.gamma), gae_lambda=gae_lambda)
     if config.value_gae_lambda is not None:
-        _, value_target = gae(**inputs, gamma=config.gamma, gae_lambda=config.value_gae_lambda)
+        _, value_target = gae(**inputs, gamma=discount(config.gamma), gae_lambda=config.value_gae_lambda)
     rollout["advantage"] = split_column(advantage, rollout)
     rollout["value_target"] = split_column(value_target, rollout)
     return metrics
@@ -355,7 +355,7 @@ def _state_values(
         terminated=episodes["terminated"],
         truncated=episodes["truncated"],
         mask=episodes["mask"],
-        gamma=config.gamma,
+        gamma=discount(config.gamma),
     )
     value, next_value = agent.fitted_value(agent.policy, rollout, split_column(returns, rollout))
     return value, next_value, gae_lambda, {}

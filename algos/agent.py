@@ -17,6 +17,7 @@ from algos.config import (
     ActorCriticConfig,
     Config,
     GroupsConfig,
+    discount,
     field_values,
 )
 from algos.optimizer import Optimizer
@@ -131,7 +132,7 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         """Estimates values by completions, if ``config.vine_samples``."""
         if isinstance(config, ActorCriticConfig):
             if config.normalize_rewards:
-                self.reward_normalizer = RewardNormalizer(config.gamma)
+                self.reward_normalizer = RewardNormalizer(discount(config.gamma))
             if config.fit_value_head:
                 self.fitted_value = FittedValue()
             if config.vine_samples is not None:

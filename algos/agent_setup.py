@@ -9,7 +9,15 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
-from algos.config import A2CConfig, ActorCriticConfig, ClippedConfig, Config, PolicyGradientConfig, PPOConfig
+from algos.config import (
+    CONTROL_GAMMA,
+    A2CConfig,
+    ActorCriticConfig,
+    ClippedConfig,
+    Config,
+    PolicyGradientConfig,
+    PPOConfig,
+)
 from algos.envs.gymnasium_results import autoreset_mode
 from algos.envs.spaces import check_readable
 from algos.policies.policy import Policy, check_policy, check_spaces, refuse_strings
@@ -41,6 +49,8 @@ def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
     """
     is_text = is_episode_env(env)
     defaults = _adam_defaults(config, policy, is_text=is_text)
+    if getattr(config, "gamma", CONTROL_GAMMA) is None:
+        defaults["gamma"] = 1.0 if is_text else CONTROL_GAMMA
     _warn_of_single_minibatches(config, policy, is_text=is_text)
     if isinstance(config, ActorCriticConfig):
         _check_values(config, env, policy)

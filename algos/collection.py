@@ -38,7 +38,7 @@ from algos.policies.policy import Policy, Step, check_policy, check_step, refuse
 from algos.policies.random_streams import episode_seeds, row_seeds
 from textenv.envs.kept_sets import KeptSets
 from textenv.envs.vector_env import TextVectorEnv
-from textenv.lm.model import language_model_of
+from textenv.lm.model import LanguageModel, language_model_of
 from textenv.names import check_names
 from textenv.rollout import WAITING, EpisodeEnv, LogProbs, is_episode_env
 
@@ -503,10 +503,29 @@ class Collector:
 
 
 def agree_on_ends(env: VectorEnv, policy: Policy) -> None:
-    """Let a text environment end turns as the policy's language model does; other environments are left alone."""
+    """Let a text environment end turns as the policy's language model does; other environments are left alone.
+
+    Raises:
+        ValueError: if they read ids differently.
+    """
     lm = language_model_of(policy)
     if lm is not None and isinstance(env, TextVectorEnv):
+        _check_vocabulary(env, lm)
         env.end_turns_like(lm.turn_ends)
+
+
+def _check_vocabulary(env: TextVectorEnv, lm: LanguageModel) -> None:
+    """Raise a ValueError unless each token of the model has its id in the environment too."""
+    if env.tokenizer is lm.tokenizer:
+        return
+    ids = env.tokenizer.get_vocab()
+    mismatched = [token for token, index in lm.tokenizer.get_vocab().items() if ids.get(token) != index]
+    if mismatched:
+        raise ValueError(
+            f"{len(mismatched)} tokens of the policy are missing or have other ids in the environment's tokenizer "
+            f"(such as {min(mismatched)!r}), so rewards would read other texts than the policy writes: make the "
+            "environment with tokenizer=policy.tokenizer"
+        )
 
 
 def add_log_probs(rollout: TensorDict, *, policy: Policy, log_probs: Sequence[object] | None = None) -> None:

@@ -92,6 +92,8 @@ ValueLossName = Literal["mse_loss", "huber_loss", "smooth_l1_loss"]
 ValueLossChoice = Annotated[ValueLossName | _Function, _function(ValueLossName), arg(constructor=ValueLossName)]
 CONTROL_LEARNING_RATE = 2.5e-4
 """Learning rate of Adam in control, where a config has none."""
+CONTROL_GAMMA = 0.99
+"""Discount per step in control, where a config has none."""
 
 
 def field_values(config: "DataclassInstance") -> dict[str, Any]:
@@ -141,6 +143,11 @@ def check_total_steps(total_steps: object) -> None:
         number = int(number)
     if not _COUNT_RULE.allows(number):
         raise ValueError(f"total_steps is {total_steps!r:.200}, expected {_COUNT_RULE.expected}")
+
+
+def discount(gamma: float | None) -> float:
+    """Return the discount per step; that of control where a config that no agent has resolved leaves it open."""
+    return CONTROL_GAMMA if gamma is None else gamma
 
 
 def scheduled(start: float, end: float | None, progress: float) -> float:
@@ -214,8 +221,8 @@ class PolicyGradientConfig(Config):
 class ActorCriticConfig(PolicyGradientConfig):
     """Hyper-parameters of the algorithms that compute advantages by GAE from a learned value."""
 
-    gamma: UnitInterval = 0.99
-    """Discount per step."""
+    gamma: UnitInterval | None = None
+    """Discount per step. None: .99 in control; 1 for text, where a reward counts alike for all tokens of an answer."""
     gae_lambda: UnitInterval = 0.95
     """Trace decay λ of generalized advantage estimation."""
     value_gae_lambda: UnitInterval | None = None
@@ -273,7 +280,7 @@ class ActorCriticConfig(PolicyGradientConfig):
                         f"is {getattr(self, name)}: set {name}=False or None (the preset of text has fit_value_head; "
                         "typed: --config.no-fit-value-head)"
                     )
-            if self.gamma != 1:
+            if self.gamma not in (None, 1):
                 raise ValueError(f"vine_samples is {self.vine_samples}, but gamma is {self.gamma}, expected 1")
         if self.length_adaptive_lambda is not None and self.num_episodes is None:
             raise ValueError(
@@ -427,8 +434,8 @@ class WholeEpisodesConfig(PolicyGradientConfig):
 class REINFORCEConfig(WholeEpisodesConfig):
     """Hyper-parameters of REINFORCE."""
 
-    gamma: UnitInterval = 0.99
-    """Discount per step; use 1 for text."""
+    gamma: UnitInterval | None = None
+    """Discount per step. None: .99 in control; 1 for text."""
     baseline: Literal["rollout", "agent"] = "rollout"
     """What is subtracted from the returns: ``"rollout"``: their mean over the rollout; ``"agent"``: a running mean of
     each agent's returns in games of several agents (`algos.agent_baseline.AgentBaseline`)."""
@@ -440,8 +447,8 @@ class REINFORCEConfig(WholeEpisodesConfig):
 class REINFORCEPlusPlusConfig(WholeEpisodesConfig, ClippedConfig):
     """Hyper-parameters of REINFORCE++; the advantages of each rollout always have mean 0 and variance 1."""
 
-    gamma: UnitInterval = 0.99
-    """Discount per step; use 1 for text."""
+    gamma: UnitInterval | None = None
+    """Discount per step. None: .99 in control; 1 for text."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -518,16 +518,22 @@ class EvaluateEvery(Callback):
         self.stop_at = stop_at
         self.patience = patience
 
-        # What the evaluations have shown
+        # What the evaluations of this training have shown
         self.best: float | None = None
         """Best ``mean_return`` so far."""
         self.waited = 0
         """Evaluations since the best one."""
         self.evaluated = 0
         """Steps at the last evaluation."""
+        self._is_restored = False
 
     def on_start(self, run: Run) -> None:
-        """See `Callback.on_start`; raises as `evaluate` does."""
+        """See `Callback.on_start`; raises as `evaluate` does. A training that is not resumed begins anew."""
+        if not self._is_restored:
+            self.best = None
+            self.waited = 0
+            self.evaluated = 0
+        self._is_restored = False
         num_slots = self.num_episodes or DEFAULT_EPISODES
         self.env = _vector_env(self.env, run.agent.policy, num_slots)
         check_spaces(self.env, run.agent.policy)
@@ -587,3 +593,4 @@ class EvaluateEvery(Callback):
         self.best = state["best"]
         self.waited = state["waited"]
         self.evaluated = state["evaluated"]
+        self._is_restored = True

@@ -317,6 +317,13 @@ def remake_environment(
         if env_id is None:
             _check_imports_nothing(saved)
             env_id = saved["id"]
+        if not wrappers and saved.get("vector_wrappers"):
+            names_of_wrappers = ", ".join(saved["vector_wrappers"])
+            raise ValueError(
+                f"this agent's environment has wrappers of all slots at once ({names_of_wrappers:.300}), which cannot "
+                "be made again: call algos.evaluate(env, algos.load(folder)) with an environment that is wrapped "
+                "alike, or name a function that does the same to each environment: --wrapper file.py:function"
+            )
         if not wrappers and saved.get("wrappers"):
             flags = _flags_for("--wrapper", saved["wrappers"])
             raise ValueError(f"what wraps this agent's environment is run only if you name it: {flags:.300}")

@@ -12,7 +12,7 @@ from algos import losses
 from algos.advantages import discounted_returns, subtract_mean
 from algos.agent import Agent
 from algos.agent_baseline import AgentBaseline
-from algos.config import REINFORCEConfig
+from algos.config import REINFORCEConfig, discount
 from algos.minibatches import minibatches
 from algos.policies.policy import Policy
 from algos.storage.serialization import restore_state, saved_state
@@ -58,7 +58,7 @@ class REINFORCE(Agent[REINFORCEConfig]):
             terminated=episodes["terminated"],
             truncated=episodes["truncated"],
             mask=episodes["mask"],
-            gamma=self.config.gamma,
+            gamma=discount(self.config.gamma),
         )
         if self.agent_baseline is None:
             rollout["advantage"] = subtract_mean(split_column(joined_returns, rollout), mask=rollout["mask"])

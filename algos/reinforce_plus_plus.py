@@ -13,7 +13,7 @@ from torch import Tensor
 from algos import losses
 from algos.advantages import discounted_returns
 from algos.agent import Agent
-from algos.config import REINFORCEPlusPlusConfig
+from algos.config import REINFORCEPlusPlusConfig, discount
 from algos.importance import with_importance_weights
 from algos.minibatches import minibatches
 from algos.training.invariants import check_first
@@ -51,7 +51,7 @@ class REINFORCEPlusPlus(Agent[REINFORCEPlusPlusConfig]):
             terminated=episodes["terminated"],
             truncated=episodes["truncated"],
             mask=episodes["mask"],
-            gamma=config.gamma,
+            gamma=discount(config.gamma),
         )
         rollout["advantage"] = split_column(returns, rollout)
         rollout, sampler_metrics = with_importance_weights(rollout, policy=self.policy, config=config)

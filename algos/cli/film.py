@@ -112,7 +112,7 @@ def _film_control(film: Any, env: VectorEnv, policy: "Policy", **options: Any) -
     try:
         if "rgb_array" not in env.metadata.get("render_modes", ()):
             raise gymnasium.error.Error("it has no render_mode 'rgb_array'")
-        with single_environment(spec, render_mode="rgb_array") as single:
+        with single_environment(env, render_mode="rgb_array") as single:
             evaluate(TransformObservation(single, add_frame, None), policy, **options)
     except gymnasium.error.Error as error:  # also of a package that is not installed
         raise ValueError(f"{spec.id} cannot be filmed, leave --video out: {error}") from error

@@ -1,11 +1,13 @@
 """Spaces of an environment: their description in JSON, and whether a policy's fit an environment's."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from algos.envs.images import BRIGHTEST_BYTE, brightest_pixel, has_images, is_image
 from textenv.json_files import Json
 
 INTEGER_DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -137,18 +139,73 @@ def restore_space(saved: dict[str, Any]) -> spaces.Space:
     return box
 
 
-def reads_alike(one: spaces.Space, other: spaces.Space) -> bool:
-    """Whether flattened observations of both spaces mean the same: equal parts in the same order.
+def reads_alike(policy_space: spaces.Space, env_space: spaces.Space) -> bool:
+    """Whether a policy made for one space reads flattened observations of the other as they are meant.
 
-    Bounds, and dtypes of integers, may differ: agents saved by version 0.9.0 have lost them.
+    Parts must be the same in the same order. A wrapper may have flattened an environment, so a Box is compared with the
+    flat form of other spaces. For numbers see `_on_one_scale`. A policy of unbounded floats reads any numbers: agents
+    of format 2 (`algos.training.save`) have such a space, whatever their environment's was.
     """
-    if isinstance(one, spaces.Dict) and isinstance(other, spaces.Dict):
-        return list(one) == list(other) and all(reads_alike(one[name], other[name]) for name in one)
-    if isinstance(one, spaces.Tuple) and isinstance(other, spaces.Tuple):
-        return len(one) == len(other) and all(map(reads_alike, one, other))
-    if isinstance(one, spaces.Box) and one.dtype != other.dtype:  # bytes of an image, or parts of 1
+    if isinstance(policy_space, spaces.Box) and policy_space.dtype.kind == "f" and _is_unbounded(policy_space):
+        return policy_space.shape == _as_box(env_space).shape
+    return _same_parts(policy_space, env_space)
+
+
+def _same_parts(policy_space: spaces.Space, env_space: spaces.Space) -> bool:
+    """`reads_alike` for two spaces, or for the same part of them, whatever its bounds."""
+    if isinstance(policy_space, spaces.Dict) and isinstance(env_space, spaces.Dict):
+        return list(policy_space) == list(env_space) and _all_same(policy_space.values(), env_space.values())
+    if isinstance(policy_space, spaces.Tuple) and isinstance(env_space, spaces.Tuple):
+        return len(policy_space) == len(env_space) and _all_same(policy_space, env_space)
+    if isinstance(policy_space, spaces.Box) or isinstance(env_space, spaces.Box):
+        return _on_one_scale(_as_box(policy_space), _as_box(env_space))
+    return _same_values(policy_space, env_space)
+
+
+def _all_same(policy_parts: Iterable[spaces.Space], env_parts: Iterable[spaces.Space]) -> bool:
+    """Whether all parts of a Dict or Tuple are the same; images among them are packed (`algos.envs.flatten`)."""
+    for policy_part, env_part in zip(policy_parts, env_parts, strict=True):
+        if has_images(policy_part) != has_images(env_part) or not _same_parts(policy_part, env_part):
+            return False
+    return True
+
+
+def _as_box(space: spaces.Space) -> spaces.Box:
+    """Return a Box as it is, and for another space the Box of its flat form: choices are one-hot, integers 0 and 1."""
+    flat_space = space
+    if not isinstance(space, spaces.Box):
+        flat_space = spaces.flatten_space(space)
+    assert isinstance(flat_space, spaces.Box)
+    return flat_space
+
+
+def _is_unbounded(box: spaces.Box) -> bool:
+    """Whether no number of a Box has a bound."""
+    return bool(np.isinf(box.low).all() and np.isinf(box.high).all())
+
+
+def _on_one_scale(policy_box: spaces.Box, env_box: spaces.Box) -> bool:
+    """Whether a policy reads numbers of the environment on the scale of its own.
+
+    Networks read all numbers as float32, and divide images by the largest pixel of the policy's space. So bounds and
+    sizes of dtypes do not matter among floats, nor among integers that are no images. Where one has integers or an
+    image and the other has not, such as bytes and fractions of 1, equal bounds show that the scale is the same.
+    """
+    if policy_box.shape != env_box.shape:
         return False
-    return _same_values(one, other)
+
+    # Images; agents saved by version 0.9.0 and earlier have the bound 255, whatever their environment's was
+    policy_reads_image = is_image(policy_box)
+    env_shows_image = is_image(env_box)
+    if policy_reads_image and env_shows_image:
+        return brightest_pixel(policy_box) in (brightest_pixel(env_box), BRIGHTEST_BYTE)
+
+    # Numbers
+    policy_reads_floats = policy_box.dtype.kind == "f"
+    env_shows_floats = env_box.dtype.kind == "f"
+    if policy_reads_image == env_shows_image and policy_reads_floats == env_shows_floats:
+        return True
+    return np.array_equal(policy_box.low, env_box.low) and np.array_equal(policy_box.high, env_box.high)
 
 
 def acts_alike(one: spaces.Space, other: spaces.Space) -> bool:

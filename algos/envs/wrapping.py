@@ -1,14 +1,19 @@
 """Single environments by their specification, and their wrappers by function or by name."""
 
 import copy
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.wrappers.vector import DictInfoToList, HumanRendering, RecordEpisodeStatistics, RecordVideo
 
 VECTOR_ONLY = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
 """Arguments of a vector environment's spec that the environment itself does not have."""
+WRAPPERS_THAT_WATCH = (DictInfoToList, HumanRendering, RecordEpisodeStatistics, RecordVideo)
+"""Wrappers of a vector environment that change nothing of what is observed, acted or rewarded."""
 Wrapper = str | Callable[[gymnasium.Env], gymnasium.Env]
 """Function that gets an environment and returns a wrapped one, or its name (``module:name``, ``file.py:name``)."""
 
@@ -51,15 +56,40 @@ def make_wrapped(spec: EnvSpec | str, wrappers: Sequence[Wrapper], **arguments: 
     return env
 
 
-def single_environment(spec: EnvSpec, **arguments: Any) -> gymnasium.Env:
-    """Make a single environment of the kind that a vector environment with this specification has.
+def vector_wrappers(env: VectorEnv) -> list[type[VectorWrapper]]:
+    """Return the classes that wrap all slots at once, the innermost first, but for `WRAPPERS_THAT_WATCH`.
+
+    Gymnasium's specification of a wrapped vector environment does not have them.
+    """
+    wrapper_classes = []
+    part = env
+    while isinstance(part, VectorWrapper):
+        if type(part) not in WRAPPERS_THAT_WATCH:
+            wrapper_classes.append(type(part))
+        part = part.env
+    wrapper_classes.reverse()
+    return wrapper_classes
+
+
+def single_environment(env: VectorEnv, **arguments: Any) -> gymnasium.Env:
+    """Make a single environment of the kind that a vector environment has.
 
     Args:
-        spec: specification of the vector environment.
+        env: the vector environment, which has a specification (``spec``).
         arguments: further arguments of the environment.
 
     Raises:
-        ValueError: as `make_wrapped`.
+        ValueError: as `make_wrapped`; or if there are `vector_wrappers`, which a single environment would lack.
     """
+    lacking = vector_wrappers(env)
+    if lacking:
+        names = ", ".join(wrapper_class.__name__ for wrapper_class in lacking)
+        raise ValueError(
+            f"{env} has wrappers of all slots at once ({names}), which a single environment would lack: wrap each "
+            "environment instead, gymnasium.make_vec(id, num_envs=8, wrappers=[...])"
+        )
+    spec = env.spec
+    assert spec is not None
     own_arguments = {name: value for name, value in spec.kwargs.items() if name not in VECTOR_ONLY}
-    return make_wrapped(spec.id, spec.kwargs.get("wrappers", ()), **(own_arguments | arguments))
+    single_spec = dataclasses.replace(spec, kwargs={})
+    return make_wrapped(single_spec, spec.kwargs.get("wrappers", ()), **(own_arguments | arguments))

@@ -1,4 +1,4 @@
-"""Fast `Adam` (Kingma and Ba 2015): torch's kernels, with less overhead per step for small networks."""
+"""Fast `Adam` (Kingma and Ba 2015): torch's kernels, with less overhead per step, and without subnormal numbers."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,6 +11,10 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 LARGEST_FLAT = 2**16
 """Maximum number of elements of all gradients to concatenate them, so that their norm is one call."""
+NEGLIGIBLE = 1e-30
+"""Averages below this size are set to 0 by `clear_negligible`."""
+CLEARED_EVERY = 100
+"""Steps from one search for negligible averages to the next."""
 # A Python number would be converted to a tensor for each parameter that it is added to.
 _ONE = torch.tensor(1.0, dtype=torch.float32, device="cpu")
 
@@ -34,6 +38,15 @@ class Adam(torch.optim.AdamW):
 
     def __init__(self, groups: Sequence[dict[str, Any]], **options: Any) -> None:
         super().__init__(groups, **options)
+        self._sort_parameters()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy, of which torch keeps only its own attributes."""
+        super().__setstate__(state)
+        self._sort_parameters()
+
+    def _sort_parameters(self) -> None:
+        """Find the parameters of each kind."""
         self._by_kind: list[dict[tuple[torch.device, torch.dtype], list[nn.Parameter]]] = []
         """Parameters of each group, by kind: device and dtype."""
         kinds = set()
@@ -130,6 +143,9 @@ class Adam(torch.optim.AdamW):
             maximize=False,
             grad_scale=scale.to(device, torch.float32),
         )
+        if device.type == "cpu" and int(steps[0]) % CLEARED_EVERY == 0:
+            for state in states:
+                clear_negligible(state["exp_avg"], state["exp_avg_sq"])
 
     def _parameters_of(self, groups: Sequence[int]) -> list[nn.Parameter]:
         """Parameters of the groups with these numbers."""
@@ -143,6 +159,22 @@ class Adam(torch.optim.AdamW):
             "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
         }
         return self.state[parameter]
+
+
+def clear_negligible(mean: Tensor, square: Tensor) -> None:
+    """Set averages that are smaller than `NEGLIGIBLE` to 0, in place, which saves time and changes no step.
+
+    The averages of a weight whose gradient is 0, such as one of a hidden unit that is off, shrink by a factor in each
+    step, until rounding holds them just above 0. A CPU computes 25 times slower with such subnormal numbers (below
+    1.2e-38 in float32): in SAC, where they become half of the averages, a step takes a quarter longer.
+
+    Args:
+        mean: Adam's average of the gradient of some weights.
+        square: its average of the squared gradient, of the same shape.
+    """
+    mean.masked_fill_(mean.abs() < NEGLIGIBLE, 0.0)
+    # A mean that is left would be divided by 0
+    square.masked_fill_((square < NEGLIGIBLE) & (mean == 0.0), 0.0)
 
 
 _step_with_hooks = torch.optim.Optimizer.profile_hook_step(Adam._step)

@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
 from algos.config import Count, Natural, NotNegative, Positive, UnitInterval, check_fields
-from algos.optimizer import clear_averages
+from algos.fast.adam import CLEARED_EVERY, clear_negligible
 from textenv.names import NamedFields
 
 _BATCHES_PER_CHUNK = 20
@@ -92,9 +92,11 @@ class CosineOptimizer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
-        clear_averages(self.optimizer)
         self.optimizer.zero_grad()
         self._steps_done += 1
+        if self._steps_done % CLEARED_EVERY == 0:
+            for state in self.optimizer.state.values():
+                clear_negligible(state["exp_avg"], state["exp_avg_sq"])
         return grad_norm
 
     def _schedule(self) -> float:

@@ -16,7 +16,7 @@ from textenv.lm.model import LanguageModel
 from textenv.prompts.messages import Message, answer_beginning, is_messages, read_messages, with_answer, without_prompt
 from textenv.prompts.prompts import Prompt, as_prompt
 from textenv.prompts.template_variables import refuse_own_arguments
-from textenv.prompts.tokenize import prompt_ids, text_ids, warn_of_spelling, without_end
+from textenv.prompts.tokenize import prompt_ids, text_ids, warn_of_spelling, warn_of_unwritten, without_end
 
 
 class Example(NamedTuple):
@@ -250,7 +250,9 @@ def _answered(
     messages = _messages_of(prompt)
     if messages and isinstance(completion, str):
         warn_of_spelling(without_turn_end(completion, tokenizer), tokenizer)
-        ids, learnt = written_answer(prompt, completion, tokenizer, _template_options(index, row))
+        options = _template_options(index, row)
+        ids, learnt = written_answer(prompt, completion, tokenizer, options)
+        warn_of_unwritten(messages, tokenizer, has_tools="tools" in options)
         return [Example(ids, learnt)]
     if messages:
         answer = without_prompt(read_messages(completion, where=f"example {index}"), messages)
@@ -313,6 +315,7 @@ def _chat(
         chats = learnt_chats(without_ends, tokenizer, first=first, begun=begun, options=options)
     except ValueError as error:
         raise ValueError(f"example {index}: {error}") from error
+    warn_of_unwritten(messages, tokenizer, has_tools="tools" in options)
     return [Example(ids, learnt) for ids, learnt in chats]
 
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from algos.finetuning.sft import check_context
 from textenv.lm.model import HoldsLanguageModel, LanguageModel, language_model_of
 from textenv.prompts.prompts import PromptList, as_prompt, rows_by_position
-from textenv.prompts.tokenize import prompt_ids, without_end
+from textenv.prompts.tokenize import ending_ids, prompt_ids, without_end
 from textenv.rollout import masked_mean
 
 
@@ -111,10 +111,10 @@ class TextLoss:
 
         Blocks overlap by one id, so that every id but the very first is predicted.
         """
-        # Each text, ended by EOS if there is one
-        end = []
+        # Each text, ended by EOS if there is one, or else as the tokenizer ends texts
+        end = ending_ids(tokenizer)
         if tokenizer.eos_token_id is not None:
-            end.append(tokenizer.eos_token_id)
+            end = [tokenizer.eos_token_id]
         text_ids = []
         for index, text in enumerate(self.texts):
             prompt = as_prompt(index, without_end(text, tokenizer))

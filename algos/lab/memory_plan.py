@@ -52,7 +52,7 @@ class _MetaModel(LanguageModel):
         self.seq2seq = None
         if config.is_encoder_decoder:
             model_class = AutoModelForSeq2SeqLM
-            self.seq2seq = Seq2Seq((0,), None)
+            self.seq2seq = Seq2Seq((0,), ())
         self.model = model_class.from_config(config, dtype=run.dtype).eval()
         if run.lora is not None:
             self.model = add_lora(self.model, run.lora, seed=0)

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from algos.envs.flatten import flatten_one
-from algos.envs.wrapping import VECTOR_ONLY, single_environment
+from algos.envs.wrapping import VECTOR_ONLY, single_environment, vector_wrappers
 from algos.evaluation import EvaluationResult, evaluate
 from algos.make import WORDS, make_vector_environment
 from textenv.envs.turn import TRUNCATED
@@ -54,9 +54,12 @@ class WritesWords(Protocol):
 
 
 def plays_in_words(env: VectorEnv, policy: object) -> bool:
-    """Return True if a language model plays a game here: as the network of a policy, or in ``textenv/Words-v0``."""
+    """Return True if a language model plays a game here: as the network of a policy, or in ``textenv/Words-v0``.
+
+    False with wrappers of all slots at once, because a single environment is played, which would lack them.
+    """
     spec = env.spec
-    if spec is None:
+    if spec is None or vector_wrappers(env):
         return False
     if is_episode_env(env):
         return spec.id == WORDS
@@ -109,7 +112,7 @@ def play_step_by_step(
     if max_steps is not None:
         own_limit = spec.kwargs.get("max_episode_steps", spec.max_episode_steps)
         limits["max_episode_steps"] = min(own_limit or max_steps, max_steps)
-    single = single_environment(spec, **_render_mode(spec.kwargs, with_frames=with_frames), **limits)
+    single = single_environment(env, **_render_mode(spec.kwargs, with_frames=with_frames), **limits)
     try:
         return evaluate(_ShownSteps(single, policy, show_step), policy, **options)
     finally:

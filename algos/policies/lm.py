@@ -22,6 +22,7 @@ from textenv.envs.limits import StopConditions, check_at_least
 from textenv.envs.turn import Turn
 from textenv.lm.adapter_config import ADAPTER_CONFIG
 from textenv.lm.decoding import Decoder
+from textenv.lm.ends import remove_end_ids, write_end_ids
 from textenv.lm.loading import (
     BASE,
     add_lora,
@@ -39,7 +40,7 @@ from textenv.lm.sampling import greedy, restrict, sample, truncate
 from textenv.lm.seq2seq import Seq2SeqDecoder
 from textenv.names import check_names
 from textenv.prompts.prompts import as_prompt, by_position
-from textenv.prompts.tokenize import prompt_ids, warn_of_unwritten
+from textenv.prompts.tokenize import prompt_ids, warn_of_unread_columns, warn_of_unwritten
 from textenv.rewards.reward_model import RewardModel
 from textenv.rollout import Evaluation, following, scoring_inputs
 
@@ -52,6 +53,8 @@ CHAT_TEMPLATES = ("chat_template.jinja", "additional_chat_templates")
 """File and folder of chat templates in a tokenizer's folder."""
 TOKEN_HEAD_KEY = "tokens"
 """Name of `LMPolicy.token_head` among the value head's weights in a saved policy's folder."""
+IDS_OF_STOP = "ids_of_stop"
+"""Name of a saved option: ids that the folder's ``generation_config`` has only because ``stop`` has them."""
 MIN_PRETRAINED_PARAMETERS = 10_000_000
 """A model with fewer parameters counts as made for tests, such as the embedded one, and not as pretrained."""
 
@@ -187,6 +190,7 @@ class LMPolicy(nn.Module, Policy):
 
         # Saved options, and the saved value head unless a critic replaces it
         weights, saved_options = _read_head(head_file)
+        remove_end_ids(saved_options.pop(IDS_OF_STOP, []), lm.model)
         if critic is not None:  # it has a network of its own, whose gradient is not the policy's
             saved_options.pop("detach_value", None)
         policy = cls(lm.model, lm.tokenizer, critic=critic, **(saved_options | options))
@@ -296,7 +300,8 @@ class LMPolicy(nn.Module, Policy):
     ) -> list[str]:
         """Complete texts, or answer chats, by the same distribution as in training.
 
-        Special tokens in a text are read as plain text, as in training.
+        Special tokens in a text are read as plain text, as in training. What only the environment knows is left out:
+        ``allowed``, ``forbidden`` and ``min_new_tokens``.
 
         Args:
             prompts: texts, token ids, or chats (lists of messages), as for `textenv.TextVectorEnv`. A chat that ends
@@ -316,9 +321,10 @@ class LMPolicy(nn.Module, Policy):
             raise TypeError(f"prompts is {prompts!r:.100}, expected a list of texts, token ids or chats")
         check_at_least("max_new_tokens", max_new_tokens, 1)
         parsed_prompts = [as_prompt(i, prompt) for i, prompt in enumerate(prompts)]
-        if parsed_prompts:
-            warn_of_unwritten(parsed_prompts[0], self.tokenizer)
         prompt_tokens = [prompt_ids(prompt, self.tokenizer) for prompt in parsed_prompts]
+        for prompt in parsed_prompts:
+            warn_of_unwritten(prompt.messages, self.tokenizer)
+            warn_of_unread_columns(prompt)
         num_rows = len(prompt_tokens)
 
         # Rows begin with the prompts. A completion ends at max_new_tokens or where the model's context ends, but has at
@@ -428,6 +434,7 @@ class LMPolicy(nn.Module, Policy):
         """See `Policy.save`. Write a plain `transformers` folder, with the value head or ``critic/`` added.
 
         A model with an adapter becomes a `peft` folder: the adapter and its base model's name (`textenv.lm.loading`).
+        ``generation_config.json`` lists all ids that end a turn, for other programs, but no texts (`write_end_ids`).
         """
         self._write(self.lm.model, Path(folder))
         return {}
@@ -472,8 +479,14 @@ class LMPolicy(nn.Module, Policy):
         """Write a model, the tokenizer, and the value head or critic with the policy's options."""
         from safetensors.torch import save_file
 
-        # Model and tokenizer; a tokenizer without a template leaves an earlier one where it is
+        # Model, with the ids that end a turn: its own, and then those of `stop`
+        ends = self.ends
+        own_ids = ends.model_ends.ids
+        ids_of_stop = [token for token in ends.ids if token not in own_ids]
         save_model(model, folder)
+        write_end_ids([*own_ids, *ids_of_stop], model, folder)
+
+        # Tokenizer; one without a template leaves an earlier one where it is
         for name in CHAT_TEMPLATES:
             _remove(folder / name)
         self.lm.tokenizer.save_pretrained(folder)
@@ -490,6 +503,7 @@ class LMPolicy(nn.Module, Policy):
             "gradient_checkpointing": self.lm.gradient_checkpointing,
             "autocast": autocast,
             "stop": list(self.lm.stop),
+            IDS_OF_STOP: ids_of_stop,
         }
         metadata = {"options": json.dumps(options)}
 

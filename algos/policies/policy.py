@@ -441,17 +441,18 @@ def check_spaces(env: VectorEnv, policy: Policy) -> None:
             "make it from env.single_observation_space and env.single_action_space"
         )
 
-    # Observations: equal sizes suffice if a wrapper flattened the environment; else parts must have the same order too.
-    have_parts = type(observation_space) is type(env_observations) and isinstance(
-        observation_space, (spaces.Dict, spaces.Tuple)
-    )
+    # Observations
     same_size = flat_shape(observation_space, name) == flat_shape(env_observations, name)
-    same_parts = not have_parts or reads_alike(observation_space, env_observations)
-    if not (same_size and same_parts):
+    if not same_size or not reads_alike(observation_space, env_observations):
         advice = "make it from the same space"
-        if have_parts:
+        if type(observation_space) is type(env_observations) and isinstance(
+            env_observations, (spaces.Dict, spaces.Tuple)
+        ):
             advice += ", whose parts are in the same order"
-        raise ValueError(f"the {name} reads {observation_space}, but the environment has {env_observations}: {advice}")
+        raise ValueError(
+            f"the {name} reads {observation_space}, but the environment has {env_observations}: {advice}, or wrap the "
+            "environment so that it shows what the policy reads"
+        )
 
     # Actions
     if not acts_alike(action_space, env_actions):

@@ -20,7 +20,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from algos.envs.flatten import unflatten
-from algos.envs.wrapping import single_environment
+from algos.envs.wrapping import single_environment, vector_wrappers
 from algos.policies.critic import VALUE_HEAD_FILE, Critic, fresh_head
 from algos.policies.distributions import ActionDistribution, Binned, action_distribution
 from algos.policies.lm import CRITIC_FOLDER, default_learning_rate, load_language_model, make_critic
@@ -707,7 +707,7 @@ def _known_description(env: VectorEnv) -> Description | None:
     else:
         descriptions = []
         for _ in range(2):
-            with closing(single_environment(env.spec)) as single:
+            with closing(single_environment(env.unwrapped)) as single:
                 descriptions.append(description_of(single, observation_space=space))
     for description in descriptions[1:]:
         if description.saved() != descriptions[0].saved():
@@ -721,12 +721,12 @@ def _known_description(env: VectorEnv) -> Description | None:
 
 
 def _example(env: VectorEnv) -> object:
-    """Return a first observation of another environment of this kind; None if there is no id to make one."""
-    if env.spec is None:
+    """Return a first observation of another environment of this kind; None if none can be made by an id alone."""
+    if env.spec is None or vector_wrappers(env):
         return None
-    with closing(single_environment(env.spec)) as single:
+    with closing(single_environment(env)) as single:
         if single.observation_space != env.single_observation_space:
-            return None  # a wrapper of the vector environment changes observations
+            return None  # a native vector environment shows something else
         observation, _ = single.reset(seed=0)
     return observation
 

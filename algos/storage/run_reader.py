@@ -48,6 +48,8 @@ class EnvironmentRecord(TypedDict):
     kwargs: dict[str, object]
     module: NotRequired[str | None]
     wrappers: NotRequired[list[str]]
+    vector_wrappers: NotRequired[list[str]]
+    """Those of ``wrappers`` that wrap all slots at once; absent before version 1.0."""
 
 
 class AgentRecord(TypedDict):
@@ -82,6 +84,7 @@ KINDS_OF_ENVIRONMENT: dict[str, tuple[type, ...]] = {
     "kwargs": (dict,),
     "module": (str, type(None)),
     "wrappers": (list,),
+    "vector_wrappers": (list,),
 }
 """Types of the fields of an `EnvironmentRecord`."""
 KINDS_OF_PROVENANCE: dict[str, tuple[type, ...]] = {
@@ -133,6 +136,7 @@ def check_record(record: Mapping[str, object], path: Path) -> AgentRecord:
             raise DamagedRunError(f"{path}: environment has no {', '.join(absent)}, expected id and kwargs")
         check_kinds(environment, KINDS_OF_ENVIRONMENT, f"{path}: environment.")
         _check_items(environment.get("wrappers", []), (str,), f"{path}: environment.wrappers")
+        _check_items(environment.get("vector_wrappers", []), (str,), f"{path}: environment.vector_wrappers")
     check_kinds(agent.get("config", {}), {"seed": (int,)}, f"{path}: config.")
 
     # What made it: plain values, and dictionaries of these

@@ -11,7 +11,7 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import gymnasium
 
@@ -58,6 +58,14 @@ def _are_prompts(value: object) -> bool:
 
 
 def _are_stops(value: object) -> bool:
+    return _is_text(value) or _is_integer(value) or _are_texts_or_ids(value)
+
+
+def _are_ids(value: object) -> bool:
+    return _is_integer(value) or (isinstance(value, list) and all(map(_is_integer, value)))
+
+
+def _are_texts_or_ids(value: object) -> bool:
     return isinstance(value, list) and all(_is_text(item) or _is_integer(item) for item in value)
 
 
@@ -71,10 +79,17 @@ def _is_plain(value: object) -> bool:
 
 
 def _are_variables(value: object) -> bool:
-    """Return True for variables of a chat template with their values: names, and texts or other plain data."""
-    if not isinstance(value, dict):
-        return False
-    return all(_is_word(name) and (_is_text(item) or _is_plain(item)) for name, item in value.items())
+    """Return True for variables of a chat template with their values, which are any data."""
+    return isinstance(value, dict) and all(_is_word(name) and _is_data(item) for name, item in value.items())
+
+
+def _is_data(value: object) -> bool:
+    """Return True for numbers, switches, texts, None, and lists and dictionaries of these, whose names are texts."""
+    if isinstance(value, list):
+        return all(map(_is_data, value))
+    if isinstance(value, dict):
+        return all(_is_text(name) and _is_data(item) for name, item in value.items())
+    return value is None or _is_number(value) or _is_switch(value) or _is_text(value)
 
 
 def _are_words(value: object) -> bool:
@@ -103,7 +118,9 @@ SWITCH = "true or false", _is_switch
 WORD = "a word", _is_word
 TEXT = "a text", _is_text
 PROMPTS = "a file's name or a list of prompts", _are_prompts
-STOPS = "a list of texts and token ids", _are_stops
+STOPS = "a text, a token id, or a list of these", _are_stops
+IDS = "a token id, or a list of these", _are_ids
+TEXTS_OR_IDS = "a list of texts or token ids", _are_texts_or_ids
 ACTIONS = "a list of words", _are_actions
 WORDS = "a list of names", _are_words
 VARIABLES = "variables of a chat template", _are_variables
@@ -121,8 +138,8 @@ OF_TEXT: dict[str, Kind] = {
     "score_while_generating": SWITCH,
     "autoreset_mode": WORD,
     "stop": STOPS,
-    "forbidden": STOPS,
-    "allowed": STOPS,
+    "forbidden": IDS,
+    "allowed": TEXTS_OR_IDS,
     "overlong": WORD,
     "max_prompt_tokens": SIZE,
     "max_new_tokens": SIZE,
@@ -217,7 +234,10 @@ def saved_arguments(saved: EnvironmentRecord, *, replaced: Collection[str]) -> d
         if name in kinds:
             expected, fits = kinds[name]
             if value is not None and not fits(value):
-                raise DamagedRunError(f"the argument {name} of {saved['id']} is {value!r:.100}, expected {expected}")
+                raise DamagedRunError(
+                    f"the argument {name} of {saved['id']} is {value!r:.100}, expected {expected}: another value is "
+                    f"used only if you name it, {_flag({name: value}):.300}"
+                )
         elif name in OF_MAKING or not (allows_plain and _is_plain(value)):
             refused[name] = value
     if is_ours and task == "Words" and "env" in arguments:
@@ -231,11 +251,16 @@ def saved_arguments(saved: EnvironmentRecord, *, replaced: Collection[str]) -> d
             f"{shlex.quote(hub_prompts[-1]):.300}"
         )
     if refused:
-        flag = f"--env-kwargs {shlex.quote(json.dumps(refused))}"
         raise ValueError(
-            f"this agent's environment {saved['id']} has arguments that are used only if you name them: {flag:.500}"
+            f"this agent's environment {saved['id']} has arguments that are used only if you name them: "
+            f"{_flag(refused):.500}"
         )
     return arguments
+
+
+def _flag(arguments: Mapping[str, object]) -> str:
+    """Return the flag of the command line that names arguments of an environment."""
+    return f"--env-kwargs {shlex.quote(json.dumps(arguments))}"
 
 
 def check_known_environment(env_id: str) -> None:

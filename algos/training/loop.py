@@ -55,6 +55,10 @@ Diagnosis = Callable[[Any, TensorDict], Metrics]
 """Function that gets the agent, of whatever class, and its rollout after an update; returns metrics."""
 Scalar = int | float | str | bool | None
 """Value of a run's configuration, as loggers get it."""
+HOOKS_OF_STABLE_BASELINES3 = (
+    "_on_step", "_on_rollout_start", "_on_rollout_end", "_on_training_start", "_on_training_end",
+)  # fmt: skip
+"""Methods that its callbacks override, which nothing here calls."""
 
 
 @check_names
@@ -81,7 +85,7 @@ def learn(
         run_dir: folder for ``metrics.jsonl`` and, at the end or after an error, the saved agent; for text also
             ``samples.jsonl`` and ``tokens.jsonl``.
         progress: show the training in the terminal, or in plain lines where there is no terminal.
-        on_iteration: called with the metrics of every iteration; training ends when it returns a true value.
+        on_iteration: called with the metrics of every iteration; training ends when it returns True.
         callbacks: objects of `algos.training.callbacks.Callback`, such as `EvaluateEvery`; called in this order.
         loggers: further destinations of the metrics: ``"tensorboard"``, ``"wandb"``, ``"trackio"``, or your own
             (`algos.training.loggers.Logger`).
@@ -213,6 +217,13 @@ def _check_callbacks(callbacks: Sequence[Callback], on_iteration: object) -> Non
     """Raise a TypeError unless callbacks are a list of `Callback` and ``on_iteration`` is a function or None."""
     if isinstance(callbacks, Callback) or not all(isinstance(callback, Callback) for callback in callbacks):
         raise TypeError(f"callbacks is {callbacks!r:.200}, expected a list of objects that inherit algos.Callback")
+    for callback in callbacks:
+        foreign = [name for name in HOOKS_OF_STABLE_BASELINES3 if hasattr(callback, name)]
+        if foreign:
+            raise TypeError(
+                f"{type(callback).__name__} has {foreign[0]}, a method of Stable-Baselines3's callbacks, which nothing "
+                "here calls: see algos.Callback for the methods, and mind that True ends the training"
+            )
     if on_iteration is not None and not callable(on_iteration):
         raise TypeError(
             f"on_iteration is {on_iteration!r:.200}, expected a function of the metrics; an algos.Callback goes "
@@ -227,8 +238,9 @@ def _train(run: Run, logs: Logs, observers: _Observers, *, checkpoint_every: int
     while run.steps < total_steps:
         with training(run.steps, run.steps / total_steps):  # reward functions read the step and the progress
             stop = _iteration(run, observers.diagnose, start=start)
-            if observers.on_iteration is not None and observers.on_iteration(run.history[-1]):
-                stop = True
+            if observers.on_iteration is not None:
+                result = observers.on_iteration(run.history[-1])
+                stop = _ends_training(result, observers.on_iteration, run) or stop
         over = collectives.broadcast(stop) or run.steps >= total_steps
         _check_folder(run, logs)
         run.checkpoint(every=checkpoint_every, over=over, request=request)
@@ -250,11 +262,32 @@ def _iteration(run: Run, diagnose: Diagnosis | None, *, start: float) -> bool:
     metrics = run.count(metrics, seconds=time.perf_counter() - start)
     try:
         # Call all of them, even if one ends the training
-        stops = [callback.on_iteration(run, metrics) for callback in run.callbacks]
+        stops = []
+        for callback in run.callbacks:
+            result = callback.on_iteration(run, metrics)
+            stops.append(_ends_training(result, callback.on_iteration, run))
         return any(stops)
     finally:
         end_if_forked(process, "a callback")
         run.record(metrics)
+
+
+def _ends_training(result: object, observer: Callable[..., object], run: Run) -> bool:
+    """Whether what a callback has returned ends the training; if it is not one of ours, a warning says so.
+
+    Raises:
+        TypeError: on anything but True, False and None, such as what ``file.write`` returns.
+    """
+    name = getattr(observer, "__qualname__", type(observer).__name__)
+    if result is not None and not isinstance(result, (bool, np.bool_)):
+        raise TypeError(
+            f"{name} returned {result!r:.100}, expected True to end the training, and None or False to go on"
+        )
+    if not result:
+        return False
+    if not str(observer.__module__).startswith("algos."):
+        logger.warning("%s returned True, which ends the training at %d of %d steps", name, run.steps, run.total_steps)
+    return True
 
 
 def _configuration(run: Run) -> dict[str, Scalar]:

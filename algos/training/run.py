@@ -159,7 +159,7 @@ class Callback:
     Example:
         >>> class Patient(Callback):
         ...     def on_iteration(self, run, metrics):
-        ...         return metrics["time/seconds"] > 3600  # a true value ends the training
+        ...         return metrics["time/seconds"] > 3600  # True ends the training
     """
 
     def on_start(self, run: "Run") -> None:
@@ -172,7 +172,7 @@ class Callback:
         """Read the metrics of an iteration, and add numbers to them before they are logged.
 
         Returns:
-            A true value to end the training.
+            True to end the training, None or False to go on.
         """
 
     def on_end(self, run: "Run") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from collections.abc import Callable
@@ -10,9 +11,11 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorWrapper
 
-from algos.envs.wrapping import VECTOR_ONLY
+from algos.envs.wrapping import VECTOR_ONLY, vector_wrappers
 from algos.storage.hub import agent_folder, download
 from algos.storage.provenance import provenance
 from algos.storage.run_files import CONFIG, POLICY
@@ -321,16 +324,35 @@ def plain_config(config: Config) -> dict[str, int | float | str | bool | None]:
 
 
 def spec_of(env: Any) -> EnvSpec | None:
-    """Return Gymnasium's specification of an environment; None if it has none, or another kind, such as EnvPool's."""
-    return env.spec if isinstance(env.spec, EnvSpec) else None
+    """Return Gymnasium's specification of an environment; None if it has none, or another kind, such as EnvPool's.
+
+    Its argument ``wrappers`` has all that wraps the environment, the innermost first: also wrappers in a specification
+    that ``make_vec`` was given, by name, and those of all slots at once (`vector_wrappers`), by class.
+    """
+    spec = env.spec
+    if not isinstance(spec, EnvSpec):
+        return None
+
+    # The wrappers with which the id is registered are made with it
+    num_registered = 0
+    registered = gymnasium.registry.get(spec.id)
+    if registered is not None:
+        num_registered = len(registered.additional_wrappers)
+    in_spec = [wrapper.entry_point for wrapper in spec.additional_wrappers[num_registered:]]
+
+    of_slots = spec.kwargs.get("wrappers", ())
+    complete = copy.copy(spec)  # with the module that `make_vector_environment` notes in it
+    complete.kwargs = {**spec.kwargs, "wrappers": [*in_spec, *of_slots, *vector_wrappers(env)]}
+    return complete
 
 
 def _describe_environment(spec: EnvSpec | None) -> dict[str, object] | None:
     """Describe an environment for ``config.json``.
 
     Returns:
-        ``id``, ``kwargs``, ``module`` and, if there are any, names of ``wrappers``. None without a spec (an environment
-        built by hand), or if JSON cannot hold the arguments.
+        ``id``, ``kwargs``, ``module`` and, if there are any, names of ``wrappers``; ``vector_wrappers`` are those of
+        them that wrap all slots at once. None without a spec (an environment built by hand), or if JSON cannot hold
+        the arguments.
     """
     if spec is None:
         return None
@@ -364,9 +386,14 @@ def _describe_environment(spec: EnvSpec | None) -> dict[str, object] | None:
     # Wrappers, which are functions or their names
     description = {"id": spec.id, "kwargs": arguments, "module": getattr(spec, "module", None)}
     names = []
+    names_of_vector_wrappers = []
     for wrapper in spec.kwargs.get("wrappers", ()):
         name = wrapper if isinstance(wrapper, str) else name_of(wrapper)
         names.append(name)
+        if isinstance(wrapper, type) and issubclass(wrapper, VectorWrapper):
+            names_of_vector_wrappers.append(name)
     if names:
         description["wrappers"] = names
+    if names_of_vector_wrappers:
+        description["vector_wrappers"] = names_of_vector_wrappers
     return description

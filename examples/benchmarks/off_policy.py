@@ -7,7 +7,7 @@
 A step is one of the environment and one update: batches of 256, two hidden layers of 256, one environment. Other work
 on the machine slows both alike, because they alternate. The ratio is theirs divided by ours. With ``--trained``, both
 have trained for so many steps before: after some thousand updates, Adam's averages of hidden units that are off are
-subnormal numbers, which slow a CPU down; ours clears them (`algos.optimizer`). Below the table is the processor time of
+subnormal numbers, which slow a CPU down; ours clears them (`algos.fast.adam`). Below the table is the processor time of
 the bare matrix products of an update of SAC, which no implementation can leave out.
 """
 

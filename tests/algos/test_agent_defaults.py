@@ -17,6 +17,8 @@ from algos import (
     LMPolicy,
     LSTMPolicy,
     PPOConfig,
+    REINFORCEConfig,
+    REINFORCEPlusPlusConfig,
     TRPOConfig,
     evaluate,
     presets,
@@ -52,7 +54,27 @@ def word_env(length, num_envs=16):
     )  # fmt: skip
 
 
+def test_an_environment_with_other_ids_is_refused():
+    """As many tokens, in another order: rewards would read other texts than the policy writes."""
+    policy = lm_policy()
+    env = TextVectorEnv(
+        prompts=["good"], reward=lambda completions: [1.0] * len(completions), tokenizer=make_tokenizer(WORDS[::-1]),
+        num_envs=2, max_new_tokens=4,
+    )  # fmt: skip
+    for use in (lambda: PPO(env, policy, presets.TEXT), lambda: evaluate(env, policy)):
+        with refused(ValueError, "have other ids in the environment's tokenizer .* tokenizer=policy.tokenizer"):
+            use()
+
+
 # --- limits -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config_type", [PPOConfig, A2CConfig, TRPOConfig, REINFORCEConfig, REINFORCEPlusPlusConfig])
+def test_a_reward_counts_alike_for_all_tokens_of_an_answer(config_type):
+    """γ is 1 for text unless one is given, and .99 in control."""
+    assert resolve(config_type(), text_env(), lm_policy()).gamma == 1
+    assert resolve(config_type(gamma=0.9), text_env(), lm_policy()).gamma == 0.9
+    assert resolve(config_type(), cartpole(), mlp_for(cartpole())).gamma == 0.99
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -124,9 +146,9 @@ def test_what_cannot_be_is_refused(make, message):
         make()
 
 
-@pytest.mark.parametrize(("episodes", "minibatch_size"), [(33, 32), (7, 1), (8, 3)])
+@pytest.mark.parametrize(("episodes", "minibatch_size"), [(34, 32), (7, 1), (8, 3)])
 def test_a_lone_responses_advantage_keeps_its_sign(episodes, minibatch_size):
-    """Each row's one step: what the loss is given against the batch's own mean, also of a leftover of one row."""
+    """Each row's one step: what the loss is given against the batch's own mean, also of a leftover of two rows."""
     given = []
 
     def noted(*, advantage, mask, **columns):

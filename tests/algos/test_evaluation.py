@@ -180,6 +180,16 @@ def test_an_evaluation_without_scores_is_not_the_best_one(tmp_path):
     assert callback.best == 1.0 and (tmp_path / "best" / "config.json").is_file()
 
 
+def test_a_callback_begins_anew_in_another_training(tmp_path):
+    """The second training waits as long as the first, and keeps its own best agent."""
+    callback = EvaluateEvery(make_env(lambda completions: [1.0] * len(completions), 2), 20, num_episodes=2, patience=3)
+    lengths = []
+    for name in ("first", "second"):
+        lengths.append(len(ppo_text().learn(400, callbacks=[callback], run_dir=tmp_path / name)))
+        assert (tmp_path / name / "best" / "config.json").is_file()
+    assert lengths[0] == lengths[1] > 3
+
+
 class ActionPays(gymnasium.Env):
     """One step, whose reward is the action, 0 or 1."""
 

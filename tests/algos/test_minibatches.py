@@ -31,10 +31,10 @@ def test_a_step_left_over_joins_the_last_minibatch(steps, size, expected):
     assert sizes(steps, size, num_epochs=2) == 2 * expected
 
 
-def test_rows_are_not_joined():
-    """A row of a recurrent policy has many steps."""
-    batches = shuffle_and_split(rollout_of(7, rows=3), size=2, sequential=True, generator=torch.Generator())
-    assert [len(batch) for batch in batches] == [2, 1]
+def test_a_row_left_over_joins_the_last_minibatch():
+    """Alone, an answer would be a step of the optimizer of its own."""
+    batches = shuffle_and_split(rollout_of(7, rows=5), size=2, sequential=True, generator=torch.Generator())
+    assert [len(batch) for batch in batches] == [2, 3]
 
 
 def test_no_advantage_is_lost_to_whitening():

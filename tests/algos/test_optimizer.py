@@ -11,7 +11,7 @@ from torch import nn
 
 from algos import PPOConfig
 from algos.config import Config
-from algos.optimizer import CLEARED_EVERY, Optimizer
+from algos.optimizer import Optimizer
 from algos.storage.serialization import from_json, to_json
 from tests.helpers.errors import refused
 
@@ -172,51 +172,3 @@ def test_a_restored_optimizer_has_the_settings_of_its_config():
     expected.square().sum().backward()
     adam.step()
     torch.testing.assert_close(weight, expected)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.9)])
-def test_no_average_becomes_subnormal_and_no_step_changes(betas):
-    """Half of the gradients are 0 from step 10 to 1,000. Torch's AdamW has the same weights, by subnormal averages."""
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randn(64, generator=generator)
-    weight = nn.Parameter(start.clone())
-    optimizer = Optimizer([weight], Config(learning_rate=1e-3, adam_betas=betas, max_grad_norm=1e9, adam_eps=1e-8))
-    plain = nn.Parameter(start.clone())
-    adam = torch.optim.AdamW([plain], lr=1e-3, betas=betas, weight_decay=0.0, fused=True)
-    subnormals = []
-    for number in range(1_100):
-        gradient = torch.randn(64, generator=generator)
-        if 10 <= number < 1_000:
-            gradient[:32] = 0
-        optimizer.step(lambda part, gradient=gradient: ((weight * gradient).sum(), {}), TensorDict({}, batch_size=[1]))
-        plain.grad = gradient
-        adam.step()
-        subnormals.append((count_subnormals(optimizer.adam), count_subnormals(adam)))
-    assert torch.equal(weight, plain)
-    ours, theirs = zip(*subnormals, strict=True)
-    assert max(ours) == 0 and max(theirs) >= 32
-
-
-def count_subnormals(adam):
-    """Number of averages above 0 that are smaller than float32's smallest normal number."""
-    (state,) = adam.state.values()
-    averages = torch.cat([state["exp_avg"], state["exp_avg_sq"]]).abs()
-    return int(((averages > 0) & (averages < torch.finfo(torch.float32).tiny)).sum())
-
-
-def test_a_mean_is_not_left_to_be_divided_by_zero():
-    """Gradients of 1e-16, whose squares are negligible, with a tiny eps: each step is that of torch."""
-    weight = nn.Parameter(torch.zeros(1))
-    optimizer = Optimizer([weight], Config(learning_rate=0.1, max_grad_norm=1e9, adam_eps=1e-25))
-    plain = nn.Parameter(torch.zeros(1))
-    adam = torch.optim.AdamW([plain], lr=0.1, eps=1e-25, weight_decay=0.0, fused=True)
-    for _ in range(2 * CLEARED_EVERY + 1):
-        optimizer.step(lambda part: ((weight * 1e-16).sum(), {}), TensorDict({}, batch_size=[1]))
-        plain.grad = torch.full((1,), 1e-16)
-        adam.step()
-    assert (
-        weight.item()
-        == pytest.approx(plain.item(), rel=1e-5)
-        == pytest.approx(-0.1 * (2 * CLEARED_EVERY + 1), rel=1e-3)
-    )

@@ -16,8 +16,11 @@ def load_example(name):
     return module
 
 
-def make_tokenizer(words, *, eos="<eos>", pad="<pad>", bos=None, ends=False):
-    """A word-level tokenizer over these words (space-separated), with ids in their order; ``ends`` texts with EOS."""
+def make_tokenizer(words, *, eos="<eos>", pad="<pad>", bos=None, ends=False, prefix="", suffix=""):
+    """A word-level tokenizer over these words (space-separated), with ids in their order; ``ends`` texts with EOS.
+
+    It puts the words of ``prefix`` before a text, and those of ``suffix`` after it.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -25,7 +28,11 @@ def make_tokenizer(words, *, eos="<eos>", pad="<pad>", bos=None, ends=False):
     inner = Tokenizer(models.WordLevel(table, unk_token=words[0]))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if ends:
-        inner.post_processor = processors.TemplateProcessing(single=f"$A {eos}", special_tokens=[(eos, table[eos])])
+        suffix = eos
+    if prefix or suffix:
+        special = [(word, table[word]) for word in {*prefix.split(), *suffix.split()}]
+        template = f"{prefix} $A {suffix}".strip()
+        inner.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
     return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=eos, pad_token=pad, bos_token=bos)
 
 

@@ -211,6 +211,18 @@ class ActionMasks:
         return self._index_of_mask[key]
 
 
+def as_token_ids(forbidden: Sequence[int] | int) -> list[int]:
+    """Return the ids of the argument ``forbidden`` of `TextVectorEnv`, one or several.
+
+    Raises:
+        TypeError: if it has something else, such as texts or a mask.
+    """
+    ids = np.atleast_1d(_array(forbidden, "forbidden is"))
+    if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
+        raise TypeError(f"forbidden is {forbidden!r:.200}, expected a list of token ids, such as [0, 5]")
+    return ids.tolist()
+
+
 def as_rule(
     allowed: Rule | Sequence[str | int] | None,
     tokenizer: PreTrainedTokenizerBase,

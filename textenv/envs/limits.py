@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -51,8 +51,11 @@ class Limits:
                 f"max_length is {self.max_length}, expected more than max_prompt_tokens, {self.max_prompt_tokens}: "
                 "it counts the whole text"
             )
-        if any(isinstance(end, str) and not end for end in self.stop):
-            raise ValueError("stop has an empty text, which would end every turn at once: remove it")
+        for end in self.stop:
+            if end == "":
+                raise ValueError("stop has an empty text, which would end every turn at once: remove it")
+            if not isinstance(end, (str, int, np.integer)) or isinstance(end, bool):
+                raise TypeError(f"stop has {end!r:.200}, expected texts and token ids, such as ['.', 5]")
 
     @property
     def width(self) -> int:
@@ -64,6 +67,19 @@ class Limits:
         if self.max_turns_per_row is not None:
             num_turns = min(num_turns, self.max_turns_per_row)
         return tokens_per_turn * num_turns
+
+
+def as_stops(stop: Iterable[str | int] | str | int) -> tuple[str | int, ...]:
+    """Return the ends in the argument ``stop`` of `TextVectorEnv`, one or several.
+
+    Raises:
+        TypeError: if it is something else.
+    """
+    if isinstance(stop, (str, int, np.integer)):
+        return (stop,)
+    if isinstance(stop, Mapping) or not isinstance(stop, Iterable):
+        raise TypeError(f"stop is {stop!r:.200}, expected texts and token ids, such as ['.', 5]")
+    return tuple(stop)
 
 
 def check_at_least(name: str, value: int, least: int) -> None:

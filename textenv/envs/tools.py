@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, SupportsFloat
@@ -17,6 +18,17 @@ from textenv.rewards.workers import attempt, run_in_threads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+def check_tool_timeout(timeout: object) -> None:
+    """Raise a ValueError unless the argument ``tool_timeout`` of `TextVectorEnv` is a time in seconds, or None."""
+    if timeout is None:
+        return
+    seconds = math.nan
+    if isinstance(timeout, SupportsFloat) and not isinstance(timeout, bool):
+        seconds = float(timeout)
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"tool_timeout is {timeout!r}, expected a number of seconds above 0, or None")
 
 
 class Tools:
@@ -39,8 +51,7 @@ class Tools:
     ) -> None:
         from transformers.utils import get_json_schema
 
-        if timeout is not None and not (isinstance(timeout, SupportsFloat) and timeout > 0):
-            raise ValueError(f"tool_timeout is {timeout!r}, expected a number of seconds above 0, or None")
+        check_tool_timeout(timeout)
 
         # The functions and their schemas, by name
         try:

@@ -25,10 +25,10 @@ from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict
 
 from textenv.device import move
-from textenv.envs.action_masks import ActionMasks, Rule, as_rule
+from textenv.envs.action_masks import ActionMasks, Rule, as_rule, as_token_ids
 from textenv.envs.early_scores import MIN_PORTION, EarlyScores
 from textenv.envs.episode_batch import EpisodeBatch, Info, OpenTurn, end_info, final_info
-from textenv.envs.limits import Limits, StopConditions, check_at_least, check_tokenizer
+from textenv.envs.limits import Limits, StopConditions, as_stops, check_at_least, check_tokenizer
 from textenv.envs.step_slots import StepSlots
 from textenv.envs.task import (
     Conversation,
@@ -40,7 +40,7 @@ from textenv.envs.task import (
     rows_of,
     score_turns,
 )
-from textenv.envs.tools import Tools
+from textenv.envs.tools import Tools, check_tool_timeout
 from textenv.envs.transcript import OverlongPromptError, Transcript
 from textenv.envs.turn import Turn, samples
 from textenv.kl.penalty import KLPenalty
@@ -52,7 +52,7 @@ from textenv.prompts.plain_text import warn_of_opened_tag
 from textenv.prompts.prompts import Prompt, PromptList, PromptOrder, as_prompt
 from textenv.prompts.samplers import PromptDraws, PromptSampler, as_sampler
 from textenv.prompts.template_variables import set_template_variables
-from textenv.prompts.tokenize import is_chat, warn_of_unwritten
+from textenv.prompts.tokenize import is_chat, warn_of_unread_columns, warn_of_unwritten
 from textenv.rewards.composite import RewardFunction, Rewards
 from textenv.rewards.metrics import reward_metrics
 from textenv.rewards.scores import Scores, check_count, read_scores, reward_parts
@@ -185,7 +185,10 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         penalty: KLPenalty | None = None,
         render_mode: str | None = None,
     ) -> None:
-        _check_options(num_envs, overlong=overlong, render_mode=render_mode)
+        _check_options(
+            num_envs, overlong=overlong, render_mode=render_mode, score_while_generating=score_while_generating
+        )
+        check_tool_timeout(tool_timeout)
         check_tokenizer(tokenizer)
         set_template_variables(tokenizer, chat_template_kwargs)
         _check_earlier_turns(earlier_turns, tokenizer)
@@ -208,8 +211,6 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         # Limits, ends of turns, tools, masks of allowed tokens
         if max_turns is None:
             max_turns = 6 if tools else 1
-        if isinstance(stop, (str, int, np.integer)):
-            stop = (stop,)
         self._limits = Limits(
             max_prompt_tokens=max_prompt_tokens,
             max_new_tokens=max_new_tokens,
@@ -217,7 +218,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             max_turns=max_turns,
             max_length=max_length,
             max_turns_per_row=_max_turns_per_row(self.task, tools),
-            stop=tuple(stop),
+            stop=as_stops(stop),
         )
         self.ends = StopConditions(tokenizer, self._limits.stop)
         self.tools: Tools | None = None
@@ -238,6 +239,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         self._overlong = overlong
         self.skipped_prompts = 0
         """Number of prompts that ``overlong="skip"`` leaves out."""
+        self._has_chats = False
+        """Whether one of the prompts of a list is a chat."""
         self._draws: PromptDraws | None = None
         """Draws the prompts by the sampler, if there is one."""
         self._prepare_prompts(sampler)
@@ -260,10 +263,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """
         if isinstance(self.task, PromptList):
             self.task = self._checked_prompts(self.task)
-            first_prompt = self.task.prompt(0)
-            if is_chat(first_prompt):
+            if self._has_chats:
                 warn_of_opened_tag(self.tokenizer)
-            warn_of_unwritten(first_prompt, self.tokenizer)
         elif self._overlong == "skip":
             raise ValueError(
                 f"overlong is 'skip', but {type(self.task).__name__} makes its prompts itself: leave it out"
@@ -276,7 +277,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Log a warning if chats may have several turns, and the template shows earlier answers differently."""
         if self._limits.max_turns == 1 or self.earlier_turns == "template":
             return
-        if isinstance(self.task, PromptList) and not is_chat(self.task.prompt(0)):
+        if isinstance(self.task, PromptList) and not self._has_chats:
             return
         if isinstance(self.task, WritesChats) and not self.task.chat:
             return
@@ -288,7 +289,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         warn_of_earlier_turns(self.tokenizer, reply_roles=reply_roles)
 
     def _checked_prompts(self, prompt_list: PromptListT) -> PromptListT:
-        """Check all prompts now, not hours after the start.
+        """Check all prompts now, not hours after the start, and log what the texts of chats lack.
 
         Returns:
             The list; with ``overlong="skip"`` without the prompts that are too long.
@@ -296,30 +297,22 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         Raises:
             ValueError: if a prompt does not fit, or none is left.
         """
+        # In one pass, because prompts may be read from a disk
         bounds = LengthBounds()
         fitting = []
         overlong = []
         for index in range(len(prompt_list.prompts)):
             prompt = prompt_list.prompt(index)
-
-            # Tokenizing takes time. It is not done where an upper bound of the number of tokens suffices
-            bound = None
-            if index >= TOKENIZED_PROMPTS:
-                bound = bounds.bound(prompt)
-            if bound is not None and bound <= self._limits.max_prompt_tokens:
-                fitting.append(index)
-                continue
-
-            try:
-                num_tokens = len(self._step_slots.transcript.ids(prompt))
-            except OverlongPromptError:
-                if self._overlong == "error":
-                    raise
+            if not self._fits(prompt, bounds, may_estimate=index >= TOKENIZED_PROMPTS):
                 overlong.append(prompt)
                 continue
-            bounds.note(prompt, num_tokens)
             fitting.append(index)
+            if is_chat(prompt):
+                self._has_chats = True
+                warn_of_unwritten(prompt.messages, self.tokenizer)
+                warn_of_unread_columns(prompt)
 
+        # Leave out those that are too long
         if not overlong:
             return prompt_list
         if not fitting:
@@ -333,6 +326,30 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
             overlong[0].row,
         )
         return prompt_list.only(fitting)
+
+    def _fits(self, prompt: Prompt, bounds: LengthBounds, *, may_estimate: bool) -> bool:
+        """Return whether a prompt is short enough.
+
+        Args:
+            prompt: the prompt.
+            bounds: upper bounds of prompts' lengths, to which this prompt's length is added if it is tokenized.
+            may_estimate: whether an upper bound may do. Tokenizing takes time.
+
+        Raises:
+            ValueError: if it does not fit; if it is too long, only with ``overlong="error"``.
+        """
+        if may_estimate:
+            bound = bounds.bound(prompt)
+            if bound is not None and bound <= self._limits.max_prompt_tokens:
+                return True
+        try:
+            num_tokens = len(self._step_slots.transcript.ids(prompt))
+        except OverlongPromptError:
+            if self._overlong == "error":
+                raise
+            return False
+        bounds.note(prompt, num_tokens)
+        return True
 
     def _define_spaces(self, max_length: int) -> None:
         num_tokens = self.ends.num_tokens
@@ -933,7 +950,9 @@ def _without_tensor(entry: object) -> object:
     return entry.cpu().numpy() if isinstance(entry, torch.Tensor) else entry
 
 
-def _check_options(num_envs: int | None, *, overlong: str, render_mode: str | None) -> None:
+def _check_options(
+    num_envs: int | None, *, overlong: str, render_mode: str | None, score_while_generating: object
+) -> None:
     """Raise a ValueError if one of these arguments of the constructor is wrong."""
     if num_envs is not None:
         check_at_least("num_envs", num_envs, 1)
@@ -941,6 +960,8 @@ def _check_options(num_envs: int | None, *, overlong: str, render_mode: str | No
         raise ValueError(f"render_mode is {render_mode!r}, expected 'ansi', 'human', 'rgb_array' or None")
     if overlong not in ("error", "skip"):
         raise ValueError(f"overlong is {overlong!r}, expected 'error' or 'skip'")
+    if not isinstance(score_while_generating, (bool, np.bool_)):
+        raise ValueError(f"score_while_generating is {score_while_generating!r:.200}, expected True or False")
 
 
 def _check_earlier_turns(earlier_turns: object, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -982,7 +1003,7 @@ def _masks_of(
     )
     masks = ActionMasks(
         ends.num_tokens,
-        forbidden=np.atleast_1d(np.asarray(forbidden, dtype=np.int64)).tolist(),
+        forbidden=as_token_ids(forbidden),
         ends=ends.ids,
         min_new_tokens=limits.min_new_tokens,
         rule=rule,

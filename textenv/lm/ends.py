@@ -6,13 +6,15 @@ they agree.
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
-from textenv.lm.loading import setting, vocabulary_size
+from textenv.lm.loading import plain_model, setting, vocabulary_size
 from textenv.prompts.messages import Message
 from textenv.prompts.special_tokens import special_tokens
 from textenv.prompts.tokenize import render, text_ids
@@ -93,6 +95,43 @@ def turn_ends(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None 
     ends = TurnEnds(tuple(dict.fromkeys(ids)), tuple(dict.fromkeys(texts)))
     _TURN_ENDS[tokenizer] = (state, ends)
     return ends
+
+
+def write_end_ids(ids: Sequence[int], model: PreTrainedModel, folder: Path) -> None:
+    """Write the ids that end a turn into the ``generation_config.json`` of a saved model, for other programs.
+
+    They know no other ends: without this, `generate` of `transformers` goes on after a chat template's end. The model
+    itself stays as it is. If its ``generation_config`` lists just these ids, the file stays, too. Texts that end a turn
+    are not written: with ``stop_strings`` in the file, `generate` raises an error for everyone who does not give it the
+    tokenizer.
+
+    Args:
+        ids: all ids that end a turn; the first one is also what `generate` pads with, if there is no padding token.
+        model: the model, with or without an adapter.
+        folder: where it was saved.
+    """
+    generation = setting(plain_model(model), "generation_config")
+    if generation is None:
+        return
+    listed = [token for token in _as_list(generation.eos_token_id) if token is not None]
+    has_all = all(token in listed for token in ids)
+    has_no_other = all(token in ids for token in listed)
+    if has_all and has_no_other:
+        return
+
+    written = copy.deepcopy(generation)
+    written.eos_token_id = list(ids) or None
+    written._from_model_config = False  # they are no default of a configuration's class
+    written.save_pretrained(folder)
+
+
+def remove_end_ids(ids: Sequence[int], model: PreTrainedModel) -> None:
+    """Remove ids from the ``eos_token_id`` of a loaded model's ``generation_config``, if they are there."""
+    generation = setting(plain_model(model), "generation_config")
+    if generation is not None and ids:
+        listed = _as_list(generation.eos_token_id)
+        own_ids = [token for token in listed if token not in ids]
+        generation.eos_token_id = own_ids or None
 
 
 def closing_ids(tokenizer: PreTrainedTokenizerBase, *, chat: bool) -> list[int]:

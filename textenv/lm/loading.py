@@ -599,7 +599,9 @@ def load_adapter(folder: str | Path, *, dtype: torch.dtype | None) -> PreTrained
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"the adapter in {folder} does not fit its base model {base!r}: {reason:.1000}") from error
     if (Path(folder) / GENERATION_CONFIG_NAME).is_file():
-        plain_model(model).generation_config = from_pretrained(GenerationConfig, folder)
+        generation_config = from_pretrained(GenerationConfig, folder)
+        vars(generation_config).pop("trust_remote_code", None)  # an option of loading, which became a setting
+        plain_model(model).generation_config = generation_config
     return model
 
 

@@ -131,6 +131,7 @@ def _settings(model: PreTrainedModel) -> dict[str, object]:
     generation: GenerationConfig | None = getattr(model, "generation_config", None)
     if generation is not None:
         parts["generation"] = generation.to_dict()
+    parts["generation"].pop("eos_token_id", None)  # an adapter's folder has a list of its own (`load_adapter`)
     for settings in parts.values():
         for name in WITHOUT_EFFECT & settings.keys():
             del settings[name]

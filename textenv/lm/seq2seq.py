@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from textenv.lm.loading import plain_model, setting, trunk_of
 from textenv.lm.scoring import rounding
+from textenv.prompts.tokenize import ending_ids
 
 if TYPE_CHECKING:
     from transformers import EncoderDecoderCache, PreTrainedModel, PreTrainedTokenizerBase
@@ -24,15 +25,15 @@ logger = logging.getLogger(__name__)
 class Seq2Seq(NamedTuple):
     """Division of rows into prompts, for the encoder, and answers (all tokens after the prompt), for the decoder.
 
-    The encoder's text ends with EOS if the tokenizer ends texts with EOS. The decoder's text begins with
+    The encoder's text ends with what the tokenizer appends to a text: EOS, or ``[SEP]``. The decoder's text begins with
     ``decoder_start``. The state of a row at the prompt's last position is the decoder's state at the end of
     ``decoder_start``; from there on, row and decoder advance together.
     """
 
     decoder_start: tuple[int, ...]
     """The model's ``decoder_start_token_id``, and its ``forced_bos_token_id`` if it has one."""
-    prompt_end: int | None
-    """EOS, for prompts that do not end with it already; None if the tokenizer adds none."""
+    prompt_end: tuple[int, ...]
+    """`textenv.prompts.tokenize.ending_ids`, for prompts that do not end with them already."""
 
     @classmethod
     def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Self | None:
@@ -47,12 +48,7 @@ class Seq2Seq(NamedTuple):
         decoder_start = [generation.decoder_start_token_id]
         if generation.forced_bos_token_id is not None:
             decoder_start.append(generation.forced_bos_token_id)
-
-        prompt_end = None
-        ids_of_empty_text = tokenizer("", verbose=False)["input_ids"]
-        if ids_of_empty_text[-1:] == [tokenizer.eos_token_id]:
-            prompt_end = tokenizer.eos_token_id
-        return cls(tuple(decoder_start), prompt_end)
+        return cls(tuple(decoder_start), tuple(ending_ids(tokenizer)))
 
     def prompts(self, tokens: Tensor, prompt_length: Tensor) -> tuple[Tensor, Tensor]:
         """Return the encoder's ids and mask for rows ``[B, L]`` with prompts of these lengths ``[B]``.
@@ -61,11 +57,14 @@ class Seq2Seq(NamedTuple):
         """
         ids = tokens[:, : int(prompt_length.max())]
         length = prompt_length.unsqueeze(1)
-        if self.prompt_end is not None:
-            ids = pad(ids, (0, 1)).scatter(1, length, self.prompt_end)
-            last_ids = ids.gather(1, length - 1)
-            has_no_end = last_ids != self.prompt_end
-            length = length + has_no_end  # one more token, unless the prompt ends with EOS already
+        if self.prompt_end:
+            num_ending = len(self.prompt_end)
+            ending = ids.new_tensor(self.prompt_end).expand(len(ids), -1)
+            columns = length + torch.arange(num_ending, device=ids.device)
+            ids = pad(ids, (0, num_ending)).scatter(1, columns, ending)
+            last_ids = ids.gather(1, (columns - num_ending).clamp(min=0))
+            has_no_end = (last_ids != ending).any(1, keepdim=True)
+            length = length + num_ending * has_no_end  # longer, unless the prompt ends with these tokens already
         mask = torch.arange(ids.shape[1], device=ids.device) < length
         return ids, mask.long()
 

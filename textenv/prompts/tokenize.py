@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from textenv.prompts.messages import Message, answer_beginning, read_messages
 from textenv.prompts.prompts import Prompt
 from textenv.prompts.special_tokens import (
@@ -40,6 +42,14 @@ _PRIVATE_USE = range(0xF0002, 0xFFFFE)
 """Further private-use characters; one stands for an assistant's message, to find the text that follows it."""
 _MAX_CLOSING_TOKENS = 16
 """Maximum number of tokens in which a template closes a message."""
+_KIND_OF_ROLE = {"system": "system messages", "developer": "developer messages"}
+"""Roles whose messages some chat templates leave out, and how a warning calls these messages."""
+_TOOLS = "tools"
+"""How it calls the schemas of tools."""
+_UNWRITTEN: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[object, frozenset[str]]] = WeakKeyDictionary()
+"""Chat template of each tokenizer, and which of these it leaves out."""
+_JSON_OBJECTS = re.compile(r'\s*\[?\s*\{\s*"')
+"""Beginning of an object of JSON that is not empty, or of a list of such objects."""
 _warn = functools.cache(logging.getLogger(__name__).warning)
 
 
@@ -51,11 +61,11 @@ def is_chat(prompt: Prompt) -> bool:
 def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, **options: object) -> list[int]:
     """Return the token ids of a prompt.
 
-    A text gets the tokenizer's own special tokens, with at most one BOS. A chat is rendered by the chat template up to
-    the start of the assistant's message. If the chat ends with an assistant's message, this message is the beginning of
-    the answer, and the ids end with it. Calls of tools that the template would leave out are written into the messages'
-    texts (`with_written_calls`). Special tokens spelled in a text or message are read as plain text; to use
-    these tokens, give ids.
+    A text gets the tokenizer's own special tokens, with at most one BOS, but not those that end a finished text
+    (`ending_ids`). A chat is rendered by the chat template up to the start of the assistant's message. If the chat ends
+    with an assistant's message, this message is the beginning of the answer, and the ids end with it. Calls of tools
+    that the template would leave out are written into the messages' texts (`with_written_calls`). Special tokens
+    spelled in a text or message are read as plain text; to use these tokens, give ids.
 
     Raises:
         ValueError: if the prompt has no tokens, the chat ends with an assistant's message that has no text to continue,
@@ -223,38 +233,92 @@ def _writes_role(role: str, tokenizer: PreTrainedTokenizerBase) -> bool:
         return False
 
 
-def warn_of_unwritten(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Log a warning, once for each cause, if the text of a chat lacks something that the prompt has.
+def warn_of_unwritten(
+    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, *, has_tools: bool = False
+) -> None:
+    """Log a warning, once for each cause, if a chat template leaves out messages of the system or developer, or tools.
 
-    That is a message of the system or developer that the chat template leaves out, or a column that only `algos.sft`
-    reads.
+    What a template leaves out is found once, so the function takes no time on further chats.
+
+    Args:
+        messages: the chat; none for a text.
+        tokenizer: tokenizer with a chat template.
+        has_tools: True if the template was given schemas of tools, too.
     """
-    if not is_chat(prompt):
+    # What the chat has to lose
+    roles = {message["role"] for message in messages}
+    kinds = [kind for role, kind in _KIND_OF_ROLE.items() if role in roles]
+    if has_tools:
+        kinds.append(_TOOLS)
+    if not kinds:
         return
 
-    # Messages of roles that the template leaves out
-    roles = {message["role"] for message in prompt.messages}
-    for role in ("system", "developer"):
-        if role in roles and not _writes_role(role, tokenizer):
+    # What is lost
+    owner = tokenizer.name_or_path or "the tokenizer"
+    unwritten = _unwritten_kinds(tokenizer)
+    for kind in kinds:
+        if kind in unwritten:
             _warn(
-                "the chat template does not write %s messages, so the model never reads them: put their text into the "
-                "user's first message",
-                role,
+                "the chat template of %s does not write %s, so the model never reads them: put their text into the "
+                "user's first message, or use another template",
+                owner,
+                kind,
             )
 
-    # Columns
-    for name in ("chat_template_kwargs", "tools"):
-        value = prompt.columns.get(name)
-        entries = [value]
-        if isinstance(value, Sequence):
-            entries = list(value)
-        if any(isinstance(entry, Mapping) for entry in entries):  # another column may have the same name
-            _warn(
-                "the prompts have the column %s, which only sft reads: their texts are written without it (an "
-                "environment takes %s= for all its prompts)",
-                name,
-                name,
-            )
+
+def _unwritten_kinds(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
+    """Return what the chat template leaves out or refuses, of the kinds of `warn_of_unwritten`; found once."""
+    cached = _UNWRITTEN.get(tokenizer)
+    if cached is not None and cached[0] == tokenizer.chat_template:
+        return cached[1]
+
+    kinds = {kind for role, kind in _KIND_OF_ROLE.items() if not _writes_role(role, tokenizer)}
+    if not _writes_tools(tokenizer):
+        kinds.add(_TOOLS)
+    unwritten = frozenset(kinds)
+    _UNWRITTEN[tokenizer] = tokenizer.chat_template, unwritten
+    return unwritten
+
+
+def _writes_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return True if the chat template writes the schemas of tools, or refuses them with an error."""
+    question: Message = {"role": "user", "content": "."}
+    parameters = {"type": "object", "properties": {}}
+    function = {"name": "look", "description": "Look around.", "parameters": parameters}
+    schema = {"type": "function", "function": function}
+    try:
+        return render([question], tokenizer) != render([question], tokenizer, tools=[schema])
+    except ValueError:
+        return True
+
+
+def unread_columns(prompt: Prompt) -> list[str]:
+    """Return the names of a chat's columns for the chat template, which only `algos.sft` reads."""
+    if not is_chat(prompt):
+        return []
+    names = ("chat_template_kwargs", "tools")
+    return [name for name in names if _has_objects(prompt.columns.get(name))]  # others may have the same name
+
+
+def warn_of_unread_columns(prompt: Prompt) -> None:
+    """Log a warning, once for each of them, if a chat has `unread_columns`."""
+    for name in unread_columns(prompt):
+        _warn(
+            "the prompts have the column %s, which only sft reads: their texts are written without it (an "
+            "environment takes %s= for all its prompts)",
+            name,
+            name,
+        )
+
+
+def _has_objects(value: object) -> bool:
+    """Return True for an object of JSON that is not empty, and for a list with one, as Python's or as text."""
+    if isinstance(value, str):
+        return _JSON_OBJECTS.match(value) is not None
+    entries: list[object] = [value]
+    if isinstance(value, (Sequence, np.ndarray)):
+        entries = list(value)
+    return any(isinstance(entry, Mapping) and len(entry) > 0 for entry in entries)
 
 
 def protect(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> tuple[list[Message], bool]:
@@ -345,6 +409,14 @@ def starts_answers_anew(tokenizer: PreTrainedTokenizerBase) -> bool:
     return _habits(tokenizer).ends_texts
 
 
+def ending_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the token ids that the tokenizer appends to a finished text: EOS (T5), ``[SEP]`` (BERT), or none.
+
+    A prompt that is a text ends without them, because it goes on; an encoder reads them.
+    """
+    return _habits(tokenizer).ending_ids
+
+
 class _Habits(NamedTuple):
     """What a tokenizer and its chat template do around texts, and what this depends on."""
 
@@ -352,6 +424,8 @@ class _Habits(NamedTuple):
     """Ids of the special tokens by their spelling."""
     template: object
     """The chat template."""
+    ending_ids: list[int]
+    """Token ids that the tokenizer appends to a text (`ending_ids`)."""
     ends_texts: bool
     """The tokenizer ends a text by EOS."""
     begins_with_space: bool
@@ -371,18 +445,36 @@ def _habits(tokenizer: PreTrainedTokenizerBase) -> _Habits:
     if habits is not None and habits.special is special and habits.template == tokenizer.chat_template:
         return habits
 
-    ids_of_empty_text = list(tokenizer("", verbose=False)["input_ids"])
     eos = tokenizer.eos_token_id
+    appended_ids = _appended_ids(tokenizer)
+    if eos in appended_ids[:-1]:  # EOS and a language (mBART), which is an encoder's, and which may be changed later
+        appended_ids = []
     encode = functools.partial(_usual_ids, tokenizer=tokenizer)
     habits = _Habits(
         special=special,
         template=tokenizer.chat_template,
-        ends_texts=eos is not None and ids_of_empty_text[-1:] == [eos],
+        ending_ids=appended_ids,
+        ends_texts=eos is not None and appended_ids[-1:] == [eos],
         begins_with_space=_ids_inside("a", encode) != encode("a"),
         space_before_answer=_space_before_answer(tokenizer),
     )
     _HABITS[tokenizer] = habits
     return habits
+
+
+def _appended_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return all token ids that the tokenizer puts after a text, by a text with and without its special tokens."""
+    for text in ("a", *tokenizer.get_vocab()):  # "a" has no ids in a small alphabet without it
+        ids_alone = _usual_ids(text, tokenizer)
+        if not ids_alone:
+            continue
+        ids = list(tokenizer(text, verbose=False)["input_ids"])
+        for start in range(len(ids) - len(ids_alone) + 1):
+            stop = start + len(ids_alone)
+            if ids[start:stop] == ids_alone:
+                return ids[stop:]
+        return []
+    return []
 
 
 def _space_before_answer(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -430,7 +522,10 @@ def _prompt_text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]
     warn_of_spelling(text, tokenizer)
     ids = ordinary_ids(text, tokenizer)
 
-    # An EOS added by the tokenizer would end the completion before it begins
+    # Tokens that end a finished text, and an EOS, would end the completion before it begins
+    ending = ending_ids(tokenizer)
+    if ending and len(ids) > len(ending) and ids[-len(ending) :] == ending:
+        ids = ids[: -len(ending)]
     while len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:
         ids.pop()
     return ids

@@ -1,8 +1,11 @@
 """Helpers of the ready-made reward functions: text of a completion, scores by text or by a reference, word patterns."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
+
+import numpy as np
 
 ScoreT = TypeVar("ScoreT")
 
@@ -25,7 +28,7 @@ def by_text(name: str, score: Callable[[str], float]) -> TextReward:
 def by_reference(name: str, column: str, score: Callable[[str, Any], ScoreT]) -> Callable[..., list[ScoreT | None]]:
     """Return a reward function of this name that scores the text of each completion given a column's entry.
 
-    A row whose entry is None gets None. The function raises a ValueError if the prompts have no such column.
+    A row whose entry `is_empty` gets None. The function raises a ValueError if the prompts have no such column.
     """
 
     def reward(completions: Sequence[object], **columns: Sequence[object]) -> list[ScoreT | None]:
@@ -36,7 +39,7 @@ def by_reference(name: str, column: str, score: Callable[[str, Any], ScoreT]) ->
             )
         scores: list[ScoreT | None] = []
         for completion, reference in zip(completions, columns[column], strict=True):
-            if reference is None:
+            if is_empty(reference):
                 scores.append(None)
             else:
                 scores.append(score(answer_text(completion), reference))
@@ -44,6 +47,32 @@ def by_reference(name: str, column: str, score: Callable[[str, Any], ScoreT]) ->
 
     reward.__name__ = name
     return reward
+
+
+def is_empty(entry: object) -> bool:
+    """Return True if a column's entry is no reference: None, a text of white space, or NaN, NA or NaT.
+
+    With the last three, pandas fills the cells of a table that have no value.
+    """
+    if isinstance(entry, str):
+        return not entry.strip()
+    if isinstance(entry, (float, np.floating)):
+        return math.isnan(entry)
+    return entry is None or type(entry).__name__ in ("NAType", "NaTType")
+
+
+def reference_texts(reference: object) -> list[str]:
+    """Return the texts for which a column's entry stands; a whole float, such as 4.0, stands for 4 and for 4.0.
+
+    pandas makes floats of whole numbers if a cell of their column is empty.
+
+    >>> reference_texts(4.0), reference_texts("4.0"), reference_texts(4)
+    (['4', '4.0'], ['4.0'], ['4'])
+    """
+    texts = [str(reference)]
+    if isinstance(reference, (float, np.floating)) and float(reference).is_integer():
+        texts.insert(0, str(int(reference)))
+    return texts
 
 
 def answer_text(completion: object) -> str:

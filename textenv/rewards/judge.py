@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from textenv.rewards.answer import answer_text
+from textenv.rewards.answer import answer_text, is_empty
 from textenv.rewards.chat_replies import ChatReplies, Question, Reply
 from textenv.rewards.judge_questions import Messages, fill, prompt_as_text, read_question, reply_schema
 from textenv.rewards.scores import Score, Scores, as_number
@@ -56,7 +56,8 @@ def judge(
         against: name of a column with another answer to each prompt, with which the model compares the completion
             instead of rating it. Models prefer the answer in the first place or in the last, so both orders are asked
             (Zheng et al. 2023, section 3.4). If the completion is better in both, 1 is paid; if the other one is, 0; in
-            all other cases, also if the two verdicts contradict each other, 0.5, a tie. None where the column has None.
+            all other cases, also if the two verdicts contradict each other, 0.5, a tie. None where the column is empty
+            (None, a text of white space, or NaN).
         samples: how often each question is asked; the mean over the readable verdicts is paid (G-Eval), which tells
             answers apart that have the same most probable verdict. With a scale of (0, 1) it is the share of votes.
         question: what the model is asked instead of `textenv.rewards.judge_questions.RATE` or ``COMPARE``: a text, or a
@@ -160,7 +161,7 @@ class Judge:
         asked: list[tuple[int, str]] = []
         questions: list[Question] = []
         for row, (prompt, completion, reference) in enumerate(zip(prompts, completions, references, strict=True)):
-            if self.against is not None and reference is None:
+            if self.against is not None and is_empty(reference):
                 continue
             for name, (criterion, _) in self.criteria.items():
                 asked.append((row, name))

@@ -15,11 +15,23 @@ MAX_CHARACTERS = 100_000
 _DECIMAL = (
     r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|(?<!\.)\.[0-9]+)(?:[eE][+-]?[0-9]+(?!\w))?"
 )
-# Sign, number, divisor and percent sign. A digit directly after a letter, `_` or `^` belongs to a name, a unit or a
-# power (x2, H2O, m^2)
+# Sign, number, divisor, power of ten (× 1e3, as `_plain` writes it) and percent sign. A digit directly after a letter,
+# `_` or `^` belongs to a name, a unit or a power (x2, H2O, m^2)
 _NUMERAL = re.compile(
-    rf"(?<![A-Za-z_^0-9])(?<![0-9]\.)((?<![)\]])[-+])?({_DECIMAL})(?: ?/ ?([-+]?{_DECIMAL}))?(?: ?(%))?"
+    rf"(?<![A-Za-z_^0-9])(?<![0-9]\.)((?<![)\]])[-+])?({_DECIMAL})(?: ?/ ?([-+]?{_DECIMAL}))?"
+    r"(?: {0,2}[×·*x] ?(1e[-+]?[0-9]+(?!\w)))?(?: ?(%))?"
 )
+# Exponent of 10^{-3}, 10^(-3) or 10^-3; the 10 may follow an x directly, as in 6.02x10^23
+_POWER_OF_TEN = re.compile(
+    r"(?:(?<![A-Za-z_^0-9.])|(?<=[0-9]x))10 ?\^ ?"
+    r"(?:\{ ?([-+]?[0-9]+) ?\}|\( ?([-+]?[0-9]+) ?\)|([-+]?[0-9]+)(?!\.?[0-9]))"
+)
+# An exponent that is a number or in parentheses (m^-2, m^(2), m ^ 2), and an exponent or index that is \frac{1}{2}
+_SCRIPT = re.compile(
+    r"(?<=[^\s^_]) ?\^ ?(?:[-+]?[0-9]+(?:\.[0-9]+)?|\([^()\n]*\))|(?<![_\\])[\^_] ?\\[dt]?frac ?\{[^{}]*\} ?\{[^{}]*\}"
+)
+# What comes before the brace of other exponents and indices: ^{2}, _ {10}, ^\text{2}; but a blank (___ {42}) does not
+_BEFORE_SCRIPT = r"(?<![_\\])[\^_] ?(?:\\[A-Za-z]+ ?)?"
 # Sign, numerator and denominator of \frac{1}{2}
 _TEX_FRACTION = re.compile(rf"((?<![0-9])[-+])?\\[dt]?frac ?\{{ ?([-+]?{_DECIMAL}) ?\}} ?\{{ ?([-+]?{_DECIMAL}) ?\}}")
 # A currency sign, and the sign of the number before or after it
@@ -32,11 +44,12 @@ def numeric_answer(column: str = "answer") -> ColumnReward:
     """Reward 1 if the completion's number equals the column's exactly, else 0; None if the column has no number.
 
     The completion's number is that of its last complete ``\\boxed{}``, else the one after its last ``####`` (GSM8K),
-    else its last number. Accepted are ``-7``, ``1,234.5``, ``$3``, ``1/2``, ``\\frac{1}{2}``, ``50%`` (one half) and
-    ``1.5e3``, with a decimal point; not mixed numbers (``1 1/2`` is one half), nor more than 400 digits. Only the last
-    100,000 characters of a text are parsed. Numbers are compared as fractions: 0.5 is 1/2, and 0.33 is not 1/3;
-    ``60%`` also equals 60 if the column has no percent sign. The column holds numbers, or texts that are parsed in the
-    same way.
+    else its last number. Accepted are ``-7``, ``1,234.5``, ``$3``, ``1/2``, ``\\frac{1}{2}``, ``50%`` (one half),
+    ``1.5e3`` and ``1.5 \\times 10^{3}``, with a decimal point; not mixed numbers (``1 1/2`` is one half), nor more than
+    400 digits. Exponents and indices are not numbers: ``25 cm^{2}`` is 25, and ``1024_{10}`` is 1024. Only powers of
+    ten are computed: ``10^{3}`` is 1000, and ``2^{10}`` is read as its base, 2. Only the last 100,000 characters of a
+    text are parsed. Numbers are compared as fractions: 0.5 is 1/2, and 0.33 is not 1/3; ``60%`` also equals 60 if the
+    column has no percent sign. The column holds numbers, or texts that are parsed in the same way.
 
     Example:
         >>> answers = ["So it is 1/2.", "#### 50%", "0.5 or \\\\boxed{3}", "none"]
@@ -95,21 +108,28 @@ def number_of(text: str) -> Fraction | None:
 
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last complete ``\boxed{...}``, inner braces included; None if there is none."""
-    content_starts: list[int | None] = []  # of the open braces; None for those that are not of a \boxed
-    start_and_stop = None
-    for brace in re.finditer(r"(\\boxed ?)?\{|\}", text):
-        if brace[1]:
-            content_starts.append(brace.end())
-        elif brace[0] == "{":
-            content_starts.append(None)
-        elif content_starts:  # else the brace closes nothing
-            start = content_starts.pop()
-            if start is not None:
-                start_and_stop = (start, brace.start())
-    if start_and_stop is None:
+    boxes = _complete_braces(text, r"\\boxed ?")
+    if not boxes:
         return None
-    start, stop = start_and_stop
-    return text[start:stop]
+    opening, closing = boxes[-1]
+    return text[opening.end() : closing.start()]
+
+
+def _complete_braces(text: str, before: str) -> list[tuple[re.Match[str], re.Match[str]]]:
+    """Return the opening (``before`` and its brace) and the closing brace of each pair of braces after ``before``.
+
+    They come in the order of the closing braces.
+    """
+    open_braces = []
+    pairs = []
+    for brace in re.finditer(rf"({before})?\{{|\}}", text):
+        if brace[0] != "}":
+            open_braces.append(brace)
+        elif open_braces:  # else the brace closes nothing
+            opening = open_braces.pop()
+            if opening[1]:
+                pairs.append((opening, brace))
+    return pairs
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
@@ -121,20 +141,43 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 
 def _plain(text: str) -> str:
-    """Remove currency signs, and replace TeX fractions, thin spaces and typographic minus signs."""
+    """Remove currency signs, exponents and indices, and replace what TeX and typography write otherwise.
+
+    These are fractions, powers of ten, thin spaces, and signs of minus and multiplication.
+    """
     text = text.replace("\N{MINUS SIGN}", "-").replace("{,}", ",").replace("\\,", "").replace("\\!", "")
+    text = text.replace("\\times", "×").replace("\\cdot", "×")
+    text = _POWER_OF_TEN.sub(r"1e\1\2\3 ", text)
+    text = _without_scripts(text)
     text = _TEX_FRACTION.sub(r" \1\2/\3 ", text.replace("\\%", "%"))
     return _CURRENCY.sub(r" \1\2", text)
 
 
+def _without_scripts(text: str) -> str:
+    """Replace exponents and indices by ``^`` and a space; with ``^``, ``3^{2}/4`` is not read as 3/4."""
+    text = _SCRIPT.sub("^ ", text)
+
+    # Those in braces, from left to right; one inside another goes with it
+    spans = [(opening.start(), closing.end()) for opening, closing in _complete_braces(text, _BEFORE_SCRIPT)]
+    kept_parts = []
+    position = 0
+    for start, stop in sorted(spans):
+        if start >= position:
+            kept_parts.append(text[position:start])
+            position = stop
+    kept_parts.append(text[position:])
+    return "^ ".join(kept_parts)
+
+
 def _value(numeral: re.Match[str]) -> Fraction | None:
     """Return the value of a match of `_NUMERAL`; None if it is too long, or divides by zero."""
-    sign, numerator, denominator, percent = numeral.groups()
+    sign, numerator, denominator, power_of_ten, percent = numeral.groups()
     value = _decimal(numerator)
     divisor = _decimal(denominator or "1")
-    if value is None or not divisor:
+    factor = _decimal(power_of_ten or "1")
+    if value is None or not divisor or factor is None:
         return None
-    value = value / divisor
+    value = value / divisor * factor
     if percent:
         value = value / 100
     if sign == "-":

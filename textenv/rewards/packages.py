@@ -12,7 +12,7 @@ from subprocess import run
 from typing import Any
 
 from textenv.optional import package
-from textenv.rewards.answer import ColumnReward, TextReward, answer_text, by_reference, by_text
+from textenv.rewards.answer import ColumnReward, TextReward, answer_text, by_reference, by_text, reference_texts
 from textenv.sandbox.confinement import NotConfinedError
 from textenv.sandbox.running import CodeTester
 
@@ -92,8 +92,9 @@ def similarity(column: str = "reference", *, model: str | Path = MINILM) -> Colu
 
     @torch.no_grad()
     def cosine(text: str, reference: object) -> float:
+        reference_text = reference_texts(reference)[0]
         batch = tokenizer(
-            [text, str(reference)],
+            [text, reference_text],
             padding=True,
             truncation=True,
             max_length=MAX_EMBEDDED_TOKENS,
@@ -147,7 +148,7 @@ def math_answer(column: str = "answer") -> ColumnReward:
     takes too long or ends it gets 0.
     """
     package("math_verify", "math")
-    pair_up = by_reference("math_answer", column, lambda text, reference: (text, str(reference)))
+    pair_up = by_reference("math_answer", column, lambda text, reference: (text, reference_texts(reference)[0]))
 
     def math_answer(completions: Sequence[object], **columns: Sequence[object]) -> list[float | None]:
         pairs_or_none = pair_up(completions=completions, **columns)

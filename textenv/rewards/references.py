@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from textenv.rewards.answer import ColumnReward, TextReward, by_reference
+from textenv.rewards.answer import ColumnReward, TextReward, by_reference, reference_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def exact_answer(column: str = "answer") -> ColumnReward:
-    """Reward 1 if completion and column are equal up to surrounding white space, else 0; None if the column is None.
+    """Reward 1 if completion and column are equal up to surrounding white space, else 0; None if the column is empty.
+
+    Empty are None, a text of white space, and NaN. A column of floats may stem from whole numbers, as in a pandas table
+    with an empty cell: 4.0 equals the completions ``4`` and ``4.0``, and the text ``"4.0"`` only the second one.
 
     Example:
         >>> exact_answer()(prompts=["capital of Peru?"] * 2, completions=[" Lima", "lima"], answer=["Lima"] * 2)
@@ -26,7 +29,8 @@ def exact_answer(column: str = "answer") -> ColumnReward:
     """
 
     def score(text: str, reference: object) -> float:
-        return float(text.strip() == str(reference).strip())
+        accepted_texts = [accepted_text.strip() for accepted_text in reference_texts(reference)]
+        return float(text.strip() in accepted_texts)
 
     return by_reference("exact_answer", column, score)
 
@@ -35,7 +39,8 @@ def token_f1(column: str = "reference") -> ColumnReward:
     """Reward the F1 of the completion's words and the reference's, in any order (Rajpurkar et al. 2016, §6.1).
 
     Words are runs of letters, digits and ``_`` in lower case; unlike in the paper, articles count. The time is linear
-    in the lengths (for ROUGE-L it is their product). None if the column is None; 1 if neither text has a word.
+    in the lengths (for ROUGE-L it is their product). None if the column is empty, as in `exact_answer`; 1 if neither
+    text has a word.
 
     Example:
         >>> token_f1()(prompts=["where?"] * 2, completions=["In the park.", "at home"], reference=["the park"] * 2)
@@ -44,14 +49,18 @@ def token_f1(column: str = "reference") -> ColumnReward:
 
     def f1(text: str, reference: object) -> float:
         text_words = _count_words(text)
-        reference_words = _count_words(str(reference))
-        num_words = text_words.total() + reference_words.total()
-        if not num_words:
-            return 1.0
-        num_common = (text_words & reference_words).total()
-        return 2 * num_common / num_words
+        return max(_f1(text_words, _count_words(reference_text)) for reference_text in reference_texts(reference))
 
     return by_reference("token_f1", column, f1)
+
+
+def _f1(text_words: Counter[str], reference_words: Counter[str]) -> float:
+    """Return the F1 of two bags of words."""
+    num_words = text_words.total() + reference_words.total()
+    if not num_words:
+        return 1.0
+    num_common = (text_words & reference_words).total()
+    return 2 * num_common / num_words
 
 
 def _count_words(text: str) -> Counter[str]:

@@ -18,7 +18,7 @@ from textenv.lm.ends import ids_after_end, template_end
 from textenv.lm.loading import from_pretrained, setting
 from textenv.prompts.messages import read_messages, with_answer, without_prompt
 from textenv.prompts.special_tokens import ordinary_ids
-from textenv.prompts.tokenize import chat_ids
+from textenv.prompts.tokenize import chat_ids, warn_of_unwritten
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -254,7 +254,9 @@ class RewardModel:
         if isinstance(completion, str):
             completion = [{"role": "assistant", "content": completion}]
         answer = without_prompt(read_messages(completion, where="the completion"), asked)
-        return chat_ids(with_answer(asked, answer), self.tokenizer, add_generation_prompt=False)
+        ids = chat_ids(with_answer(asked, answer), self.tokenizer, add_generation_prompt=False)
+        warn_of_unwritten(asked, self.tokenizer)
+        return ids
 
     def _cut(self, ids: list[int]) -> list[int]:
         """Return the last ids that fit into the model."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
@@ -26,7 +27,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from textenv.envs.string_env import StringGames
+    from textenv.envs.tool_schemas import ToolSchemas
     from textenv.rewards.reward_model import RewardModel
+
+FEW_NEW_TOKENS = 32
+"""Number of tokens below which the default length of answers to `Prompts` is warned of."""
+_warn_once = functools.cache(logging.getLogger(__name__).warning)
+"""Logs a warning once, though training and evaluation both make the task."""
 
 
 class Periods(PromptList):
@@ -216,7 +223,7 @@ def make_task(
         task = TASKS[name](split, **task_arguments)
         limits = dict(task.LIMITS)
         if isinstance(task, Prompts):
-            limits |= _limits_of_prompts(task, tokenizer, env_arguments.get("max_prompt_tokens"))
+            limits |= _limits_of_prompts(task, tokenizer, env_arguments)
         return task, limits, env_arguments
     if name in GAMES:
         games, limits = _make_games(name, tokenizer, task_arguments)
@@ -237,16 +244,44 @@ def make_task(
 
 
 def _limits_of_prompts(
-    task: Prompts, tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int | None
+    task: Prompts, tokenizer: PreTrainedTokenizerBase, env_arguments: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Return limits that fit the prompts and the model; ``max_prompt_tokens`` is the user's limit, if there is one."""
-    prompt_tokens = max_prompt_tokens or task.longest_prompt(tokenizer)
-    # A small model's context may leave room for few new tokens
-    room = max(1, tokenizer.model_max_length - prompt_tokens)
-    return {
-        "max_prompt_tokens": prompt_tokens,
-        "max_new_tokens": min(task.LIMITS["max_new_tokens"], room),
-    }
+    """Return limits that fit the prompts and the model, for those that are not among the environment's arguments."""
+    # Prompts: the user's limit, or the longest prompt as it will be written, with the schemas of the tools
+    prompt_tokens = env_arguments.get("max_prompt_tokens")
+    reason = f"max_prompt_tokens is {prompt_tokens}"
+    if prompt_tokens is None:
+        prompt_tokens = task.longest_prompt(tokenizer, _schemas_of(env_arguments.get("tools"), tokenizer))
+        reason = f"the longest prompt has {prompt_tokens} tokens"
+
+    # Answers: a small model's context may leave room for few tokens
+    context = tokenizer.model_max_length
+    room = max(0, context - prompt_tokens)
+    max_new_tokens = max(1, min(task.LIMITS["max_new_tokens"], room))
+    if max_new_tokens < FEW_NEW_TOKENS and env_arguments.get("max_new_tokens") is None:
+        _warn_once(
+            "%s, which leaves %d of the %d tokens that the model reads, so every answer is cut at max_new_tokens=%d: "
+            "leave long prompts out by a lower max_prompt_tokens (--max-prompt-tokens) and overlong='skip' (--overlong "
+            "skip), or give max_new_tokens (--max-new-tokens) and max_length=%d, with which each answer has the room "
+            "that its own prompt leaves",
+            reason,
+            room,
+            context,
+            max_new_tokens,
+            context,
+        )
+    return {"max_prompt_tokens": prompt_tokens, "max_new_tokens": max_new_tokens}
+
+
+def _schemas_of(
+    tools: Sequence[Callable[..., object]] | None, tokenizer: PreTrainedTokenizerBase
+) -> ToolSchemas | None:
+    """Return the schemas of an environment's tools; None without tools."""
+    from textenv.envs.tools import Tools
+
+    if not tools:
+        return None
+    return Tools(tools, tokenizer, timeout=None).schemas
 
 
 def _make_games(

@@ -22,6 +22,8 @@ from textenv.rewards.composite import RewardFunction, Rewards, WeightedFunction
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from textenv.envs.tool_schemas import ToolSchemas
+
 PromptSource = str | Path | Sequence[object]
 """A file or a data set as in `textenv.load_prompts`, or a sequence as in `PromptList`."""
 RewardSource = str | RewardFunction | Rewards | Mapping[str, WeightedFunction] | Sequence[str | WeightedFunction]
@@ -99,10 +101,17 @@ class Prompts(FunctionTask):
             chat = ({"role": "system", "content": self._system}, *chat)
         return dataclasses.replace(prompt, content=chat)
 
-    def longest_prompt(self, tokenizer: PreTrainedTokenizerBase) -> int:
-        """Return the length of the longest prompt in tokens, which is the default limit."""
+    def longest_prompt(self, tokenizer: PreTrainedTokenizerBase, schemas: ToolSchemas | None = None) -> int:
+        """Return the length of the longest prompt in tokens, which is the default limit.
+
+        Args:
+            tokenizer: the policy's tokenizer.
+            schemas: schemas of tools that are written into each prompt; None without tools.
+        """
 
         def count_tokens(prompt: Prompt) -> int:
+            if schemas is not None:
+                return len(schemas.prompt_ids(prompt))
             return len(prompt_ids(prompt, tokenizer))
 
         return longest_prompt(self, count_tokens)

@@ -21,7 +21,12 @@ NO_PART_OF_A_GAME = (*VECTOR_ONLY, "env_wrappers", "render_mode")
 """Arguments of a control environment that do not make another game of it; but see `game_of` for wrappers."""
 NATS_A_STEP = ("policy/entropy", "policy/approx_kl", "update/kl", "reference/kl_per_step")
 """Metrics that are means over the policy's steps; those of a turn are the sums over its tokens."""
-STEPS_THAT_KEEP_REWARDS = (gymnasium.ObservationWrapper.step, gymnasium.ActionWrapper.step)
+STEPS_THAT_KEEP_REWARDS = (
+    gymnasium.ObservationWrapper.step,
+    gymnasium.ActionWrapper.step,
+    gymnasium.vector.VectorObservationWrapper.step,
+    gymnasium.vector.VectorActionWrapper.step,
+)
 """The `step` of wrappers that change nothing but observations or actions."""
 
 

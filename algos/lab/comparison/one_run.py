@@ -20,6 +20,7 @@ from algos.storage.env_state import share_objects
 from algos.storage.run_folder import checkpoints
 from algos.training.metrics import Metrics
 from algos.training.run import Callback, Run
+from algos.training.save import spec_of
 from textenv.rollout import is_episode_env
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def _result(
         seed=job.seed,
         policy=type(policy).__name__,
         parameters=sum(p.numel() for p in policy.parameters()),
-        best=solved_return(agent.env.spec),
+        best=solved_return(spec_of(agent.env)),
         before=before.scores,
         after=after.scores,
         history=in_steps_of_the_game(history, env_id=case.env_id, env_kwargs=case.recipe.env_kwargs),

@@ -253,6 +253,66 @@ def test_a_part_of_another_dtype_is_refused():
         evaluate(env, policy, num_episodes=1)
 
 
+IMAGE = spaces.Box(0, 255, (8, 8), np.uint8)
+FOUR = spaces.Discrete(4)
+READ_DIFFERENTLY = {
+    "pixels as fractions of 1": (IMAGE, spaces.Box(0, 1, (8, 8))),
+    "fractions of 1 as pixels": (spaces.Box(0, 1, (8, 8)), IMAGE),
+    "pixels of unknown scale": (IMAGE, spaces.Box(-np.inf, np.inf, (8, 8))),
+    "brighter pixels": (spaces.Box(0, 3, (8, 8), np.uint8), IMAGE),
+    "bytes as fractions of 1": (spaces.Box(0, 255, (3,), np.uint8), spaces.Box(0, 1, (3,))),
+    "a choice as numbers": (FOUR, spaces.Box(-1, 1, (4,))),
+    "numbers as a choice": (spaces.Box(-1, 1, (4,)), FOUR),
+    "one choice as two": (FOUR, spaces.MultiDiscrete([2, 2])),
+    "a choice as flags": (FOUR, spaces.MultiBinary(4)),
+    "a choice from 1 on": (FOUR, spaces.Discrete(4, start=1)),
+    "fractions of 1 in a Dict": (spaces.Dict(a=IMAGE), spaces.Dict(a=spaces.Box(0, 1, (8, 8)))),
+    "numbers in a Tuple": (spaces.Tuple([FOUR, VECTOR]), spaces.Tuple([spaces.Box(-1, 1, (4,)), VECTOR])),
+}
+ONE_HOT = spaces.Box(0, 1, (4,), np.int64)
+DICT = spaces.Dict(a=VECTOR, b=TWO)
+READ_ALIKE = {
+    "float64": (VECTOR, spaces.Box(-1, 1, (3,), np.float64)),
+    "other bounds of floats": (VECTOR, spaces.Box(-np.inf, 9, (3,))),
+    "other integers": (spaces.Box(0, 9, (3,), np.uint8), spaces.Box(0, 99, (3,), np.int64)),
+    "pixels as floats": (IMAGE, spaces.Box(0, 255, (8, 8))),
+    "pixels as int32": (IMAGE, spaces.Box(0, 255, (8, 8), np.int32)),
+    "a board of symbols, from an agent of version 0.9": (IMAGE, spaces.Box(0, 10, (8, 8), np.uint8)),
+    "a choice, flattened": (FOUR, ONE_HOT),
+    "a choice, flattened in training": (ONE_HOT, FOUR),
+    "a choice, one-hot as floats": (spaces.Box(0, 1, (4,)), FOUR),
+    "a choice, from an agent of format 2": (spaces.Box(-np.inf, np.inf, (4,)), FOUR),
+    "a Dict, flattened": (DICT, spaces.flatten_space(DICT)),
+    "a Dict, flattened in training": (spaces.flatten_space(DICT), DICT),
+    "float64 in a Dict": (DICT, spaces.Dict(a=spaces.Box(-1, 1, (3,), np.float64), b=TWO)),
+}
+
+
+def plays_and_trains(observation_space, env_space):
+    """Evaluate and train a policy of one space in an environment of the other."""
+    kind = CNNPolicy if observation_space is IMAGE else MLPPolicy
+    policy = kind(observation_space, TWO, hidden=4 if kind is CNNPolicy else (4,))
+    env = SyncVectorEnv([lambda: Random(env_space, TWO)] * 2)
+    evaluate(env, policy, num_episodes=1)
+    PPO(env, policy, num_steps=4).learn(8)
+
+
+@pytest.mark.parametrize("name", READ_DIFFERENTLY)
+def test_what_would_be_read_differently_is_refused(name):
+    """The policy saw nearly black images, and played on without a word."""
+    observation_space, env_space = READ_DIFFERENTLY[name]
+    assert not reads_alike(observation_space, env_space)
+    with refused(ValueError, "reads", "but the environment has", "from the same space", "or wrap the environment"):
+        plays_and_trains(observation_space, env_space)
+
+
+@pytest.mark.parametrize("name", READ_ALIKE)
+def test_what_is_read_alike_is_accepted(name):
+    observation_space, env_space = READ_ALIKE[name]
+    assert reads_alike(observation_space, env_space)
+    plays_and_trains(observation_space, env_space)
+
+
 def test_an_agent_of_version_0_9_acts_as_it_did_there():
     """Trained and saved there, from spaces that it could not load; its actions and log-probs were printed there."""
     policy = algos.load(DATA / "agent-format-4")

@@ -7,14 +7,17 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
+from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics, TransformObservation, TransformReward
 
 import algos
-from algos import CNNPolicy, SubprocessVectorEnv
+from algos import PPO, CNNPolicy, SubprocessVectorEnv
 from algos.cli import main
+from algos.envs.wrapping import single_environment
 from algos.lab.comparison.summary import Case
-from algos.make import make_policy, make_vector_environment
+from algos.make import make_policy, make_vector_environment, remake_environment
 from algos.storage.env_state import env_state, set_env_state
+from algos.training.save import read_description
 from tests.helpers.errors import refused
 
 SHORT = ("--total-steps", "64", "--num-envs", "2", "--num-episodes", "2", "--config.num-steps", "16", "--json")
@@ -170,6 +173,62 @@ def test_a_saved_wrapper_runs_only_if_named_again(own, tmp_path, capsys, monkeyp
     with pytest.raises(SystemExit):
         main(["evaluate", "run"])
     assert not (tmp_path / "it-ran").exists()
+
+
+class Slower(VectorWrapper):
+    """A wrapper of one's own, of which nobody knows what it changes."""
+
+
+def cart_pole():
+    return gymnasium.make_vec("CartPole-v1", num_envs=2)
+
+
+def description_of(env, folder):
+    """What is saved with an agent of this environment."""
+    return read_description(PPO(env, num_steps=8).save(folder))
+
+
+@pytest.mark.parametrize(("wrap", "names"), [
+    (lambda env: TransformObservation(env, lambda x: -x), ["TransformObservation"]),
+    (lambda env: TransformReward(env, lambda x: 2 * x), ["TransformReward"]),
+    (lambda env: TransformReward(RecordEpisodeStatistics(Slower(env)), abs), ["Slower", "TransformReward"]),
+])  # fmt: skip
+def test_wrappers_of_all_slots_are_not_forgotten(wrap, names, own, tmp_path):
+    """`algos evaluate` played without them: 10 where the agent earned 720."""
+    description = description_of(wrap(cart_pole()), tmp_path / "agent")
+    saved = description["environment"]
+    assert [name.rpartition(":")[2] for name in saved["wrappers"]] == names
+    assert saved["vector_wrappers"] == saved["wrappers"]
+    for env_id in (None, "CartPole-v1"):
+        with refused(ValueError, "wrappers of all slots at once", *names, "algos.evaluate", "--wrapper"):
+            remake_environment(description, num_envs=2, env_id=env_id)
+    env = remake_environment(description, num_envs=2, wrappers=[f"{own}:two"])
+    assert env.single_observation_space.shape == (2,)
+
+
+def test_wrappers_that_only_watch_are_not_asked_for(tmp_path):
+    description = description_of(DictInfoToList(RecordEpisodeStatistics(cart_pole())), tmp_path)
+    assert "wrappers" not in description["environment"]
+    assert remake_environment(description, num_envs=2).single_observation_space.shape == (4,)
+
+
+def rescaled():
+    """An environment made of the specification of a wrapped one."""
+    single = gymnasium.wrappers.RescaleAction(gymnasium.make("Pendulum-v1"), np.float32(-1), np.float32(1))
+    return gymnasium.make_vec(single.spec, num_envs=2)
+
+
+def test_wrappers_in_a_specification_are_not_forgotten(tmp_path):
+    description = description_of(rescaled(), tmp_path)
+    with refused(ValueError, "only if you name it: --wrapper .*:RescaleAction"):
+        remake_environment(description, num_envs=2)
+
+
+def test_a_single_environment_has_the_wrappers_of_all():
+    with closing(single_environment(rescaled())) as single:
+        assert single.action_space.high == 1
+    with refused(ValueError, "TransformReward", "a single environment would lack"):
+        single_environment(TransformReward(cart_pole(), abs))
 
 
 @pytest.mark.heavy

@@ -519,6 +519,7 @@ BEFORE_THE_STEPS = {
     "algos.policies.mlp:MLPPolicy.value",
     "algos.policies.policy:ControlPolicy.values",
     "algos.policies.policy:step_values",
+    "algos.config:discount",
     "algos.config:scheduled",
     "algos.optimizer:Optimizer.__init__",
     "algos.optimizer:Optimizer.schedule",

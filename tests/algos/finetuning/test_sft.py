@@ -18,7 +18,7 @@ from algos.finetuning.packing import (
     read_examples,
     token_rows,
 )
-from tests.helpers.chat_templates import template_tokenizer
+from tests.helpers.chat_templates import TEMPLATES, own_template_tokenizer, template_tokenizer
 from tests.helpers.conversations import CHAT_WORDS, Parrot, chat_tokenizer
 from tests.helpers.lora import lora_policy
 from tests.helpers.models import WORDS, make_bloom, make_gpt2, make_llama, make_mistral, make_t5, make_tokenizer
@@ -198,6 +198,35 @@ def test_the_template_sees_a_rows_tools_and_variables():
         assert tokenizer.decode(example.ids) == tokenizer.apply_chat_template(
             THOUGHTFUL[:2], tools=tools, tokenize=False
         )
+
+
+SYSTEM = {"role": "system", "content": "be brief"}
+CLOCK = {"type": "function", "function": {"name": "clock", "description": "tells the time"}}
+
+
+@pytest.mark.parametrize("kind", ["messages", "completion of messages", "completion of text"])
+@pytest.mark.parametrize("written", [True, False])
+def test_what_the_template_leaves_out_is_warned_of(kind, written, caplog):
+    """The system message and the tools, by the sentence of the environments."""
+    template = TEMPLATES["qwen 3"]
+    if not written:
+        template = template.replace("in messages %}", "in messages if m.role != 'system' %}")
+        template = template.replace("tools", "nothing")
+    tokenizer = own_template_tokenizer("qwen 3", template)
+    tokenizer.name_or_path = f"model of {kind}"
+    row = {
+        "messages": {"messages": [SYSTEM, *CHAT]},
+        "completion of messages": {"prompt": [SYSTEM, CHAT[0]], "completion": CHAT[1:]},
+        "completion of text": {"prompt": [SYSTEM, CHAT[0]], "completion": "good"},
+    }[kind]
+
+    (example,) = read_examples(0, row, tokenizer)
+    assert ("be brief" in tokenizer.decode(example.ids)) == written
+    (example,) = read_examples(0, row | {"tools": [CLOCK]}, tokenizer)
+    assert ("tells the time" in tokenizer.decode(example.ids)) == written
+    for lost in ("system messages", "tools"):
+        warning = f"the chat template of model of {kind} does not write {lost}, so the model never reads them"
+        assert (warning in caplog.text) == (not written)
 
 
 def test_answers_rewritten_later_are_an_example_each():

@@ -59,6 +59,15 @@ def test_padding_of_the_last_block_counts_for_nothing():
     assert term.item() == pytest.approx(total / 15, abs=1e-6)
 
 
+def test_a_tokenizer_without_eos_ends_texts_as_it_does_itself():
+    tokenizer = make_tokenizer(WORDS, eos=None, prefix="c", suffix="d")
+    policy = LMPolicy(make_gpt2(), tokenizer)
+    ids = torch.tensor([tokenizer("a b")["input_ids"] + tokenizer("good")["input_ids"]])
+    expected = policy.lm.model(input_ids=ids, labels=ids).loss.item()
+    term = TextLoss(["a b", "good"], coef=1.0, batch_size=1, max_length=ids.shape[1] - 1)(policy)
+    assert term.item() == pytest.approx(expected, abs=1e-6)
+
+
 def test_it_is_scored_at_the_policys_temperature():
     term = TextLoss(["a b"], coef=1.0, batch_size=1, max_length=8)
     policy = make_policy(temperature=0.5)

@@ -136,6 +136,8 @@ def test_only_language_models_in_games_have_words():
     assert not plays_in_words(text, LMPolicy.load("embedded"))
     without_id = gymnasium.vector.SyncVectorEnv([SpokenLake])
     assert not plays_in_words(without_id, make_speaker(env, 1))
+    turned = gymnasium.wrappers.vector.TransformReward(env, abs)
+    assert not plays_in_words(turned, make_speaker(env, 1)), "a single environment would lack the wrapper"
 
 
 def test_frames_that_cannot_be_drawn_are_refused():

@@ -48,6 +48,22 @@ def test_greedy_completions_are_those_of_transformers(make, ends, forced):
     assert len(set(expected)) > 1, "equal completions show nothing"
 
 
+@pytest.mark.parametrize("suffix", ["good", "good bad"])
+def test_an_encoder_reads_what_a_tokenizer_without_eos_appends(make, suffix):
+    """As the Chinese BART does, whose tokenizer is BERT's."""
+    tokenizer = make_tokenizer(WORDS, eos=None, suffix=suffix)
+    model = make()
+    model.generation_config.eos_token_id = None
+    policy = LMPolicy(model, tokenizer)
+    prompts = ["a b", "c", "d a b .", "b"]
+    batch = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
+    limits = {"max_new_tokens": 7, "suppress_tokens": [9, 10, 11]}  # ids beyond the tokenizer's
+    answers = model.generate(**batch, do_sample=False, num_beams=1, **limits)
+    expected = tokenizer.batch_decode(answers[:, 1:], skip_special_tokens=True)
+    assert policy.generate(prompts, max_new_tokens=7, deterministic=True) == expected
+    assert len(set(expected)) > 1, "equal completions show nothing"
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_first_ratio_is_1_and_kl_0_with_refilled_slots(make, temperature):
@@ -206,4 +222,4 @@ def test_the_command_line_trains_with_a_reference(tmp_path, monkeypatch, capsys)
     )
     assert main(command.split()) in (0, None)
     assert isinstance(algos.load("run").lm.model, type(make_bart()))
-    assert algos.load("run").lm.seq2seq.prompt_end == EOS
+    assert algos.load("run").lm.seq2seq.prompt_end == (EOS,)

@@ -137,7 +137,7 @@ def test_the_hub_reads_results_and_fields_of_the_card(run):
     assert result.dataset_name == "CartPole-v1"
     assert result.metric_value == pytest.approx(last["episode/return"], abs=1e-4)
     assert 'algos.load("me/cart")' in card.text and "| `learning_rate` | `0.001` |" in card.text
-    assert "`gamma`" not in card.text and "▁" in card.text
+    assert "`gae_lambda`" not in card.text and "▁" in card.text
 
 
 def test_the_best_agents_card_has_curves_and_score(run, tmp_path):

@@ -11,6 +11,7 @@ import algos
 from algos import PPO, Callback, EvaluateEvery, PPOConfig, StopAtKL
 from algos.evaluation import summarise
 from algos.training.callbacks import RecordSamples
+from tests.helpers.errors import refused
 from tests.helpers.resumable_agents import ppo_cartpole, ppo_sync, ppo_text, text
 from tests.helpers.small_agents import cartpole
 from tests.helpers.text_envs import BAD, EOS, GOOD, good, make_env, play
@@ -229,3 +230,36 @@ def test_the_environment_of_the_training_is_refused_for_evaluations():
     plain = ppo_text()
     plain.learn(20)
     assert all(map(torch.equal, weights_of(plain), weights_of(watched)))
+
+
+@pytest.mark.parametrize("result", [12, "yes", 1.0, [True]])
+def test_a_result_that_is_no_answer_is_refused(result):
+    """Such as the length that ``file.write`` returns: it ended the training."""
+    with refused(TypeError, "expected True to end the training, and None or False to go on"):
+        ppo_cartpole().learn(1024, on_iteration=lambda metrics: result)
+
+
+class Foreign(Callback):
+    """One of Stable-Baselines3, with another base."""
+
+    def _on_step(self):
+        return True
+
+
+def test_hooks_of_stable_baselines3_are_answered():
+    with refused(TypeError, "Foreign has _on_step, a method of Stable-Baselines3's callbacks"):
+        ppo_cartpole().learn(1024, callbacks=[Foreign()])
+
+
+class GoesOn(Callback):
+    """What Stable-Baselines3 means by True."""
+
+    def on_iteration(self, run, metrics):
+        return True
+
+
+@pytest.mark.parametrize("options", [{"callbacks": [GoesOn()]}, {"on_iteration": lambda metrics: np.True_}])
+def test_the_callback_that_ends_a_training_is_named(options, caplog):
+    assert len(ppo_cartpole().learn(10_000, **options)) == 1
+    (message,) = [record.getMessage() for record in caplog.records if "ends the training" in record.getMessage()]
+    assert message.split()[0] in ("GoesOn.on_iteration", "<lambda>") and message.endswith("of 10000 steps")

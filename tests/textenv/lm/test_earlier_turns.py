@@ -121,6 +121,8 @@ def test_environments_of_several_turns_warn(caplog):
     assert "its variables: enable_thinking, unused_" in warning
     assert warnings_of(lambda: program_env(lambda ask: 1.0, tokenizer=fresh("r1")), caplog)
     assert warnings_of(one_question(ASKED, "r1", tools=[multiply]), caplog)
+    mixed = dict(prompts=["a text", ASKED], tokenizer=fresh("r1"), max_prompt_tokens=999, tools=[multiply])
+    assert warnings_of(lambda: make_env(**mixed), caplog)
 
 
 @pytest.mark.parametrize(

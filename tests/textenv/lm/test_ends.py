@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from algos import PPO, LMPolicy, PPOConfig, evaluate, load
 from algos.collection import Collector, collect
@@ -15,12 +15,13 @@ from algos.extras.serving import PolicyAnswerer
 from algos.finetuning.packing import read_example
 from tests.helpers.chat_families import FAMILIES, byte_tokenizer, scripted_model, tokenizer_of
 from tests.helpers.engines import FakeEngine
+from tests.helpers.models import WORDS, make_t5, make_tokenizer
 from tests.helpers.text_envs import zero
 from textenv import RewardModel, TextEnv, TextVectorEnv, check_text_env
 from textenv.envs.string_env import TokenEnv
 from textenv.gateway.requests import read_request
 from textenv.lm.ends import closing_ids, ids_after_end, turn_ends
-from textenv.prompts.prompts import Prompt
+from textenv.prompts.prompts import Prompt, as_prompt
 from textenv.prompts.tokenize import prompt_ids, reply_ids
 
 CHAT = [{"role": "user", "content": "Hi"}]
@@ -240,7 +241,7 @@ def test_an_agent_tells_its_environment_the_ends(caplog):
 
 def test_another_tokenizers_environment_is_refused():
     other = byte_tokenizer()
-    with pytest.raises(ValueError, match="give the environment the model's tokenizer"):
+    with pytest.raises(ValueError, match="make the environment with tokenizer=policy.tokenizer"):
         evaluate(env_of(other, prompts=["Hi"]), policy_of("llama 3"), num_episodes=1)
 
 
@@ -276,7 +277,102 @@ def test_a_saved_agent_keeps_the_set(tmp_path, adapter):
     assert ("<|end_of_text|>" in str(loaded.ends)) is not adapter
     assert loaded.generate([CHAT], deterministic=True) == ["ab"]
     fresh = env_of(AutoTokenizer.from_pretrained(tmp_path / "run" / "policy"))
-    assert {*fresh.ends.ids} == {*loaded.lm.turn_ends.ids}
+    assert {*fresh.ends.ids} == {*loaded.ends.ids}
+
+
+# --- what other programs find in a saved folder -------------------------------------------------------------------
+
+
+def continued(folder, ids, kind=AutoModelForCausalLM):
+    """The ids with which `generate` of transformers, given a folder alone, goes on."""
+    model = kind.from_pretrained(folder)
+    found = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=20, pad_token_id=0)[0].tolist()
+    return found[1:] if model.config.is_encoder_decoder else found[len(ids) :]
+
+
+def listed_ends(folder):
+    return json.loads((folder / "generation_config.json").read_text()).get("eos_token_id")
+
+
+@pytest.mark.parametrize(("name", "end"), CASES)
+def test_a_saved_folder_ends_turns_as_the_policy_does(name, end, tmp_path):
+    policy = policy_of(name, end)
+    tokenizer = policy.tokenizer
+    policy.save(tmp_path)
+    ids = prompt_ids(as_prompt(0, prompt_of(tokenizer)), tokenizer)
+    assert continued(tmp_path, ids) == tokenizer.convert_tokens_to_ids(["a", "b", end])
+    assert str(LMPolicy.load(tmp_path).ends) == str(policy.ends)
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if {*family.listed} == {*family.ends}])
+def test_a_model_that_lists_all_ends_is_saved_as_it_is(name, tmp_path):
+    policy = policy_of(name)
+    policy.lm.model.save_pretrained(tmp_path / "model")
+    policy.save(tmp_path / "policy")
+    file = "generation_config.json"
+    assert (tmp_path / "policy" / file).read_bytes() == (tmp_path / "model" / file).read_bytes()
+
+
+def test_ids_of_stop_are_saved_for_others_and_texts_are_not(tmp_path):
+    """With stop strings in the folder, `generate` would raise an error for everyone who gives it no tokenizer."""
+    tokenizer = tokenizer_of(FAMILIES["gemma, only the template knows"])
+    eos, end, b = tokenizer.convert_tokens_to_ids(["<eos>", "<end_of_turn>", "b"])
+    policy = LMPolicy(says_ab(tokenizer), tokenizer, stop=[b, "\n\n", "<eos>"])
+    policy.save(tmp_path / "policy")
+    assert listed_ends(tmp_path / "policy") == [eos, end, b]
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "policy").generation_config.stop_strings is None
+    ids = prompt_ids(as_prompt(0, CHAT), tokenizer)
+    assert tokenizer.decode(continued(tmp_path / "policy", ids)) == "ab"
+    assert policy.lm.model.generation_config.eos_token_id == eos, "saving leaves the model as it was"
+
+    # A policy reads its own folder as before: what `stop` added is not the model's own
+    loaded = LMPolicy.load(tmp_path / "policy")
+    assert (str(loaded.ends), loaded.lm.turn_ends) == (str(policy.ends), policy.lm.turn_ends)
+    assert loaded.ends.stop_texts == policy.ends.stop_texts
+    assert loaded.generate([CHAT], deterministic=True) == policy.generate([CHAT], deterministic=True) == ["ab"]
+    assert LMPolicy.load(tmp_path / "policy", stop=()).ends.ids == [eos, end]
+    loaded.save(tmp_path / "again")
+    assert listed_ends(tmp_path / "again") == [eos, end, b]
+
+
+def test_an_ordinary_token_of_a_default_is_no_end_in_a_saved_folder(tmp_path):
+    tokenizer = byte_tokenizer()
+    model = says_ab(tokenizer)
+    model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids("a")
+    LMPolicy(model, tokenizer, stop=[tokenizer.convert_tokens_to_ids("b")]).save(tmp_path)
+    assert tokenizer.decode(continued(tmp_path, tokenizer("Hi")["input_ids"])) == "ab"
+
+
+def test_adapters_and_merged_folders_have_all_ends(tmp_path):
+    tokenizer = tokenizer_of(FAMILIES["gemma, only the template knows"])
+    eos, end, b = tokenizer.convert_tokens_to_ids(["<eos>", "<end_of_turn>", "b"])
+    base = LMPolicy(says_ab(tokenizer, "<end_of_turn>"), tokenizer)
+    base.lm.model.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    policy = LMPolicy.load(tmp_path / "base", lora="r=2", stop=[b])
+    policy.save(tmp_path / "adapter")
+    loaded = LMPolicy.load(tmp_path / "adapter")
+    loaded.merge(tmp_path / "merged")
+    ids = prompt_ids(as_prompt(0, CHAT), tokenizer)
+    assert tokenizer.decode(continued(tmp_path / "merged", ids)) == "ab"
+    for name in ("adapter", "merged"):
+        assert listed_ends(tmp_path / name) == [eos, end, b]
+        assert str(LMPolicy.load(tmp_path / name).ends) == str(policy.ends)
+        assert LMPolicy.load(tmp_path / name).lm.turn_ends == policy.lm.turn_ends
+
+
+def test_an_encoder_decoders_folder_has_all_ends(tmp_path):
+    tokenizer = make_tokenizer(WORDS, ends=True)
+    model = make_t5()
+    policy = LMPolicy(model, tokenizer)
+    policy.save(tmp_path / "plain")
+    ids = tokenizer("a b")["input_ids"]
+    answer = continued(tmp_path / "plain", ids, AutoModelForSeq2SeqLM)
+    assert len(answer) > 3
+    LMPolicy(model, tokenizer, stop=[answer[2]]).save(tmp_path / "stopped")
+    stop_at = answer.index(answer[2]) + 1
+    assert continued(tmp_path / "stopped", ids, AutoModelForSeq2SeqLM) == answer[:stop_at]
+    assert LMPolicy.load(tmp_path / "stopped").lm.turn_ends == policy.lm.turn_ends
 
 
 def test_environment_stops_hold_for_trained_policies():

@@ -109,6 +109,19 @@ def test_an_unchanged_base_is_only_named(named, tmp_path):
     assert not (tmp_path / "saved" / "base").exists()
 
 
+def test_a_loaded_adapter_still_only_names_its_base(named, tmp_path):
+    """Of a model with a chosen ``generation_config``, as nearly all have that are published."""
+    from transformers import GenerationConfig
+
+    name, folder = named
+    GenerationConfig(eos_token_id=[7], temperature=0.6, do_sample=True).save_pretrained(folder)
+    save_model(with_adapter(load_causal_lm(folder), name), tmp_path / "saved")
+    save_model(load_causal_lm(tmp_path / "saved"), tmp_path / "again")
+    assert not (tmp_path / "again" / "base").exists()
+    file = "generation_config.json"
+    assert (tmp_path / "again" / file).read_text() == (tmp_path / "saved" / file).read_text()
+
+
 def test_a_base_is_saved_over_its_own_folder(named, tmp_path):
     name, folder = named
     model = with_adapter(train_everything(load_causal_lm(folder)), name)

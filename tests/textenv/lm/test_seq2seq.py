@@ -125,7 +125,7 @@ def test_slots_that_began_together_are_read_together(case):
         )
     for length in (3, 4, 5):
         decoder.logits(tokens, np.full(6, length))
-    width = 3 + (lm.seq2seq.prompt_end is not None)
+    width = 3 + len(lm.seq2seq.prompt_end)
     assert seen == [(6, width), (6, 1), (6, 1), (6, 1)]
 
 

@@ -67,6 +67,15 @@ def test_opened_tags_are_told_at_construction(caplog):
         assert ("begins each answer with <thought>" in caplog.text) is said
 
 
+def test_opened_tags_are_told_of_a_later_chat_too(caplog):
+    tokenizer = tokenizer_with(OPENED.replace("think", "muse"))
+    arguments = dict(reward=lambda completions: [0.0], tokenizer=tokenizer, max_prompt_tokens=100)
+    TextVectorEnv(prompts=["a text", "another"], **arguments)
+    assert "begins each answer" not in caplog.text
+    TextVectorEnv(prompts=["a text", CHAT], **arguments)
+    assert "begins each answer with <muse>" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("template", "tag"),
     [

@@ -10,7 +10,8 @@ from tests.helpers.conversations import Parrot, chat_tokenizer
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
 from tests.helpers.text_envs import EOS, GOOD, prompt_env
 from textenv import Rewards, TextVectorEnv, TokenVectorEnv, check_no_overlap, split_prompts
-from textenv.prompts.prompts import Prompt, PromptList
+from textenv.prompts.prompts import Prompt, PromptList, as_prompt
+from textenv.prompts.tokenize import unread_columns, warn_of_unwritten
 from textenv.rewards.transforms import clip
 
 
@@ -329,6 +330,75 @@ def test_a_system_message_that_the_template_leaves_out_is_warned_of(written, cap
     assert ("does not write system messages" in caplog.text) == (not written)
 
 
+QUESTION = [{"role": "user", "content": "b"}]
+
+
+def test_every_prompt_is_looked_at_for_what_the_template_leaves_out(caplog):
+    """Not the first alone; a prompt that is left out does not count."""
+    tokenizer = system_tokenizer(False)
+    tokenizer.name_or_path = "model-of-later-prompts"
+    long_prompt = [{"role": "system", "content": "a"}, {"role": "user", "content": "b " * 9}]
+    arguments = dict(reward=lambda completions: [0.0], tokenizer=tokenizer, max_prompt_tokens=4, overlong="skip")
+    TextVectorEnv(prompts=[QUESTION, "a", long_prompt], **arguments)
+    assert "does not write" not in caplog.text
+    chat = [{"role": "system", "content": "a"}, *QUESTION]
+    TextVectorEnv(prompts=[QUESTION, "a", chat], **arguments)
+    assert "the chat template of model-of-later-prompts does not write system messages" in caplog.text
+    assert "developer messages" not in caplog.text
+
+
+def test_generate_looks_at_every_prompt_too(caplog):
+    tokenizer = system_tokenizer(False)
+    tokenizer.name_or_path = "model-that-generates"
+    policy = LMPolicy(make_gpt2(len(tokenizer)), tokenizer)
+    policy.generate([QUESTION, [{"role": "system", "content": "a"}, *QUESTION]], max_new_tokens=1)
+    assert "the chat template of model-that-generates does not write system messages" in caplog.text
+
+
+def test_what_a_template_leaves_out_is_found_once():
+    """Further chats are not rendered for it, as there may be 100,000."""
+    tokenizer = system_tokenizer(False)
+    rendered = []
+    apply_template = tokenizer.apply_chat_template
+
+    def counted(*arguments, **options):
+        rendered.append(arguments)
+        return apply_template(*arguments, **options)
+
+    tokenizer.apply_chat_template = counted
+    chat = [{"role": "system", "content": "a"}, *QUESTION]
+    warn_of_unwritten(QUESTION, tokenizer)
+    assert not rendered
+    warn_of_unwritten(chat, tokenizer)
+    num_rendered = len(rendered)
+    assert num_rendered > 0
+    for _ in range(100):
+        warn_of_unwritten(chat, tokenizer, has_tools=True)
+    assert len(rendered) == num_rendered
+
+
+TOOL = {"type": "function", "function": {"name": "add"}}
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        ([TOOL], ["tools"]),
+        (np.array([TOOL]), ["tools"]),
+        (json.dumps([TOOL]), ["tools"]),
+        (json.dumps([TOOL], indent=2), ["tools"]),
+        ([], []),
+        ("[]", []),
+        (None, []),
+        ("hammer", []),
+        (["hammer"], []),
+    ],
+)
+def test_a_column_of_tools_is_told_from_others_of_this_name(column, expected):
+    assert unread_columns(as_prompt(0, {"prompt": QUESTION, "tools": column})) == expected
+    assert unread_columns(as_prompt(0, {"prompt": "a text", "tools": column})) == []
+
+
 def test_columns_of_chats_that_only_sft_reads_are_warned_of(caplog):
     chat = [{"role": "user", "content": "b"}]
     tool = {"type": "function", "function": {"name": "add"}}
@@ -336,6 +406,7 @@ def test_columns_of_chats_that_only_sft_reads_are_warned_of(caplog):
     policy = LMPolicy(make_gpt2(len(tokenizer)), tokenizer)
     policy.generate([{"prompt": chat, "tools": ["hammer"]}], max_new_tokens=1)
     assert "only sft reads" not in caplog.text
-    policy.generate([{"prompt": chat, "tools": [tool], "chat_template_kwargs": {"deep": False}}], max_new_tokens=1)
+    later = {"prompt": chat, "tools": [tool], "chat_template_kwargs": {"deep": False}}
+    policy.generate([{"prompt": chat}, later], max_new_tokens=1)
     for name in ("tools", "chat_template_kwargs"):
         assert f"the column {name}, which only sft reads" in caplog.text

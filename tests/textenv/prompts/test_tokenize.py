@@ -1,16 +1,17 @@
-"""Texts behind other texts: tokenizers that put a space before the first word of a text must not put it there."""
+"""Texts that go on: tokenizers put spaces and special tokens around a text, which must not stand in its middle."""
 
 import numpy as np
 import pytest
+import torch
 
 from algos import LMPolicy, evaluate
-from tests.helpers.models import make_llama
+from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
 from tests.helpers.sentencepiece import llama, t5
 from textenv import TextVectorEnv
 from textenv.lm.answers import written_answer
 from textenv.lm.loading import load_tokenizer
 from textenv.prompts.prompts import as_prompt
-from textenv.prompts.tokenize import answer_ids, prompt_ids, reply_ids, text_ids
+from textenv.prompts.tokenize import answer_ids, ending_ids, prompt_ids, reply_ids, text_ids
 
 KINDS = ["metaspace", "prepend"]
 CHATML = (
@@ -127,6 +128,84 @@ def test_an_answer_that_was_begun_goes_on(kind):
     for token in [*text_ids(" 4", tokenizer), tokenizer.eos_token_id]:
         _, _, _, _, info = env.step(np.array([token]))
     assert info["completion"][0] == " 4"
+
+
+# --- tokens that end a finished text ------------------------------------------------------------------------------
+
+
+def bert():
+    """BERT's own tokenizer, with a small vocabulary: it has no EOS, and writes ``[CLS] text [SEP]``."""
+    from transformers import BertTokenizer
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "this", "film", "was", "good", "##ly"]
+    return BertTokenizer(vocab={word: index for index, word in enumerate(words)})
+
+
+def test_a_prompt_of_wordpiece_goes_on():
+    tokenizer = bert()
+    whole = tokenizer("this film was good")["input_ids"]
+    prompt = prompt_ids(as_prompt(0, "this film was"), tokenizer)
+    assert [*prompt, *text_ids("good", tokenizer), tokenizer.sep_token_id] == whole
+    assert ending_ids(tokenizer) == [tokenizer.sep_token_id]
+
+    # In an environment, and where a policy generates: as a model of transformers goes on
+    model = make_gpt2(len(tokenizer), bos_token_id=None, eos_token_id=None, pad_token_id=0)
+    policy = LMPolicy(model, tokenizer)
+    env = TextVectorEnv(
+        prompts=["this film was"], reward=lambda completions: [0.0] * len(completions), tokenizer=tokenizer
+    )
+    observation, _ = env.reset(seed=0)
+    assert observation["tokens"][0, : observation["length"][0, 0]].tolist() == prompt
+    found = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=6)[0]
+    text = tokenizer.decode(found, skip_special_tokens=True)
+    completion = text.removeprefix(tokenizer.decode(prompt, skip_special_tokens=True))
+    assert policy.generate(["this film was"], max_new_tokens=6, deterministic=True) == [completion]
+
+
+def test_a_tokenizer_without_eos_ends_no_turn_by_itself():
+    """Neither does `generate` of transformers: what ends its texts stands in ``generation_config``."""
+    tokenizer = bert()
+    model = make_gpt2(len(tokenizer), bos_token_id=None, eos_token_id=None, pad_token_id=0)
+    assert LMPolicy(model, tokenizer).ends.ids == []
+    model.generation_config.eos_token_id = tokenizer.sep_token_id
+    assert LMPolicy(model, tokenizer).ends.ids == [tokenizer.sep_token_id]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "suffix", "eos", "ending"),
+    [
+        ("", "d", None, "d"),
+        ("c", "d", "<eos>", "d"),
+        ("", "d c", "<eos>", "d c"),  # XLNet
+        ("d", "d", None, "d"),  # one token on both sides
+        ("", ".", None, "."),  # an ordinary token
+        ("c", "<eos>", "<eos>", "<eos>"),
+        ("<eos>", "", "<eos>", ""),  # OPT
+        ("c", "", "<eos>", ""),
+        ("", "", "<eos>", ""),
+    ],
+)
+@pytest.mark.parametrize("text", ["a", "b a", "good bad .", "b a d"])
+def test_a_prompt_ends_without_the_end_of_a_finished_text(prefix, suffix, eos, ending, text):
+    tokenizer = make_tokenizer(WORDS, eos=eos, prefix=prefix, suffix=suffix)
+    whole = tokenizer(text)["input_ids"]
+    end = tokenizer.convert_tokens_to_ids(ending.split())
+    assert ending_ids(tokenizer) == end
+    assert prompt_ids(as_prompt(0, text), tokenizer) + end == whole
+
+
+def test_a_tokenizer_of_other_letters_has_its_ending():
+    words = ["0", "1", "+", "=", "<end>"]
+    tokenizer = make_tokenizer(words, eos=None, pad=None, suffix="<end>")
+    assert ending_ids(tokenizer) == [4]
+    assert prompt_ids(as_prompt(0, "1 + 1 ="), tokenizer) == [1, 2, 1, 3]
+
+
+def test_a_language_after_eos_stays_in_an_encoders_prompt():
+    """mBART; the language may change later."""
+    tokenizer = make_tokenizer(WORDS, suffix="<eos> d")
+    assert ending_ids(tokenizer) == []
+    assert prompt_ids(as_prompt(0, "a b"), tokenizer) == tokenizer("a b")["input_ids"]
 
 
 @pytest.mark.parametrize("text", ["4", " good", "\n\nmore", "", "tab\tand space "])

@@ -14,6 +14,9 @@ HOSTILE = [
     "\\frac{" * 16_000, "#" * 100_000, "####" + " " * 99_000, " " * 100_000, "1" + " " * 99_000 + "/", "-" * 100_000,
     "." * 100_000, "$" * 100_000, "<think>" * 14_000, "<think>" + "</think><answer>" * 6_000, "a" * 100_000,
     "good " * 20_000, "goo" * 33_000, "\u0661" * 100_000, "1/0", "1e999999999", "\u200d" * 100_000, "(" * 100_000,
+    "^{" * 50_000, "a^{" * 33_000 + "}" * 33_000, "^" * 100_000, "a^(" * 33_000, "_\\a" * 33_000, "_\\" + "a" * 99_000,
+    "^\\frac{" * 14_000, "10^" * 33_000, "10^{" * 25_000, "10^" + "9" * 99_000, "10^{" + "9" * 99_000,
+    "1 x " * 25_000, "1 x 10^9" * 12_000, "1,111x10^9 " * 9_000, "1" + " " * 99_000 + "x", "a^" + "1" * 99_000,
 ]  # fmt: skip
 READY = {
     "matches": rewards.matches("[0-9]$"),
@@ -53,7 +56,7 @@ def test_a_chat_is_scored_as_its_text(name):
 def test_messages_of_parts_have_a_text():
     parts = [{"role": "assistant", "content": [{"type": "text", "text": "Li"}, {"type": "text", "text": "ma"}]}]
     silent = [{"role": "assistant", "content": None}]
-    found = rewards.exact_answer()(completions=[parts, silent], answer=["Lima", ""])
+    found = rewards.matches("^(Lima)?$")(completions=[parts, silent])
     assert found == [1.0, 1.0]
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import shlex
 
 import pytest
@@ -123,6 +124,13 @@ def test_pairs_are_asked_in_both_orders():
         assert result.score == [1, 0, 0.5, None]
         assert result.logged["orders_agree"] == [1, 1, 1, None]
         assert len(server.requests) == 6 and result.logged["calls"] == [2, 2, 2, 0]
+
+
+def test_no_pair_is_asked_without_the_other_answer():
+    with JudgeServer(prefers("good")) as server:
+        result = scores(one(server, against="reference"), ["good"] * 4, reference=[None, "", " ", math.nan])
+        assert result.score == [None] * 4
+        assert server.requests == []
 
 
 def test_a_judge_who_takes_the_first_answer_makes_ties():

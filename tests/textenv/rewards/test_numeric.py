@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from tests.helpers.rating import rate
 from textenv import rewards
@@ -54,6 +55,53 @@ NUMBERS = {
     "1e5x": 1,
     "25 m^2": 25,
     "25 m2 of H2O": 25,
+    "\\boxed{25 \\text{ cm}^{2}}": 25,
+    "64 m^{3}.": 64,
+    "25 m^-2": 25,
+    "25 m^{-2}": 25,
+    "25 m^ {2}": 25,
+    "25 m ^ 2": 25,
+    "25 m^(-2)": 25,
+    "25 m^{1/2}": 25,
+    "25 m^\\frac{1}{2}": 25,
+    "25 m^\\text{2}": 25,
+    "25 m^{2^{3}}": 25,
+    "90^{\\circ}": 90,
+    "90^\\circ": 90,
+    "the 4^{th}": 4,
+    "\\boxed{1024_{10}}": 1024,
+    "1024_10": 1024,
+    "x_{12}": None,
+    "3 of x_ {12}": 3,
+    "a_{2} = 7": 7,
+    "5\\,\\mathrm{kg}\\,\\mathrm{m}^{2}\\,\\mathrm{s}^{-2}": 5,
+    "{}^{14}C": None,
+    "it is ___ {42}": 42,
+    "it is ___\\textbf{42}": 42,
+    "x^{2 and 42": 42,
+    "3^{2}/4": 4,
+    "2^{10}": 2,
+    "2^10": 2,
+    "\\boxed{2 \\times 10^{3}}": 2000,
+    "2 \\times 10^3": 2000,
+    "2\\times10^3 m^{2}": 2000,
+    "2 \\cdot 10^{-3}": Fraction(1, 500),
+    "-2.5 * 10^-3": Fraction(-1, 400),
+    "1,500 × 10^(+2)": 150_000,
+    "6.02x10^{23}": 602 * 10**21,
+    "1/2 × 10^3": 500,
+    "\\frac{1}{2} \\times 10^{3}": 500,
+    "10^{3}": 1000,
+    "10^{-3}": Fraction(1, 1000),
+    "-10^3": -1000,
+    "5/10^{3}": Fraction(1, 200),
+    "10^{3}/4": 250,
+    "\\frac{1}{10^{3}}": Fraction(1, 1000),
+    "10^{n}": 10,
+    "10^{1.5}": 10,
+    "110^{3}": 110,
+    "3 × 10": 10,
+    "3 × 10^{999999999}": None,
     "wait...42": 42,
     "v1.2": None,
     ".5": Fraction(1, 2),
@@ -91,6 +139,25 @@ NUMBERS = {
 @pytest.mark.parametrize("text", NUMBERS)
 def test_the_number_of_a_text(text):
     assert number_of(text) == NUMBERS[text]
+
+
+UNITS = ["m", " m", " cm", "\\text{ cm}", "\\,\\mathrm{kg}\\,\\mathrm{m}", " N/m", " kg \\cdot m"]
+EXPONENTS = ["^%d", "^{%d}", "^ {%d}", "^{ %d }", "^(%d)", "^ %d", "_{%d}", "^{\\text{%d}}", "^{\\frac{%d}{2}}"]
+TEXTS = ["\\boxed{%s}", "#### %s.", "So the answer is $%s$.", "%s"]
+
+
+@settings(derandomize=True, deadline=None, database=None, max_examples=500)
+@given(
+    number=st.integers(-(10**6), 10**6),
+    divisor=st.sampled_from([1, 10, 100]),
+    unit=st.sampled_from(UNITS),
+    exponent=st.sampled_from(EXPONENTS),
+    power=st.integers(-12, 12),
+    text=st.sampled_from(TEXTS),
+)
+def test_a_unit_with_an_exponent_changes_no_number(number, divisor, unit, exponent, power, text):
+    decimal = str(Decimal(number) / divisor)
+    assert number_of(text % (decimal + unit + exponent % power)) == Fraction(number, divisor)
 
 
 def test_the_box_keeps_its_braces():

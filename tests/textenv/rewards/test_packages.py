@@ -1,6 +1,7 @@
 """Rewards by other packages, each against the real one."""
 
 import json
+import math
 import shlex
 import threading
 import tomllib
@@ -59,13 +60,14 @@ def test_similarity_takes_the_folder_of_an_encoder(tmp_path):
 
     from tests.helpers.models import make_tokenizer
 
-    tokenizer = make_tokenizer(["<pad>", "<eos>", "a", "b", "c"])
-    BertModel(BertConfig(vocab_size=5, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)).save_pretrained(
+    tokenizer = make_tokenizer(["<pad>", "<eos>", "a", "b", "c", "4"])
+    BertModel(BertConfig(vocab_size=6, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)).save_pretrained(
         tmp_path
     )
     tokenizer.save_pretrained(tmp_path)
-    found = rate(rewards.similarity("gold", model=tmp_path), "a b", "a b", gold=["a b", "c"])
+    found = rate(rewards.similarity("gold", model=tmp_path), "a b", "a b", "4", "", gold=["a b", "c", 4.0, math.nan])
     assert found[0] == pytest.approx(1, abs=1e-5) and found[1] < 0.9999
+    assert found[2] == pytest.approx(1, abs=1e-5) and found[3] is None
     with refused(ValueError, "cannot load", "no/such"):
         rewards.similarity(model="no/such")
 
@@ -107,11 +109,15 @@ ANSWERS = {  # gold, answer: score
     ("\\sqrt{2}", "2"): 0,
     ("$\\{1, 2\\}$", "$\\{2, 1\\}$"): 1,
     (4, "4"): 1,
+    (5.0, "5"): 1,
+    (1e16, "10000000000000000"): 1,
     ("1,234", "1234"): 1,
     ("4", "5"): 0,
     ("4", ""): 0,
     ("4", "\ud800 $\\frac{$"): 0,
     (None, "4"): None,
+    (math.nan, "nan"): None,
+    ("", ""): None,
     ("none", "4"): 0,
 }
 

@@ -1,5 +1,6 @@
 """Unit tests of generated Python, in processes with limits."""
 
+import math
 import os
 import time
 
@@ -35,6 +36,11 @@ def test_the_score_is_the_fraction_of_passed_tests(tested):
               "def f(x): raise KeyboardInterrupt", "def f(x):\n    exit(0)"]  # fmt: skip
     assert rate(tested, *broken, tests=[TESTS[:2]] * len(broken)) == [0.0] * len(broken)
     assert rate(tested, DOUBLE + "if __name__ == '__main__':\n    input()", tests=["assert f(2) == 4"]) == [1.0]
+
+
+@pytest.mark.parametrize("tests", [None, math.nan, "", " \n"])
+def test_an_empty_cell_has_no_tests(tested, tests):
+    assert rate(tested, DOUBLE, tests=[tests]) == [None]
 
 
 @pytest.mark.parametrize("tests", [{"inputs": ["2"]}, ["assert f(2) == 4", 3], 4])

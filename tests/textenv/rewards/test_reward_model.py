@@ -145,6 +145,18 @@ def test_a_chat_has_only_its_templates_special_tokens():
     assert found == pytest.approx([alone(model, [0, 1, 5])[0].item()] * 2, abs=1e-5)
 
 
+def test_a_system_message_that_its_template_leaves_out_is_warned_of(caplog):
+    tokenizer = make_tokenizer(WORDS)
+    tokenizer.name_or_path = "judge"
+    tokenizer.chat_template = "{% for m in messages if m.role != 'system' %}{{ m.content }} {% endfor %}"
+    rate = RewardModel(make_model("gpt2"), tokenizer)
+    chat = [{"role": "user", "content": "a"}]
+    expected = rate([chat], ["good"])
+    assert "does not write" not in caplog.text
+    assert rate([[{"role": "system", "content": "b"}, *chat]], ["good"]) == expected
+    assert "the chat template of judge does not write system messages" in caplog.text
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_long_text_loses_its_beginning(name, caplog):
     """But no special token; the log says so once."""

@@ -7,8 +7,10 @@ import gymnasium
 import numpy as np
 import pytest
 
+from tests.helpers.chat_templates import template_tokenizer
 from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
+from tests.helpers.tool_calls import multiply
 from textenv.envs.task import FunctionTask
 from textenv.tasks.own_prompts import Prompts, read_rewards
 
@@ -148,6 +150,49 @@ def test_the_environment_is_made_by_name(tmp_path):
     env.step(np.array([5, 5]))
     _, reward, _, truncated, _ = env.step(np.array([5, 5]))
     assert truncated.all() and reward.tolist() == [len(" good good")] * 2
+
+
+@pytest.mark.parametrize(("template", "chat"), [("qwen 3", True), ("chatml", True), ("chatml", False)])
+def test_the_default_limit_counts_the_schemas_of_tools(tmp_path, template, chat):
+    """Which the template shows, or the system message, or the text."""
+    make_gpt2(n_positions=4096).save_pretrained(tmp_path)
+    template_tokenizer(template).save_pretrained(tmp_path)
+    prompts = ["What is 12 * 34?", "And 2 * 3?"]
+    own = dict(model=str(tmp_path), prompts=prompts, reward=zero, chat=chat, max_new_tokens=8)
+    plain = gymnasium.make_vec("textenv/Prompts-v0", num_envs=2, **own)
+    env = gymnasium.make_vec("textenv/Prompts-v0", num_envs=2, tools=[multiply], **own)
+    state, _ = env.reset(seed=0)
+    assert state["length"].max() == env.limits.max_prompt_tokens > plain.limits.max_prompt_tokens + 100
+
+
+def test_one_long_prompt_that_shortens_all_answers_is_told(tmp_path, caplog):
+    make_gpt2(n_positions=128).save_pretrained(tmp_path)
+    tokenizer = make_tokenizer(WORDS)
+    tokenizer.model_max_length = 128
+    tokenizer.save_pretrained(tmp_path)
+
+    def limits(longest, **options):
+        """Limits of an environment whose longest prompt has so many tokens, and what the log says of them."""
+        caplog.clear()
+        prompts = ["a b", " ".join("a" * longest)]
+        arguments = dict(model=str(tmp_path), prompts=prompts, eval_prompts=["b"], reward=zero, **options)
+        env = gymnasium.make_vec("textenv/Prompts-v0", num_envs=2, **arguments)
+        return env.limits.max_new_tokens, [r.getMessage() for r in caplog.records if "cut at" in r.getMessage()]
+
+    assert limits(96) == (32, [])
+    max_new_tokens, (warning,) = limits(122)
+    assert max_new_tokens == 6
+    assert warning.startswith(
+        "the longest prompt has 122 tokens, which leaves 6 of the 128 tokens that the model reads, so every answer is "
+        "cut at max_new_tokens=6"
+    )
+    max_new_tokens, (warning,) = limits(3, max_prompt_tokens=120)
+    assert max_new_tokens == 8
+    assert warning.startswith("max_prompt_tokens is 120, which leaves 8 of the 128 tokens")
+
+    # What it advises
+    assert limits(122, max_prompt_tokens=20, overlong="skip") == (108, [])
+    assert limits(122, max_new_tokens=100, max_length=128) == (100, [])
 
 
 @pytest.mark.parametrize(("own", "said"), [

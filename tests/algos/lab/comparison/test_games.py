@@ -22,6 +22,7 @@ from algos.lab.comparison.summary import Case, by_case, name_cases, normalise, s
 from algos.lab.comparison.words import in_words
 from algos.make import WORDS
 from algos.training.metrics import count_turns
+from algos.training.save import spec_of
 from tests.helpers.finished_runs import run_of
 
 SLIPPERY = {"env": "FrozenLake-v1"}
@@ -78,6 +79,19 @@ def test_wrappers_that_may_change_rewards_make_another_game(wrapper):
     assert game_of("FrozenLake-v1", {"is_slippery": False, "wrappers": (wrapper,)}) == halved
     assert solved_return(EnvSpec("CartPole-v1", reward_threshold=475, kwargs={"wrappers": [wrapper]})) is None
     assert solved_return(EnvSpec(WORDS, kwargs=SAFE | {"env_wrappers": [wrapper]})) is None
+
+
+@pytest.mark.parametrize(("wrap", "game"), [
+    (lambda env: gymnasium.wrappers.vector.TransformReward(env, abs), 'CartPole-v1 (wrappers="TransformReward")'),
+    (gymnasium.wrappers.vector.NormalizeObservation, "CartPole-v1"),
+])  # fmt: skip
+def test_a_run_has_the_game_of_the_wrappers_of_all_slots(wrap, game, tmp_path):
+    env = wrap(gymnasium.make_vec("CartPole-v1", num_envs=2))
+    PPO(env, num_steps=4).learn(8, run_dir=tmp_path / "run")
+    (run,) = read_runs([tmp_path])
+    assert run.game_name == game
+    threshold = 475 if game == "CartPole-v1" else None
+    assert solved_return(spec_of(env)) == threshold
 
 
 def test_a_run_of_train_has_the_game_of_its_wrappers(tmp_path):

@@ -70,10 +70,11 @@ def test_the_first_trial_is_the_recipe(tmp_path):
     flags = yaml.safe_load((tmp_path / "best.yaml").read_text())
     assert flags["algo"] == "ppo" and flags["total_steps"] == 128 and flags["num_envs"] == 4
     config = PPOConfig(**flags["config"] | {"adam_betas": tuple(flags["config"]["adam_betas"])})
-    for field in ("ent_coef", "gamma", "gae_lambda", "num_steps", "minibatch_size", "num_epochs", "max_grad_norm"):
+    for field in ("ent_coef", "gae_lambda", "num_steps", "minibatch_size", "num_epochs", "max_grad_norm"):
         assert getattr(config, field) == getattr(SMALL, field)
     # None in the recipe, so what is trained decides; that is where the search starts.
     assert config.learning_rate == trials(tmp_path)[0].params["learning_rate"] == 2.5e-4
+    assert config.gamma == 0.99
 
 
 @pytest.mark.heavy
