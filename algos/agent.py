@@ -226,8 +226,10 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         If ``config.max_refills`` is not 0, groups without a learning signal are replaced (`algos.refills`).
         """
         config = self.config
-        self.collector.env = self.env  # both may have been replaced
-        self.collector.policy = self.policy
+        if self.collector.env is not self.env or self.collector.policy is not self.policy:  # one was replaced
+            check_environment(self.env, self.policy, config)
+            self.collector.env = self.env
+            self.collector.policy = self.policy
         agree_on_ends(self.env, self.policy)
         num_episodes = config.num_episodes
         if num_episodes is not None:

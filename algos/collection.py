@@ -43,12 +43,16 @@ from textenv.names import check_names
 from textenv.rollout import WAITING, EpisodeEnv, LogProbs, is_episode_env
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from algos.policies.lm import LMPolicy
 
 logger = logging.getLogger(__name__)
 
 Columns = dict[str, list[Any]]
 """For each column of a rollout, a list with one entry per step: an array or a tensor ``[N, ...]``, or None."""
+_COMPARED: "WeakKeyDictionary[PreTrainedTokenizerBase, PreTrainedTokenizerBase]" = WeakKeyDictionary()
+"""For tokenizers of environments the policy's tokenizer that had the same ids: a large vocabulary is compared once."""
 MOST_RESETS = 3
 """Largest number of further steps where a rollout has only reset slots: one suffices unless the environment fails."""
 
@@ -516,7 +520,7 @@ def agree_on_ends(env: VectorEnv, policy: Policy) -> None:
 
 def _check_vocabulary(env: TextVectorEnv, lm: LanguageModel) -> None:
     """Raise a ValueError unless each token of the model has its id in the environment too."""
-    if env.tokenizer is lm.tokenizer:
+    if env.tokenizer is lm.tokenizer or _COMPARED.get(env.tokenizer) is lm.tokenizer:
         return
     ids = env.tokenizer.get_vocab()
     mismatched = [token for token, index in lm.tokenizer.get_vocab().items() if ids.get(token) != index]
@@ -526,6 +530,7 @@ def _check_vocabulary(env: TextVectorEnv, lm: LanguageModel) -> None:
             f"(such as {min(mismatched)!r}), so rewards would read other texts than the policy writes: make the "
             "environment with tokenizer=policy.tokenizer"
         )
+    _COMPARED[env.tokenizer] = lm.tokenizer
 
 
 def add_log_probs(rollout: TensorDict, *, policy: Policy, log_probs: Sequence[object] | None = None) -> None:

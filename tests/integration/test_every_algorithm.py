@@ -487,6 +487,14 @@ def test_anothers_config_or_policy_is_refused():
         PPO(env, q_policy, PPOConfig())
 
 
+def test_an_environment_put_in_later_is_checked():
+    """As the constructor checks it."""
+    agent = PPO(cartpole(2), seed=1, num_steps=4)
+    agent.env = gym.make_vec("Acrobot-v1", num_envs=2)
+    with pytest.raises(ValueError, match="the MLPPolicy reads .* but the environment has"):
+        agent.learn(16)
+
+
 def test_an_environment_put_in_later_is_reset_first():
     agent = PPO(cartpole(2), seed=1, num_steps=4)
     agent.collect()
