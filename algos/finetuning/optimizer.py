@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
 from algos.config import Count, Natural, NotNegative, Positive, UnitInterval, check_fields
-from algos.fast.adam import CLEARED_EVERY, clear_negligible
+from algos.optimizer import Adam
 from textenv.names import NamedFields
 
 _BATCHES_PER_CHUNK = 20
@@ -69,7 +68,7 @@ class CosineOptimizer:
             {"params": matrices, "weight_decay": config.weight_decay},
             {"params": vectors, "weight_decay": 0.0},
         ]
-        self.optimizer = torch.optim.AdamW([group for group in groups if group["params"]], fused=True)
+        self.optimizer = Adam([group for group in groups if group["params"]], fused=True)
         self.optimizer.zero_grad()  # gradients left by an earlier training, such as PPO's last step
         self.config = config
         self._num_steps = steps
@@ -82,7 +81,8 @@ class CosineOptimizer:
         Raises:
             FloatingPointError: if the gradient is not finite.
         """
-        grad_norm = clip_grad_norm_(self._parameters, self.config.max_grad_norm)
+        groups = range(len(self.optimizer.param_groups))
+        grad_norm = self.optimizer.clip_grad_norm_(self.config.max_grad_norm, groups)
         if not grad_norm.isfinite():
             raise FloatingPointError(
                 f"the norm of the gradient is {grad_norm.item()}: the weights are unchanged. Look for a learning rate "
@@ -94,9 +94,6 @@ class CosineOptimizer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._steps_done += 1
-        if self._steps_done % CLEARED_EVERY == 0:
-            for state in self.optimizer.state.values():
-                clear_negligible(state["exp_avg"], state["exp_avg_sq"])
         return grad_norm
 
     def _schedule(self) -> float:

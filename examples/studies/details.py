@@ -24,6 +24,7 @@ import torch
 
 import textenv  # noqa: F401 (registers textenv/Reviews-v0)
 from algos import PPO, LMPolicy, MLPPolicy, PPOConfig, presets
+from algos.config import discount
 from textenv import TokenVectorEnv
 
 sys.path += [str(Path(__file__).parents[1] / "benchmarks"), str(Path(__file__).parents[1])]
@@ -101,7 +102,13 @@ class Task:
         final_rate = self.config.final_learning_rate
         if final_rate is None:
             final_rate = self.config.learning_rate
-        return replace(self.config, adam_eps=eps, bootstrap_truncated=not self.is_text, final_learning_rate=final_rate)
+        return replace(
+            self.config,
+            gamma=discount(self.config.gamma),
+            adam_eps=eps,
+            bootstrap_truncated=not self.is_text,
+            final_learning_rate=final_rate,
+        )
 
 
 TASKS = {
@@ -148,7 +155,7 @@ def details_of(task):
     final_rate = base.final_learning_rate
     if final_rate == base.learning_rate:
         final_rate = 0.0
-    discount = min(base.gamma, 0.99)
+    below_1 = min(base.gamma, 0.99)
 
     # An empty dict stands for the base
     return {
@@ -157,7 +164,7 @@ def details_of(task):
         "a critic": Detail({}, {"vf_coef": 0.0, "fit_value_head": False, "gae_lambda": 1.0}),
         "λ below 1": Detail({}, {"gae_lambda": 1.0}),
         "λ above 0": Detail({}, {"gae_lambda": 0.0}),
-        "discount": Detail({"gamma": discount}, {"gamma": 1.0}),
+        "discount": Detail({"gamma": below_1}, {"gamma": 1.0}),
         "several epochs": Detail({}, {"num_epochs": 1}),
         "several minibatches": Detail({}, {"minibatch_size": task.rollout_size}),
         "ratio clipped": Detail({}, {"clip_range": UNLIMITED}),

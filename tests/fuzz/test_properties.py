@@ -462,7 +462,7 @@ def test_an_epoch_holds_every_true_entry_once(batch, size, sequential, epochs, s
     sizes = [units] if units else []
     if size is not None:
         sizes = [size] * (units // size) + [units % size] * (units % size > 0)
-        if sizes[1:] and sizes[-1] == 1 < size and not sequential:  # a step that is left over is not alone
+        if sizes[1:] and sizes[-1] == 1 < size:  # a step or row that is left over is not alone
             sizes[-2:] = [size + 1]
     assert [len(part) for part in found] == sizes * epochs
     for epoch in range(epochs):

@@ -281,9 +281,7 @@ def test_lost_metrics_come_back_from_the_checkpoint(damage, tmp_path, caplog):
     assert "of 6 iterations: the rest are taken from the checkpoint" in caplog.text
 
 
-@pytest.mark.parametrize(("answer", "stops"), [
-    (True, True), (np.True_, True), (1, True), ("enough", True), (None, False), (False, False), (0, False),
-])  # fmt: skip
+@pytest.mark.parametrize(("answer", "stops"), [(True, True), (np.True_, True), (None, False), (False, False)])
 def test_every_iteration_is_reported_and_true_stops(answer, stops):
     seen = []
 
