@@ -273,7 +273,9 @@ def _iteration(run: Run, diagnose: Diagnosis | None, *, start: float) -> bool:
 
 
 def _ends_training(result: object, observer: Callable[..., object], run: Run) -> bool:
-    """Whether what a callback has returned ends the training; if it is not one of ours, a warning says so.
+    """Whether what a callback has returned ends the training; a warning says so if the training has only begun.
+
+    Then it may be meant otherwise: in Stable-Baselines3, True goes on.
 
     Raises:
         TypeError: on anything but True, False and None, such as what ``file.write`` returns.
@@ -285,7 +287,7 @@ def _ends_training(result: object, observer: Callable[..., object], run: Run) ->
         )
     if not result:
         return False
-    if not str(observer.__module__).startswith("algos."):
+    if len(run.history) <= 1 and not str(observer.__module__).startswith("algos."):
         logger.warning("%s returned True, which ends the training at %d of %d steps", name, run.steps, run.total_steps)
     return True
 
