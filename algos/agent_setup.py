@@ -17,6 +17,8 @@ from algos.config import (
     Config,
     PolicyGradientConfig,
     PPOConfig,
+    REINFORCEConfig,
+    REINFORCEPlusPlusConfig,
 )
 from algos.envs.gymnasium_results import autoreset_mode
 from algos.envs.spaces import check_readable
@@ -49,7 +51,7 @@ def resolve(config: ConfigT, env: VectorEnv, policy: Policy) -> ConfigT:
     """
     is_text = is_episode_env(env)
     defaults = _adam_defaults(config, policy, is_text=is_text)
-    if getattr(config, "gamma", CONTROL_GAMMA) is None:
+    if isinstance(config, (ActorCriticConfig, REINFORCEConfig, REINFORCEPlusPlusConfig)) and config.gamma is None:
         defaults["gamma"] = 1.0 if is_text else CONTROL_GAMMA
     _warn_of_single_minibatches(config, policy, is_text=is_text)
     if isinstance(config, ActorCriticConfig):

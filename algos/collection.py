@@ -38,6 +38,7 @@ from algos.policies.policy import Policy, Step, check_policy, check_step, refuse
 from algos.policies.random_streams import episode_seeds, row_seeds
 from textenv.envs.kept_sets import KeptSets
 from textenv.envs.vector_env import TextVectorEnv
+from textenv.lm.loading import misread_tokens
 from textenv.lm.model import LanguageModel, language_model_of
 from textenv.names import check_names
 from textenv.rollout import WAITING, EpisodeEnv, LogProbs, is_episode_env
@@ -52,7 +53,7 @@ logger = logging.getLogger(__name__)
 Columns = dict[str, list[Any]]
 """For each column of a rollout, a list with one entry per step: an array or a tensor ``[N, ...]``, or None."""
 _COMPARED: "WeakKeyDictionary[PreTrainedTokenizerBase, PreTrainedTokenizerBase]" = WeakKeyDictionary()
-"""For tokenizers of environments the policy's tokenizer that had the same ids: a large vocabulary is compared once."""
+"""The policy's tokenizer that an environment's was compared with: only once, because vocabularies are large."""
 MOST_RESETS = 3
 """Largest number of further steps where a rollout has only reset slots: one suffices unless the environment fails."""
 
@@ -522,12 +523,11 @@ def _check_vocabulary(env: TextVectorEnv, lm: LanguageModel) -> None:
     """Raise a ValueError unless each token of the model has its id in the environment too."""
     if env.tokenizer is lm.tokenizer or _COMPARED.get(env.tokenizer) is lm.tokenizer:
         return
-    ids = env.tokenizer.get_vocab()
-    mismatched = [token for token, index in lm.tokenizer.get_vocab().items() if ids.get(token) != index]
-    if mismatched:
+    misread = misread_tokens(lm.tokenizer, env.tokenizer)
+    if misread:
         raise ValueError(
-            f"{len(mismatched)} tokens of the policy are missing or have other ids in the environment's tokenizer "
-            f"(such as {min(mismatched)!r}), so rewards would read other texts than the policy writes: make the "
+            f"{len(misread)} tokens of the policy are missing or have other ids in the environment's tokenizer "
+            f"(such as {min(misread)!r}), so rewards would read other texts than the policy writes: make the "
             "environment with tokenizer=policy.tokenizer"
         )
     _COMPARED[env.tokenizer] = lm.tokenizer

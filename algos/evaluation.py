@@ -526,6 +526,7 @@ class EvaluateEvery(Callback):
         self.evaluated = 0
         """Steps at the last evaluation."""
         self._is_restored = False
+        """Whether these come from the checkpoint of a training that is resumed."""
 
     def on_start(self, run: Run) -> None:
         """See `Callback.on_start`; raises as `evaluate` does. A training that is not resumed begins anew."""

@@ -54,16 +54,16 @@ class CosineOptimizer:
     """
 
     def __init__(self, parameters: Iterator[nn.Parameter], config: SupervisedConfig, *, steps: int) -> None:
-        self._parameters = [p for p in parameters if p.requires_grad]
-        if not self._parameters:
+        trained = [p for p in parameters if p.requires_grad]
+        if not trained:
             raise ValueError(
                 "no parameter of the model requires a gradient, so nothing would be trained: call "
                 "model.requires_grad_(True), or train the policy and not its reference"
             )
 
         # Weight decay is for matrices
-        matrices = [p for p in self._parameters if p.dim() > 1]
-        vectors = [p for p in self._parameters if p.dim() <= 1]
+        matrices = [p for p in trained if p.dim() > 1]
+        vectors = [p for p in trained if p.dim() <= 1]
         groups = [
             {"params": matrices, "weight_decay": config.weight_decay},
             {"params": vectors, "weight_decay": 0.0},

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from textenv.lm.loading import from_pretrained, merged, merged_trunk, plain_model, save_model, trunk_of
+from textenv.lm.loading import (
+    from_pretrained,
+    merged,
+    merged_trunk,
+    misread_tokens,
+    plain_model,
+    save_model,
+    trunk_of,
+)
 from textenv.lm.memory import check_memory_options, trunk_output
 from textenv.lm.model import LanguageModel
 from textenv.lm.padding import without_padding
@@ -118,13 +126,11 @@ class Critic(nn.Module):
         Raises:
             ValueError: if the language model's vocabulary differs, or the trunk's layers cannot be checkpointed.
         """
-        vocabulary = self.tokenizer.get_vocab()
-        policy_vocabulary = lm.tokenizer.get_vocab()
-        mismatched = [token for token, index in policy_vocabulary.items() if vocabulary.get(token) != index]
-        if mismatched:
+        misread = misread_tokens(lm.tokenizer, self.tokenizer)
+        if misread:
             raise ValueError(
-                f"{len(mismatched)} tokens of the policy are missing or have other ids in the critic's tokenizer (such "
-                f"as {min(mismatched)!r}): a critic reads the policy's ids, so use the same tokenizer for both"
+                f"{len(misread)} tokens of the policy are missing or have other ids in the critic's tokenizer (such "
+                f"as {min(misread)!r}): a critic reads the policy's ids, so use the same tokenizer for both"
             )
         check_memory_options(self.trunk, gradient_checkpointing=lm.gradient_checkpointing, autocast=lm.autocast)
         self.gradient_checkpointing = lm.gradient_checkpointing

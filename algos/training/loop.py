@@ -239,8 +239,9 @@ def _train(run: Run, logs: Logs, observers: _Observers, *, checkpoint_every: int
         with training(run.steps, run.steps / total_steps):  # reward functions read the step and the progress
             stop = _iteration(run, observers.diagnose, start=start)
             if observers.on_iteration is not None:
-                result = observers.on_iteration(run.history[-1])
-                stop = _ends_training(result, observers.on_iteration, run) or stop
+                metrics = run.history[-1]
+                result = observers.on_iteration(metrics)
+                stop = _ends_training(result, observers.on_iteration, metrics, run) or stop
         over = collectives.broadcast(stop) or run.steps >= total_steps
         _check_folder(run, logs)
         run.checkpoint(every=checkpoint_every, over=over, request=request)
@@ -265,17 +266,17 @@ def _iteration(run: Run, diagnose: Diagnosis | None, *, start: float) -> bool:
         stops = []
         for callback in run.callbacks:
             result = callback.on_iteration(run, metrics)
-            stops.append(_ends_training(result, callback.on_iteration, run))
+            stops.append(_ends_training(result, callback.on_iteration, metrics, run))
         return any(stops)
     finally:
         end_if_forked(process, "a callback")
         run.record(metrics)
 
 
-def _ends_training(result: object, observer: Callable[..., object], run: Run) -> bool:
-    """Whether what a callback has returned ends the training; a warning says so if the training has only begun.
+def _ends_training(result: object, observer: Callable[..., object], metrics: Metrics, run: Run) -> bool:
+    """Whether what a callback has returned ends the training; in the first iteration a warning says so.
 
-    Then it may be meant otherwise: in Stable-Baselines3, True goes on.
+    There it may be meant otherwise: in Stable-Baselines3, True goes on.
 
     Raises:
         TypeError: on anything but True, False and None, such as what ``file.write`` returns.
@@ -287,7 +288,7 @@ def _ends_training(result: object, observer: Callable[..., object], run: Run) ->
         )
     if not result:
         return False
-    if len(run.history) <= 1 and not str(observer.__module__).startswith("algos."):
+    if metrics["iteration"] == 1 and not str(observer.__module__).startswith("algos."):
         logger.warning("%s returned True, which ends the training at %d of %d steps", name, run.steps, run.total_steps)
     return True
 

@@ -19,11 +19,15 @@ from algos import SAC, SACConfig, SACPolicy, TD3Policy, evaluate
 from algos.replay import buffer_state, restore_buffer, sample_batches, store
 from algos.sac import soft_target
 from tests.helpers.off_policy import (
+    FIRST_UPDATE,
+    STEPS,
+    KeepsDraws,
     Reach,
-    Walk,
     assert_same_steps,
     copy_critics,
     draw_the_same,
+    like_recorded,
+    make_recorded,
     peer_batch,
     random_batch,
     reach,
@@ -125,46 +129,27 @@ def test_an_update_equals_that_of_stable_baselines3(temperature):
         assert agent.log_temperature.item() == 0 and agent.temperature.item() == pytest.approx(0.3)
 
 
-class RecordedSAC(SAC):
-    """SAC that keeps what it has drawn at random: noise and actions of each step, steps and noise of each batch."""
+class RecordedSAC(KeepsDraws, SAC):
+    """SAC that keeps its noise."""
 
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
-        self.actions, self.noises, self.chosen = [], [], []
+    def noise_of(self, scaled_action, output):
+        mean, log_std = self.policy.distribution.parametrize(output)
+        gaussian = scaled_action.double().clamp(-1 + 1e-7, 1 - 1e-7).atanh()
+        return ((gaussian - mean) / log_std.exp()).float()
 
-    def collect(self):
-        rollout = super().collect()
-        policy = self.policy
-        mean, log_std = policy.distribution.parametrize(policy.actor(rollout["observation"][0]))
-        scaled_action = policy.distribution.bounds.scale(rollout["action"][0]).double()
-        noise = (scaled_action.clamp(-1 + 1e-7, 1 - 1e-7).atanh() - mean) / log_std.exp()
-        self.actions.append(rollout["action"][0, 0].numpy().copy())
-        self.noises.append(noise.detach().float())
-        return rollout
-
-    def with_noise(self, batch):
-        torch.manual_seed(len(self.chosen))
-        zeros = torch.zeros(len(batch), 2)
-        batch["noise"] = torch.normal(zeros, 1.0)
-        batch["next_noise"] = torch.normal(zeros, 1.0)
-        self.chosen.append(batch["index"].numpy())
-        return batch
+    def draw_noise(self, count):
+        noise = torch.normal(torch.zeros(count, 2), 1.0)
+        next_noise = torch.normal(torch.zeros(count, 2), 1.0)
+        return {"noise": noise, "next_noise": next_noise}
 
 
 @pytest.mark.heavy
 def test_a_training_is_that_of_stable_baselines3():
     """From the same random numbers: a learned temperature, a buffer that is written over, both kinds of ends."""
-    env = SyncVectorEnv([Walk], autoreset_mode=AutoresetMode.SAME_STEP)
-    policy = SACPolicy(env.single_observation_space, env.single_action_space, hidden=(16, 16), seed=1)
-    agent = RecordedSAC(
-        env, policy, num_steps=1, learning_starts=60, buffer_size=120, batch_size=16, learning_rate=1e-3, adam_eps=1e-3,
-        gamma=0.9, target_rate=0.02, seed=1,
-    )  # fmt: skip
-    peer = peer_of(agent, Walk(), batch_size=16, buffer_size=120, learning_starts=59)
-    agent.learn(300)
-
-    # Theirs trains after more than `learning_starts` steps, so that its 60th action is of the policy, with our noise
-    noises = iter(agent.noises[59:])
+    agent = make_recorded(RecordedSAC, SACPolicy)
+    peer = peer_of(agent, **like_recorded())
+    agent.learn(STEPS)
+    noises = iter(agent.noises[FIRST_UPDATE - 1 :])
 
     def predict(observation, *_, deterministic):
         mean, log_std, _ = peer.actor.get_action_dist_params(torch.from_numpy(observation))
@@ -172,10 +157,10 @@ def test_a_training_is_that_of_stable_baselines3():
         return peer.policy.unscale_action(scaled_action.detach().numpy()), None
 
     peer.predict = predict
-    draw_the_same(peer, agent.actions, agent.chosen)
-    peer.learn(300)
+    draw_the_same(agent, peer)
+    peer.learn(STEPS)
     assert_same_steps(agent, peer)
-    assert len(agent.chosen) == peer._n_updates == 241
+    assert len(agent.chosen) == peer._n_updates == STEPS - FIRST_UPDATE + 1
     assert_equal_networks(agent, peer, tolerance=1e-4)
     # Adam's eps is 1e-8 for their α
     assert agent.log_temperature.item() == pytest.approx(peer.log_ent_coef.item(), abs=1e-3)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import stable_baselines3
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.noise import ActionNoise
 
@@ -16,11 +15,15 @@ import algos
 from algos import TD3, SACPolicy, TD3Config, TD3Policy, evaluate
 from algos.td3 import clipped_double_target
 from tests.helpers.off_policy import (
+    FIRST_UPDATE,
+    STEPS,
+    KeepsDraws,
     Reach,
-    Walk,
     assert_same_steps,
     copy_critics,
     draw_the_same,
+    like_recorded,
+    make_recorded,
     peer_batch,
     random_batch,
     reach,
@@ -98,57 +101,44 @@ def test_updates_equal_those_of_stable_baselines3():
     assert_equal_networks(agent, peer)
 
 
-class RecordedTD3(TD3):
-    """TD3 that keeps what it has drawn at random: noise and actions of each step, steps and noise of each batch."""
+class RecordedTD3(KeepsDraws, TD3):
+    """TD3 that keeps its noise."""
 
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
-        self.actions, self.noises, self.chosen = [], [], []
+    def noise_of(self, scaled_action, output):
+        return (scaled_action - self.policy.distribution.mode(output)).numpy()
 
-    def collect(self):
-        rollout = super().collect()
-        policy = self.policy
-        scaled_action = policy.distribution.bounds.scale(rollout["action"][0])
-        mode = policy.distribution.mode(policy.actor(rollout["observation"][0]))
-        self.actions.append(rollout["action"][0, 0].numpy().copy())
-        self.noises.append((scaled_action - mode)[0].detach().numpy())
-        return rollout
-
-    def with_noise(self, batch):
-        torch.manual_seed(len(self.chosen))
+    def draw_noise(self, count):
         std = self.config.target_noise
-        batch["next_noise"] = torch.empty(len(batch), 2).normal_(0, std) / std
-        self.chosen.append(batch["index"].numpy())
-        return batch
+        return {"next_noise": torch.empty(count, 2).normal_(0, std) / std}
+
+
+class NoiseOf(ActionNoise):
+    """The noise of an agent's steps, from the first one that Stable-Baselines3 takes by its policy."""
+
+    def __init__(self, agent):
+        self.steps = itertools.count()
+        self.noises = agent.noises
+
+    def __call__(self):
+        number = next(self.steps)
+        if number < FIRST_UPDATE - 1:
+            return np.zeros(2, np.float32)
+        return self.noises[number]
 
 
 @pytest.mark.heavy
 def test_a_training_is_that_of_stable_baselines3():
     """From the same random numbers: a buffer that is written over, both kinds of ends, actions out of bounds."""
-    env = SyncVectorEnv([Walk], autoreset_mode=AutoresetMode.SAME_STEP)
-    policy = TD3Policy(env.single_observation_space, env.single_action_space, hidden=(16, 16), seed=1)
-    agent = RecordedTD3(
-        env, policy, num_steps=1, learning_starts=60, buffer_size=120, batch_size=16, learning_rate=1e-3, adam_eps=1e-3,
-        gamma=0.9, target_rate=0.02, exploration_noise=0.4, target_noise=0.4, target_noise_clip=0.3, seed=1,
-    )  # fmt: skip
-    peer = peer_of(agent, Walk(), batch_size=16, buffer_size=120, learning_starts=59)
-    agent.learn(300)
+    agent = make_recorded(RecordedTD3, TD3Policy, exploration_noise=0.4, target_noise=0.4, target_noise_clip=0.3)
+    peer = peer_of(agent, **like_recorded())
+    agent.learn(STEPS)
 
-    # Theirs trains after more than `learning_starts` steps, so that its 60th action is of the policy, with our noise
-    steps = itertools.count()
-
-    class Noise(ActionNoise):
-        def __call__(self):
-            number = next(steps)
-            return agent.noises[number] if number >= 59 else np.zeros(2, np.float32)
-
-    peer.action_noise = Noise()
-    draw_the_same(peer, agent.actions, agent.chosen)
-    peer.learn(300)
+    peer.action_noise = NoiseOf(agent)
+    draw_the_same(agent, peer)
+    peer.learn(STEPS)
     assert_same_steps(agent, peer)
     assert (stored_actions(agent) != agent.buffer[:]["action"].numpy()).any()
-
-    assert len(agent.chosen) == peer._n_updates == 241
+    assert len(agent.chosen) == peer._n_updates == STEPS - FIRST_UPDATE + 1
     assert_equal_networks(agent, peer, tolerance=1e-4)
 
 

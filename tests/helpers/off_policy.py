@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from tensordict import TensorDict
 
@@ -105,13 +105,67 @@ def copy_critics(critics, peer):
                 layer.bias.copy_(bias[number].flatten())
 
 
-def draw_the_same(peer, actions, batches):
-    """Let Stable-Baselines3's agent draw these uniform actions, and the batches of the steps with these numbers.
+STEPS = 300
+"""Length of the trainings of both libraries."""
+FIRST_UPDATE = 60
+"""The step after which ours makes its first update; each step has one."""
+
+
+class KeepsDraws:
+    """Mixin of SAC and TD3 in one slot of `Walk`: keeps what is drawn at random, for `draw_the_same`.
+
+    ``noise_of`` returns the noise behind a scaled action, given the actor's output; ``draw_noise`` the columns of noise
+    of an update, from torch's global generator.
+    """
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.actions = []
+        self.noises = []
+        self.chosen = []
+
+    @torch.no_grad()
+    def collect(self):
+        rollout = super().collect()
+        (action,) = rollout["action"]
+        scaled_action = self.policy.distribution.bounds.scale(action)
+        output = self.policy.actor(rollout["observation"][0])
+        self.actions.append(action[0].numpy().copy())
+        self.noises.append(self.noise_of(scaled_action, output)[0])
+        return rollout
+
+    def with_noise(self, batch):
+        torch.manual_seed(len(self.chosen))
+        batch.update(self.draw_noise(len(batch)))
+        self.chosen.append(batch["index"].numpy())
+        return batch
+
+
+def make_recorded(agent_type, policy_type, **options):
+    """Make an agent with `KeepsDraws`, whose buffer is written over in `STEPS` steps."""
+    env = SyncVectorEnv([Walk], autoreset_mode=AutoresetMode.SAME_STEP)
+    policy = policy_type(env.single_observation_space, env.single_action_space, hidden=(16, 16), seed=1)
+    return agent_type(
+        env, policy, num_steps=1, learning_starts=FIRST_UPDATE, buffer_size=120, batch_size=16, learning_rate=1e-3,
+        adam_eps=1e-3, gamma=0.9, target_rate=0.02, seed=1, **options,
+    )  # fmt: skip
+
+
+def like_recorded():
+    """Options of Stable-Baselines3's agent for the same training.
+
+    It learns after more than ``learning_starts`` steps, so the action before its first update is of its policy.
+    """
+    return dict(env=Walk(), batch_size=16, buffer_size=120, learning_starts=FIRST_UPDATE - 1)
+
+
+def draw_the_same(agent, peer):
+    """Let Stable-Baselines3's agent draw the uniform actions and the batches that ours has drawn.
 
     Before the k-th batch the global generator is seeded with k, for the noise of the update.
     """
-    next_action = iter(actions)
-    numbered = iter(enumerate(batches))
+    next_action = iter(agent.actions)
+    numbered = iter(enumerate(agent.chosen))
 
     def sample(batch_size, env):
         seed, chosen = next(numbered)

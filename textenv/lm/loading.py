@@ -292,6 +292,12 @@ def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
     return max(tokenizer.get_vocab().values()) + 1
 
 
+def misread_tokens(tokenizer: PreTrainedTokenizerBase, reader: PreTrainedTokenizerBase) -> list[str]:
+    """Return the tokens of a tokenizer that another one lacks, or has by other ids."""
+    ids = reader.get_vocab()
+    return [token for token, index in tokenizer.get_vocab().items() if ids.get(token) != index]
+
+
 def check_same_vocabulary(tokenizer: PreTrainedTokenizerBase, reference_tokenizer: PreTrainedTokenizerBase) -> None:
     """Check that a reference model reads the same tokens in the ids of a policy.
 

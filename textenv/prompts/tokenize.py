@@ -43,11 +43,11 @@ _PRIVATE_USE = range(0xF0002, 0xFFFFE)
 _MAX_CLOSING_TOKENS = 16
 """Maximum number of tokens in which a template closes a message."""
 _KIND_OF_ROLE = {"system": "system messages", "developer": "developer messages"}
-"""Roles whose messages some chat templates leave out, and how a warning calls these messages."""
+"""Roles whose messages some chat templates leave out, and the words for them in `warn_of_unwritten`."""
 _TOOLS = "tools"
-"""How it calls the schemas of tools."""
+"""The word for schemas of tools there."""
 _UNWRITTEN: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[object, frozenset[str]]] = WeakKeyDictionary()
-"""Chat template of each tokenizer, and which of these it leaves out."""
+"""For each tokenizer its chat template, and what that leaves out, in these words."""
 _JSON_OBJECTS = re.compile(r'\s*\[?\s*\{\s*"')
 """Beginning of an object of JSON that is not empty, or of a list of such objects."""
 _warn = functools.cache(logging.getLogger(__name__).warning)

@@ -7,6 +7,7 @@ import torch
 
 from algos import SFTConfig
 from algos.finetuning.optimizer import CosineOptimizer, length_buckets
+from textenv.acceleration import FAST
 
 
 def test_the_step_rises_and_falls_only_matrices_decay():
@@ -33,6 +34,7 @@ def test_a_long_gradient_is_clipped_before_the_step():
 
 
 @pytest.mark.heavy
+@pytest.mark.skipif(not FAST, reason="only the fast Adam clears averages")
 def test_averages_without_a_gradient_end_at_zero():
     """And not above it, as subnormal numbers, which are slow."""
     weight = torch.nn.Parameter(torch.ones(2))

@@ -263,3 +263,14 @@ def test_the_callback_that_ends_a_training_is_named(options, caplog):
     assert len(ppo_cartpole().learn(10_000, **options)) == 1
     (message,) = [record.getMessage() for record in caplog.records if "ends the training" in record.getMessage()]
     assert message.split()[0] in ("GoesOn.on_iteration", "<lambda>") and message.endswith("of 10000 steps")
+
+
+def test_a_later_end_is_not_warned_of(caplog):
+    """It is meant, as in the second iteration here."""
+
+    class Second(Callback):
+        def on_iteration(self, run, metrics):
+            return metrics["iteration"] == 2
+
+    assert len(ppo_cartpole().learn(10_000, callbacks=[Second()])) == 2
+    assert "ends the training" not in caplog.text
