@@ -193,6 +193,8 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
                     f"make a new agent of the same policy, {type(self).__name__}(agent.env, agent.policy, config)"
                 )
         self._config = config
+        if self.reward_normalizer is not None and isinstance(config, ActorCriticConfig):
+            self.reward_normalizer.gamma = discount(config.gamma)
 
     def _checked_config(self, config: ConfigT | None) -> ConfigT:
         """Return the config, or the default one; raise a TypeError if it is of another algorithm."""

@@ -64,7 +64,11 @@ class DQN(Agent[DQNConfig]):
         if fraction:
             progress = min(self.progress / fraction, 1.0)
         self.policy.exploration = scheduled(1.0, self.config.final_exploration, progress)
-        return super().collect()
+        try:
+            return super().collect()
+        except BaseException:
+            self._stop_exploring()
+            raise
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Store a rollout in the replay buffer and learn from samples of the buffer; return metrics."""
@@ -82,8 +86,12 @@ class DQN(Agent[DQNConfig]):
                     self.target.load_state_dict(self.policy.state_dict())
                 means.add(self.optimizer.step(self.loss, batch.to(self.policy.device)))
                 self.gradient_steps += 1
-        self.policy.exploration = 0.0  # evaluation and saving use the greedy policy
+        self._stop_exploring()
         return means.result() | metrics
+
+    def _stop_exploring(self) -> None:
+        """Make the policy greedy, as evaluation and saving use it."""
+        self.policy.exploration = 0.0
 
     def state_dict(self) -> dict[str, object]:
         """See `Agent.state_dict`; includes the replay buffer and the target network."""

@@ -535,6 +535,17 @@ class EvaluateEvery(Callback):
             self.waited = 0
             self.evaluated = 0
         self._is_restored = False
+
+        # What another one would write over
+        num_evaluations = sum(isinstance(callback, EvaluateEvery) for callback in run.callbacks)
+        if num_evaluations > 1:
+            raise ValueError(
+                f"callbacks has {num_evaluations} EvaluateEvery, which would log the same names (eval/...) and save "
+                f"into the same folder ({BEST}): give one, and call algos.evaluate for other environments in a "
+                "callback of your own"
+            )
+
+        # The environment
         num_slots = self.num_episodes or DEFAULT_EPISODES
         self.env = _vector_env(self.env, run.agent.policy, num_slots)
         check_spaces(self.env, run.agent.policy)

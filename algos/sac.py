@@ -92,7 +92,11 @@ class SAC(Agent[SACConfig]):
     def collect(self) -> TensorDict:
         """Collect the next rollout; its actions are drawn uniformly until learning starts."""
         self.policy.distribution.uniform = len(self.buffer) < self.config.learning_starts
-        return super().collect()
+        try:
+            return super().collect()
+        except BaseException:
+            self.policy.distribution.uniform = False  # for an evaluation after the error
+            raise
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Store a rollout in the replay buffer and learn from samples of the buffer; return metrics."""

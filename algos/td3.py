@@ -74,7 +74,11 @@ class TD3(Agent[TD3Config]):
         distribution = self.policy.distribution
         distribution.noise = self.config.exploration_noise
         distribution.uniform = len(self.buffer) < self.config.learning_starts
-        return super().collect()
+        try:
+            return super().collect()
+        except BaseException:
+            self._stop_exploring()
+            raise
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Store a rollout in the replay buffer and learn from samples of the buffer; return metrics."""
@@ -89,9 +93,13 @@ class TD3(Agent[TD3Config]):
             num_updates, self.updates_due = count_updates(self.updates_due, num_steps, config.updates_per_step)
             for batch in sample_batches(self.buffer, config, num_updates):
                 means.add(self.improve(self.with_noise(batch.to(self.policy.device))))
-        self.policy.distribution.noise = 0.0  # evaluation and saving use the deterministic policy
-        self.policy.distribution.uniform = False
+        self._stop_exploring()
         return means.result() | {"update/remembered": len(self.buffer)}
+
+    def _stop_exploring(self) -> None:
+        """Make the policy deterministic, as evaluation and saving use it."""
+        self.policy.distribution.noise = 0.0
+        self.policy.distribution.uniform = False
 
     def with_noise(self, batch: TensorDict) -> TensorDict:
         """Add standard normal noise for the target policy's action in the next state of each step, ``[b, numbers]``."""

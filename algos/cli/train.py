@@ -43,7 +43,7 @@ COUNT_OPTIONS = ("num_envs", "num_episodes", "eval_num_episodes", "checkpoint_ev
 UNSTORED_OPTIONS = ("run_dir", "resume", "overwrite", "config")
 """Options of one start, which ``run.yaml`` does not repeat, and ``config``, which it has in its resolved form."""
 
-UNTOLD_OPTIONS = ("config", "env_kwargs", "total_steps", "num_episodes", "checkpoint_every")
+UNTOLD_OPTIONS = ("config", "total_steps", "num_episodes", "checkpoint_every")
 """Options beside those of `WatchOptions`, `PassRateOptions` and `Command` that a resume may change without a word."""
 
 MAX_TEST_ENVS = 64

@@ -13,7 +13,7 @@ import numpy as np
 from tensordict import TensorDict
 from torch import Tensor
 
-from algos.config import Config, PolicyGradientConfig, check_total_steps, weighs_samples
+from algos.config import Config, PolicyGradientConfig, ReplayConfig, check_total_steps, weighs_samples
 from algos.ranks import collectives
 from algos.storage.checkpoint import trained_longer_than
 from algos.storage.provenance import commit
@@ -179,6 +179,7 @@ def learn(
             _train(run, logs, observers, checkpoint_every=checkpoint_every, request=request)
             for callback in observers.callbacks:
                 callback.on_end(run)
+            _tell_if_untrained(run)
 
             # The agent; a signal that came too late to shorten the training still ends the program
             if write_folder is not None and not run.has_ended:
@@ -202,6 +203,22 @@ def _tell_if_trained(run: Run) -> None:
         run.total_steps,
         consequence,
     )
+
+
+def _tell_if_untrained(run: Run) -> None:
+    """Log a warning if the replay buffer has too few steps to learn from at the end of a training."""
+    config = run.agent.config
+    if not isinstance(config, ReplayConfig) or not run.history:
+        return
+    num_remembered = run.history[-1]["update/remembered"]
+    if num_remembered < config.learning_starts:
+        logger.warning(
+            "nothing was learnt: learning begins after %s steps (learning_starts), and this training had %s; until "
+            "then %s only collects",
+            f"{config.learning_starts:,}",
+            f"{run.steps:,}",
+            type(run.agent).__name__,
+        )
 
 
 class _Observers(NamedTuple):

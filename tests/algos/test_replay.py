@@ -3,9 +3,11 @@
 import copy
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 from tensordict import TensorDict
 
 from algos import DQN, SAC, TD3, DQNConfig
@@ -65,3 +67,46 @@ def test_a_step_for_each_update_in_one_environment(algorithm, game):
     remembered = agent.buffer[:]
     assert len(remembered) == 40
     assert (remembered["observation"] != remembered["next_observation"]).any(1).all()
+
+
+class FailsLate(gymnasium.Wrapper):
+    """Raises at its 100th step."""
+
+    num_steps = 0
+
+    def step(self, action):
+        self.num_steps += 1
+        if self.num_steps == 100:
+            raise RuntimeError("the cable is out")
+        return super().step(action)
+
+
+@pytest.mark.parametrize(("algorithm", "game"), [(DQN, "CartPole-v1"), (SAC, "Pendulum-v1"), (TD3, "Pendulum-v1")])
+@pytest.mark.parametrize("learning_starts", [32, 5_000])
+def test_after_an_error_the_policy_does_not_explore(algorithm, game, learning_starts):
+    env = SyncVectorEnv([lambda: FailsLate(gymnasium.make(game))])
+    agent = algorithm(env, learning_starts=learning_starts, batch_size=16, num_steps=16, seed=1)
+    with pytest.raises(RuntimeError, match="the cable is out"):
+        agent.learn(1_000)
+
+    # TD3 and DQN act as they would deterministically; SAC samples around it, but not uniformly
+    observation = torch.from_numpy(np.stack([env.single_observation_space.sample() for _ in range(64)]))
+    step = agent.policy.act(observation)
+    best = agent.policy.act(observation, deterministic=True)
+    if algorithm is SAC:
+        assert step.log_prob.unique().numel() > 1
+    else:
+        assert torch.equal(step.action, best.action)
+
+
+@pytest.mark.parametrize(("algorithm", "game"), [(DQN, "CartPole-v1"), (SAC, "Pendulum-v1"), (TD3, "Pendulum-v1")])
+def test_a_training_too_short_to_learn_from_says_so(algorithm, game, caplog):
+    agent = algorithm(gymnasium.make_vec(game, num_envs=2), learning_starts=64, batch_size=16, num_steps=16)
+    agent.learn(32)
+    says = "nothing was learnt: learning begins after 64 steps (learning_starts), and this training had 32"
+    assert says in caplog.text
+
+    # The buffer stays for the next training
+    caplog.clear()
+    agent.learn(64)
+    assert "nothing was learnt" not in caplog.text

@@ -22,6 +22,7 @@ from textenv.prompts.tokenize import (
     with_written_calls,
     without_end,
 )
+from textenv.rewards.patterns import NUM_LAST_IDS
 from textenv.rewards.workers import attempt
 
 if TYPE_CHECKING:
@@ -31,6 +32,12 @@ CALL_TAG = "<tool_call>"
 """What a call begins with."""
 CALL = re.compile(rf"{CALL_TAG}(.*?)(?=</tool_call>|{CALL_TAG}|\Z)", re.DOTALL)
 """A call: the text after its opening tag. The closing tag may be missing."""
+THOUGHT_TAG = r"<(?P<name>think|thinking|thought|reasoning)>|\[(?P<NAME>THINK)\]"
+"""Pattern of what a thought begins with."""
+THOUGHT = re.compile(rf"(?:{THOUGHT_TAG}).*?(?:</(?P=name)>|\[/(?P=NAME)\]|\Z)", re.DOTALL)
+"""A thought with its tags. The closing tag may be missing."""
+OPENED_THOUGHT = re.compile(rf"(?:{THOUGHT_TAG})\s*\Z")
+"""The tag of a thought that the chat template begins."""
 HOW_TO_CALL = (
     'To call one, write\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 )
@@ -86,7 +93,7 @@ class ToolSchemas:
         return prompt_ids(replace(prompt, content=content), self.tokenizer, tools=schemas, **variables)
 
     def read(self, ids: list[int], context_ids: list[int]) -> list[object]:
-        """Return the calls in a message of the model.
+        """Return the calls in a message of the model, without those inside of a thought (``<think>``).
 
         Args:
             ids: token ids of the message.
@@ -104,7 +111,7 @@ class ToolSchemas:
             ids = ids[:-1]
         message = without_end(str(self.tokenizer.decode(ids)), self.tokenizer)
         calls: list[object] = []
-        for text in CALL.findall(message):
+        for text in CALL.findall(self._without_thoughts(message, context_ids)):
             call: object = attempt(partial(json.loads, text))
             if isinstance(call, list):  # several calls in one pair of tags
                 calls += call
@@ -131,11 +138,20 @@ class ToolSchemas:
             call_id = f"{number % 10**5:05d}{index % 10**4:04d}"  # nine characters, see CALL_ID
             function = _encodable({"name": call["name"], "arguments": arguments_of(call)})
             tool_calls.append({"id": call_id, "type": "function", "function": function})
-        text, _, _ = turn.completion.partition(CALL_TAG)
+        outside_thoughts = self._without_thoughts(turn.completion, turn.context_ids)
+        text = turn.completion[: outside_thoughts.find(CALL_TAG)]
         if self.tokenizer.response_template:
             response = self.tokenizer.parse_response(turn.completion_ids, prefix=turn.context_ids, tools=self.schemas)
             text = str(response.get("content") or "")
         return {"role": "assistant", "content": text.strip(), "tool_calls": tool_calls}
+
+    def _without_thoughts(self, message: str, context_ids: list[int]) -> str:
+        """Return a message with spaces in place of its thoughts; the end of the context may begin the first one."""
+        context = str(self.tokenizer.decode(context_ids[-NUM_LAST_IDS:]))
+        opened = OPENED_THOUGHT.search(context)
+        beginning = "" if opened is None else opened[0]
+        text = THOUGHT.sub(lambda thought: " " * len(thought[0]), beginning + message)
+        return text[len(beginning) :]
 
     def _with_system_message(self, chat: Messages) -> Messages:
         """Return a chat whose system message ends with the description of the functions."""

@@ -269,6 +269,15 @@ def test_a_resume_tells_other_options_and_leaves_a_run_that_has_ended(here, caps
     assert yaml.safe_load((run / "run.yaml").read_text())["temperature"] == load(run).temperature == 0.3
 
 
+def test_a_resume_tells_other_arguments_of_the_environment(here, capsys, caplog):
+    run = here / "run"
+    main([*OWN.split(), *SHORT.split(), "--run-dir", str(run)])
+    steps = json.loads(capsys.readouterr().out.splitlines()[-1])["steps"]
+    more = ["--total-steps", str(steps + 8), "--json"]
+    main(["train", "--resume", str(run), *more, "--env-kwargs", '{"tool_timeout": 3}'])
+    assert "goes on with other options: --env-kwargs {'tool_timeout': 3} (before: {})" in caplog.text
+
+
 def here_name(function):
     """The absolute name of a reward in the present folder."""
     return str(Path.cwd() / f"rewards.py:{function}")

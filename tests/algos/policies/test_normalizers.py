@@ -1,5 +1,6 @@
 """Running statistics of observations and rewards: against numpy and Stable-Baselines3, frozen, masked, saved."""
 
+import dataclasses
 import json
 
 import gymnasium as gym
@@ -205,6 +206,15 @@ def test_reward_statistics_are_saved_and_continued(tmp_path):
     plain = PPO(env, policy_for(env, MLPPolicy), PPOConfig(num_steps=16, minibatch_size=16))
     assert plain.reward_normalizer is None
     assert read_description(plain.save(tmp_path))["reward_normalizer"] is None
+
+
+def test_a_new_discount_reaches_the_reward_statistics():
+    env = pendulum()
+    agent = PPO(env, policy_for(env, MLPPolicy), PPOConfig(num_steps=16, minibatch_size=16, normalize_rewards=True))
+    agent.config = dataclasses.replace(agent.config, gamma=0.0)
+    metrics = agent.learn(100)[-1]
+    assert metrics["steps"] >= 100
+    assert agent.reward_normalizer.gamma == 0.0
 
 
 def test_each_row_of_a_text_rollout_has_its_own_return():

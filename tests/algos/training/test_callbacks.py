@@ -274,3 +274,12 @@ def test_a_later_end_is_not_warned_of(caplog):
 
     assert len(ppo_cartpole().learn(10_000, callbacks=[Second()])) == 2
     assert "ends the training" not in caplog.text
+
+
+def test_a_second_evaluation_of_the_same_names_is_refused():
+    """Both would log ``eval/mean_return`` and save into ``best``."""
+    agent = ppo_cartpole()
+    evaluations = [EvaluateEvery(cartpole(4), 64), EvaluateEvery(cartpole(4), 64)]
+    with pytest.raises(ValueError, match="callbacks has 2 EvaluateEvery, .*: give one"):
+        agent.learn(64, callbacks=evaluations)
+    assert agent.steps == 0

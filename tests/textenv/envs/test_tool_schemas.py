@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.helpers.tool_calls import PLAIN, QUESTION, byte_tokenizer
+from tests.helpers.tool_calls import PLAIN, QUESTION, SIX, byte_tokenizer
 from textenv.envs.tool_schemas import ToolSchemas
 from textenv.envs.turn import Turn
 from textenv.prompts.prompts import Prompt
@@ -61,3 +61,13 @@ def test_calls_are_written_beside_the_thoughts_that_a_template_shows():
     written = 'easy. So:\n<tool_call>\n{"name": "multiply", "arguments": {"a": 2}}\n</tool_call><|im_end|>'
     assert f"<|im_start|>assistant\n{written}" in tokenizer.decode(prompt_ids(chat, tokenizer))
     assert f"<|im_start|>assistant\n{written}" in tokenizer.decode(ToolSchemas([SCHEMA], tokenizer).prompt_ids(chat))
+
+
+def test_a_call_in_a_thought_is_not_in_the_message():
+    tokenizer = byte_tokenizer(PLAIN)
+    thought = "<think>Perhaps <tool_call>{}</tool_call>?</think>"
+    ids = tokenizer(f"{thought} So: {SIX}")["input_ids"]
+    turn = Turn(Prompt(tuple(QUESTION)), [1], [1], ids, terminated=True, tokenizer=tokenizer)
+    message = ToolSchemas([SCHEMA], tokenizer).message(turn, number=0)
+    assert message["content"] == f"{thought} So:"
+    assert [one["function"]["arguments"] for one in message["tool_calls"]] == [{"a": 2, "b": 3}]

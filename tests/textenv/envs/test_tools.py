@@ -193,6 +193,29 @@ def test_calls_are_found_in_every_form():
     assert results(SIX.removesuffix("</tool_call>")) == ["6"]
 
 
+def thinks_first(tag):
+    """A template that begins each answer with a tag, as DeepSeek-R1's and Qwen 3 Thinking's do."""
+    return PLAIN.replace("<|im_start|>assistant\n", f"<|im_start|>assistant\n{tag}\n")
+
+
+def test_calls_in_a_thought_are_not_run():
+    nine = call("multiply", a=3, b=3)
+    assert results(f"<think>Perhaps {SIX}?</think>\n{nine}") == ["9"]
+    assert results(f"[THINK]Perhaps {SIX}?[/THINK]{nine}") == ["9"]
+    assert results(f"<think>Perhaps {SIX}") == []
+    assert results(f"<think>no</think> {SIX} <think>Or {nine}?</think>") == ["6"]
+    assert results(f"</think> {SIX}") == ["6"]
+
+    # The template may have begun the thought
+    template = thinks_first("<think>")
+    assert template != PLAIN
+    assert results(f"Perhaps {SIX}?</think>\n{nine}", template=template) == ["9"]
+    assert results(f"Perhaps {SIX}", template=template) == []
+    assert results(SIX, template=thinks_first("<think></think>")) == ["6"]
+    asks = [{"role": "user", "content": "Write <think> first."}]
+    assert results(SIX, prompt=asks) == ["6"]
+
+
 async def multiply_later(a: int, b: int) -> int:
     """Multiply.
 
