@@ -51,6 +51,8 @@ def _is_flat_form(space: spaces.Space, observation: object) -> bool:
     """Whether observations of a space other than Box are flattened: one array of floats of its flat size."""
     if isinstance(space, spaces.Box) or isinstance(observation, (dict, tuple)):
         return False
+    if isinstance(space, spaces.Tuple) and isinstance(observation, list) and len(observation) == len(space):
+        return False  # a list of parts, which are no array
     array = _array(observation)
     return array.dtype.kind == "f" and array.shape[-1:] == flat_shape(space)
 

@@ -32,6 +32,15 @@ def as_tensors(observation):
     return torch.as_tensor(observation)
 
 
+def with_lists(observation):
+    """Lists in place of tuples, as JSON has them."""
+    if isinstance(observation, dict):
+        return {name: with_lists(part) for name, part in observation.items()}
+    if isinstance(observation, tuple):
+        return [with_lists(part) for part in observation]
+    return observation
+
+
 def check_in(space, action):
     assert space.contains(action) and action.dtype == space.dtype, f"{action!r} is not in {space}"
     assert isinstance(action, np.generic if isinstance(space, spaces.Discrete) else np.ndarray)
@@ -59,8 +68,8 @@ def test_an_action_fits_for_one_observation_and_many(observation_space, action_s
             alone, _ = policy.predict(observation, deterministic=True)
             np.testing.assert_allclose(np.float64(alone), np.float64(one), rtol=1e-2, atol=1e-3)
 
-    # As tensors, and flattened
-    for other in (as_tensors(batch), flatten(observation_space, batch)):
+    # As tensors, with lists, and flattened
+    for other in (as_tensors(batch), with_lists(batch), flatten(observation_space, batch)):
         np.testing.assert_array_equal(policy.predict(other, deterministic=True)[0], actions)
 
 
