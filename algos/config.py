@@ -589,6 +589,9 @@ class TD3Config(ContinuousReplayConfig):
     learning_rate: Positive | None = 1e-3
     exploration_noise: NotNegative = 0.1
     """Standard deviation of the noise that is added to actions, as a fraction of half the range of each number."""
+    noise_correlation: UnitInterval = 0.0
+    """Correlation ρ of this noise with that of the next step of the episode, an Ornstein-Uhlenbeck process (Lillicrap
+    et al. 2016) with θ dt = 1 - ρ. 0: each step has noise of its own; 1: it stays the same for the episode."""
     target_noise: NotNegative = 0.2
     """Standard deviation of the noise on the next action in the critics' target (target policy smoothing)."""
     target_noise_clip: Positive = 0.5

@@ -220,11 +220,11 @@ Run here for 100,000 steps of HalfCheetah: docs/results/control.md.
 PENDULUM_TD3 = TD3Config(gamma=0.98, buffer_size=200_000, learning_starts=10_000)
 """Pendulum-v1 in 20,000 steps, for ``hidden=(400, 300)``; rl-baselines3-zoo, ``hyperparams/td3.yml``."""
 
-MOUNTAIN_CAR_CONTINUOUS_TD3 = TD3Config(exploration_noise=0.5)
+MOUNTAIN_CAR_CONTINUOUS_TD3 = TD3Config(exploration_noise=0.5, noise_correlation=0.95)
 """MountainCarContinuous-v0 in 300,000 steps, for ``hidden=(400, 300)``; rl-baselines3-zoo, ``hyperparams/td3.yml``.
 
-The zoo's noise is an Ornstein-Uhlenbeck process; here each step's noise is drawn anew, and the goal may not be found.
-PPO's recipe finds it.
+The zoo's noise is correlated for longer (ρ = .9985). In an untrained policy it reaches the goal in 5 of 100 episodes,
+and this one in 75; independent noise never does.
 """
 
 LUNAR_LANDER_TD3 = PENDULUM_TD3

@@ -73,6 +73,7 @@ class TD3(Agent[TD3Config]):
         """Collect the next rollout, with noise on its actions; they are drawn uniformly until learning starts."""
         distribution = self.policy.distribution
         distribution.noise = self.config.exploration_noise
+        self.policy.noise_correlation = self.config.noise_correlation
         distribution.uniform = len(self.buffer) < self.config.learning_starts
         try:
             return super().collect()

@@ -429,10 +429,16 @@ class NoisyAction(nn.Module):
         _refuse_mask(action_mask)
         if self.uniform and not deterministic:
             return self.bounds.sample_uniformly(output, generator)
-        scaled_action = self.mode(output)
         if self.noise and not deterministic:
-            noise = torch.randn(output.shape, generator=generator, device=generator.device).to(output.device)
-            scaled_action = scaled_action + self.noise * noise
+            noise = torch.randn(output.shape, generator=generator, device=generator.device)
+        else:
+            noise = torch.zeros_like(output)
+        return self.explore(output, noise)
+
+    @torch.no_grad()
+    def explore(self, output: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose actions float32 ``[N, *]`` with standard normal noise ``[N, size]``; return log-densities too."""
+        scaled_action = self.mode(output) + self.noise * noise.to(output.device)
         action = self.bounds.unscale(scaled_action)
         log_prob, _ = self.score(output, action)
         return action, log_prob

@@ -1,5 +1,6 @@
 """`SACPolicy` and `TD3Policy`: an actor for Box actions with bounds, and two critics; the lower Q(s, a) counts."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -250,3 +251,40 @@ class TD3Policy(TwinCriticPolicy):
 
     distribution: NoisyAction
     distribution_type = NoisyAction
+    noise_correlation = 0.0
+    """Correlation of the noise of a step with that of the next, see `algos.config.TD3Config`."""
+
+    @torch.no_grad()
+    def act(self, observation: Observation, *, action_mask: Tensor | None = None, deterministic: bool = False) -> Step:
+        """See `Policy.act`; the observation is ``[N, *]``."""
+        distribution = self.distribution
+        is_independent = not (distribution.noise and self.noise_correlation)
+        if deterministic or is_independent or distribution.uniform or action_mask is not None:
+            return super().act(observation, action_mask=action_mask, deterministic=deterministic)
+        output = self.actor(self.read(observation))
+        return Step(*distribution.explore(output, self._next_noise(len(output))))
+
+    def reset(self, rows: np.ndarray | None = None, *, seeds: np.ndarray | None = None) -> None:
+        """Let the noise of these slots (bool ``[N]``), or of all, begin anew; there is no other state."""
+        super().reset(rows, seeds=seeds)
+        if rows is None:
+            self.memory.clear()
+        elif self.memory:
+            self.memory["begins"] = self.memory["begins"] | torch.from_numpy(rows)
+
+    def _next_noise(self, slots: int) -> Tensor:
+        """Standard normal noise of this step, ``[N, size]``, correlated with that of the step before.
+
+        The policy's memory has it as ``noise``, and whether an episode ``begins``, bool ``[N]``.
+        """
+        generator = self.generator
+        drawn = torch.randn(slots, self.distribution.size, generator=generator, device=generator.device)
+        noise = drawn
+        former = self.memory.get("noise")
+        if former is not None and len(former) == slots:
+            correlation = self.noise_correlation
+            continued = correlation * former + math.sqrt(1 - correlation**2) * drawn
+            noise = torch.where(self.memory["begins"].unsqueeze(-1), drawn, continued)
+        self.memory["noise"] = noise
+        self.memory["begins"] = torch.zeros(slots, dtype=torch.bool, device="cpu")
+        return noise

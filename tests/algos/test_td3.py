@@ -9,7 +9,7 @@ import pytest
 import stable_baselines3
 import torch
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.noise import ActionNoise, OrnsteinUhlenbeckActionNoise
 
 import algos
 from algos import TD3, SACPolicy, TD3Config, TD3Policy, evaluate
@@ -168,6 +168,59 @@ def test_noise_explores_and_ends_with_the_update():
     torch.testing.assert_close(step.action, step.action[:1].expand(3, 2))
     assert (step.log_prob == 0).all()
     assert (policy.evaluate(rollout).log_prob == 0).all()
+
+
+def noise_of(agent, rollout):
+    """Standard normal noise of each stored action, ``[B, T, 2]``, of an actor whose actions are all 0."""
+    return agent.policy.distribution.bounds.scale(rollout["action"]) / agent.config.exploration_noise
+
+
+def correlated(correlation, num_envs, **options):
+    """An agent with correlated noise whose actor answers 0, in the middle of the bounds."""
+    agent = make(
+        reach(num_envs), learning_starts=0, exploration_noise=0.3, noise_correlation=correlation,
+        updates_per_step=1e-6, **options,
+    )  # fmt: skip
+    with torch.no_grad():
+        for parameter in agent.policy.actor[-1].parameters():
+            parameter.zero_()
+    return agent
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.8, 1.0])
+def test_noise_is_correlated_within_an_episode(correlation):
+    """Variance 1 at each step, correlation ρ^k after k steps, and 0 with the next episode. Episodes have 5 steps."""
+    agent = correlated(correlation, 400, num_steps=12)
+    rollout = agent.collect()
+    rows = noise_of(agent, rollout)
+    starts = rollout["is_init"][0].nonzero().flatten().tolist()
+    first, second = starts[:2]
+    noise = torch.cat([rows[:, first : first + 5], rows[:, second : second + 5]], dim=1)
+    covariance = torch.einsum("bsi,bti->st", noise, noise) / (2 * len(noise))
+    steps = torch.arange(5)
+    expected = torch.block_diag(*[correlation ** (steps[:, None] - steps).abs()] * 2)
+    torch.testing.assert_close(covariance, expected.float(), atol=0.15, rtol=0)
+    torch.testing.assert_close(agent.policy.evaluate(rollout).log_prob, rollout["log_prob"])
+
+
+def test_noise_is_that_of_stable_baselines3(monkeypatch):
+    """σ .5, θ .15 and dt .1, from the first noise of an episode on, with the same normal numbers."""
+    sigma, theta, dt = 0.5, 0.15, 0.1
+    correlation = 1 - theta * dt
+    size = sigma * dt**0.5 / (1 - correlation**2) ** 0.5
+    agent = correlated(correlation, 1, num_steps=5)
+    draws = agent.policy.generator.clone_state()
+    rollout = agent.collect()
+    noise = size * noise_of(agent, rollout)[0].double()
+
+    drawn = [torch.randn(1, 2, generator=draws)[0].double().numpy() for _ in range(5)]
+    first = size * drawn[0]
+    np.testing.assert_allclose(noise[0], first, rtol=1e-5)
+    peer = OrnsteinUhlenbeckActionNoise(np.zeros(2), np.full(2, sigma), theta, dt, initial_noise=first)
+    normal = iter(drawn[1:])
+    monkeypatch.setattr(np.random, "normal", lambda size: next(normal))
+    for step in range(1, 5):
+        np.testing.assert_allclose(noise[step], peer(), rtol=1e-4, atol=1e-6)
 
 
 def test_stored_actions_are_clipped_for_the_critics():

@@ -169,7 +169,8 @@ def sac_gsde():
 def td3():
     env = control("Pendulum-v1", vectorization_mode="sync", vector_kwargs={"autoreset_mode": "SameStep"})
     policy = TD3Policy(env.single_observation_space, env.single_action_space, hidden=(8, 8))
-    return TD3(env, policy, num_steps=17, buffer_size=100, learning_starts=60, batch_size=16, updates_per_step=0.25)
+    options = dict(buffer_size=100, learning_starts=60, batch_size=16, updates_per_step=0.25, noise_correlation=0.9)
+    return TD3(env, policy, num_steps=17, **options)
 
 
 def grpo_control():
