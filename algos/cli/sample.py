@@ -88,12 +88,19 @@ class Sample(ModelCommand):
             logger.warning("chats of the training began with a system message: %s asks as in the training", flags)
 
     def _policies(self) -> "dict[str, LMPolicy]":
-        """Load the models to show, by name; all of them end their answers where one of them does."""
+        """Load the models to show, by name; all of them end their answers where one of them does.
+
+        The base model draws its tokens as the run does, so that only the training differs.
+        """
         policy, _ = load_newest(self.folder)
         policies = {self.folder: policy}
         if self.compare_to is not None:
             compared_policy = load_policy(model_name(self.compare_to, self.folder))
             policies = {self.compare_to: compared_policy} | policies
+            if self.compare_to == "base":
+                compared_policy.lm.temperature = policy.temperature
+                compared_policy.top_k = policy.top_k
+                compared_policy.top_p = policy.top_p
         stops = [stop for policy in policies.values() for stop in policy.lm.stop]
         for policy in policies.values():
             policy.lm.stop = (*stops, *self.stop)

@@ -6,9 +6,10 @@ import shutil
 
 import gymnasium
 import pytest
+import torch
 from transformers import AutoTokenizer
 
-from algos import PPO, LMPolicy
+from algos import PPO, LMPolicy, load
 from algos.cli import main
 from algos.cli.sample import check_model_name
 from algos.storage.run_folder import checkpoints, lock_run_folder
@@ -21,6 +22,9 @@ def run(tmp_path_factory):
     """An agent whose model writes something else than the one that it started from."""
     env = gymnasium.make_vec("textenv/Reviews-v0", num_envs=2)
     policy = LMPolicy.load("embedded", temperature=0.1)
+    with torch.no_grad():
+        for parameter in policy.lm.model.parameters():
+            parameter.mul_(0.9)
     return PPO(env, policy, num_steps=None, num_episodes=2).save(tmp_path_factory.mktemp("run"))
 
 
@@ -36,9 +40,10 @@ def test_prompts_are_completed_beside_the_base_model(run, capsys):
     first, second = found(capsys, *words)
     assert list(first) == ["prompt", "base", str(run)] and first["prompt"] == "the film"
     for number, row in enumerate((first, second)):
-        for name, temperature in (("base", 1.0), (str(run), 0.1)):
-            policy = LMPolicy.load("embedded", temperature=temperature)
+        base = LMPolicy.load("embedded", temperature=0.1)
+        for name, policy in (("base", base), (str(run), load(run))):
             assert policy.generate([row["prompt"]], max_new_tokens=12, seed=number) == [row[name]]
+        assert row["base"] != row[str(run)]
     assert found(capsys, *words) == [first, second], "the same command writes the same"
     capsys.readouterr()
     main(["sample", *map(str, words)])
