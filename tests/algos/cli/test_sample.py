@@ -24,7 +24,7 @@ def run(tmp_path_factory):
     policy = LMPolicy.load("embedded", temperature=0.1)
     with torch.no_grad():
         for parameter in policy.lm.model.parameters():
-            parameter.mul_(0.9)
+            parameter.mul_(0.5)
     return PPO(env, policy, num_steps=None, num_episodes=2).save(tmp_path_factory.mktemp("run"))
 
 
