@@ -307,7 +307,7 @@ _ROWS: tuple[tuple[str, str, Config, int, int, dict[str, Any]], ...] = (
     ("MountainCarContinuous-v0", "sac", MOUNTAIN_CAR_CONTINUOUS_SAC, 1, 50_000,
      {"policy": "sac_gsde", "policy_kwargs": {"hidden": [64, 64], "log_std_init": -3.67}}),
     ("MountainCarContinuous-v0", "td3", MOUNTAIN_CAR_CONTINUOUS_TD3, 1, 30_000,
-     {"policy": "td3", "policy_kwargs": {"hidden": (64, 64)}}),
+     {"policy": "td3", "policy_kwargs": {"hidden": [64, 64]}}),
     ("LunarLander-v3", "sac", LUNAR_LANDER_SAC, 1, 500_000,
      {"policy": "sac", "policy_kwargs": _WIDE, "env_kwargs": {"continuous": True}}),
     ("LunarLander-v3", "td3", LUNAR_LANDER_TD3, 1, 300_000,
