@@ -210,8 +210,8 @@ def _tell_if_untrained(run: Run) -> None:
     config = run.agent.config
     if not isinstance(config, ReplayConfig) or not run.history:
         return
-    num_remembered = run.history[-1]["update/remembered"]
-    if num_remembered < config.learning_starts:
+    num_remembered = run.history[-1].get("update/remembered")  # an algorithm of one's own may not log it
+    if num_remembered is not None and num_remembered < config.learning_starts:
         logger.warning(
             "nothing was learnt: learning begins after %s steps (learning_starts), and this training had %s; until "
             "then %s only collects",

@@ -138,8 +138,8 @@ class ToolSchemas:
             call_id = f"{number % 10**5:05d}{index % 10**4:04d}"  # nine characters, see CALL_ID
             function = _encodable({"name": call["name"], "arguments": arguments_of(call)})
             tool_calls.append({"id": call_id, "type": "function", "function": function})
-        outside_thoughts = self._without_thoughts(turn.completion, turn.context_ids)
-        text = turn.completion[: outside_thoughts.find(CALL_TAG)]
+        before_call, _, _ = self._without_thoughts(turn.completion, turn.context_ids).partition(CALL_TAG)
+        text = turn.completion[: len(before_call)]
         if self.tokenizer.response_template:
             response = self.tokenizer.parse_response(turn.completion_ids, prefix=turn.context_ids, tools=self.schemas)
             text = str(response.get("content") or "")
