@@ -110,3 +110,32 @@ def test_a_training_too_short_to_learn_from_says_so(algorithm, game, caplog):
     caplog.clear()
     agent.learn(64)
     assert "nothing was learnt" not in caplog.text
+
+
+@pytest.mark.parametrize(("algorithm", "game"), [(DQN, "CartPole-v1"), (SAC, "Pendulum-v1"), (TD3, "Pendulum-v1")])
+@pytest.mark.parametrize("num_steps", [1, 16])
+def test_stored_steps_are_those_of_the_game(algorithm, game, num_steps):
+    """Played again, one after the other, across the ends of episodes and while the policy learns."""
+    env = gymnasium.make_vec(game, num_envs=1)
+    agent = algorithm(env, num_steps=num_steps, learning_starts=100, batch_size=8, buffer_size=1_000, seed=3)
+    agent.learn(600)
+    stored = agent.buffer[:]
+
+    game_again = gymnasium.make(game)
+    observation, _ = game_again.reset(seed=3)
+    num_ends = 0
+    for step in stored:
+        np.testing.assert_allclose(step["observation"].numpy(), observation, atol=1e-5)
+        action = step["action"].numpy()
+        if isinstance(game_again.action_space, spaces.Discrete):
+            action = int(action)
+        else:
+            action = action.clip(game_again.action_space.low, game_again.action_space.high)
+        observation, reward, terminated, truncated, _ = game_again.step(action)
+        np.testing.assert_allclose(step["next_observation"].numpy(), observation, atol=1e-5)
+        assert step["reward"].item() == pytest.approx(reward, abs=1e-4)
+        assert step["terminated"].item() == terminated
+        if terminated or truncated:
+            num_ends += 1
+            observation, _ = game_again.reset()
+    assert len(stored) >= 600 and num_ends >= 2

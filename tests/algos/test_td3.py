@@ -170,6 +170,32 @@ def test_noise_explores_and_ends_with_the_update():
     assert (policy.evaluate(rollout).log_prob == 0).all()
 
 
+class SeesNoise(TD3):
+    """TD3 that keeps the noise of its actions, as the policy that the update is about to change would have drawn it."""
+
+    def update(self, rollout):
+        with torch.no_grad():
+            mode = self.policy.distribution.mode(self.policy.actor(rollout["observation"]))
+        scaled = self.policy.distribution.bounds.scale(rollout["action"])
+        self.noise = getattr(self, "noise", [])
+        if not self.policy.distribution.uniform:
+            self.noise.append(((scaled - mode) / self.config.exploration_noise)[rollout["mask"]])
+        return super().update(rollout)
+
+
+def test_the_policy_that_acts_is_the_one_that_was_learnt():
+    """Else its actions would have more noise than they should: the policy changes by far more than the noise of .01."""
+    env = reach(4)
+    policy = TD3Policy(env.single_observation_space, env.single_action_space, hidden=(16, 16))
+    agent = SeesNoise(env, policy, num_steps=4, learning_starts=32, exploration_noise=0.01, learning_rate=1e-2, seed=1)
+    agent.learn(2_000)
+    noise = torch.cat(agent.noise)
+    assert len(noise) > 1_500
+    assert noise.mean(0).abs().max() < 0.1
+    assert noise.std(0).tolist() == pytest.approx([1, 1], abs=0.06)
+    assert noise.abs().max() < 5
+
+
 def noise_of(agent, rollout):
     """Standard normal noise of each stored action, ``[B, T, 2]``, of an actor whose actions are all 0."""
     return agent.policy.distribution.bounds.scale(rollout["action"]) / agent.config.exploration_noise
