@@ -112,7 +112,6 @@ def main():
     """Print the table, and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", nargs="+", default=["Pendulum-v1"])
-    parser.add_argument("--algo", nargs="+", choices=["SAC", "TD3"], default=["SAC", "TD3"])
     parser.add_argument("--rounds", type=int, default=12, help="pairs of measurements")
     parser.add_argument("--steps", type=int, default=64, help="steps of each measurement")
     parser.add_argument("--trained", type=int, default=0, help="steps of training before the first measurement")
@@ -124,7 +123,7 @@ def main():
     # The table
     rows = []
     for env_id in options.env:
-        for name in options.algo:
+        for name in ("SAC", "TD3"):
             rows.append(measure(name, env_id, rounds=options.rounds, steps=options.steps, trained=options.trained))
     print_and_save(rows, about, options.json, kinds=["algorithms"])
 
