@@ -94,6 +94,8 @@ def make_vector_environment(
     limit = arguments.get("max_episode_steps")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise ValueError(f"max_episode_steps is {limit!r}, expected an integer of at least 1, or None (the default)")
+    if limit is None:
+        arguments.pop("max_episode_steps", None)  # some native environments compare it with their steps
     is_text_env = is_text(env_id, arguments)
     if process_timeout is not None and is_text_env:
         raise ValueError(f"process_timeout is {process_timeout}, expected None for a text environment ({env_id})")

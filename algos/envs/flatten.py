@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from algos.envs.images import has_images, is_image, leaf_spaces
+from algos.envs.images import BYTES, check_pixels, has_images, is_image, leaf_spaces
 from algos.envs.spaces import check_readable
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def flatten(space: spaces.Space, observation: Any) -> np.ndarray:
         discrete parts one-hot, parts concatenated.
 
     Raises:
-        ValueError: if a value is not in a Discrete or MultiDiscrete space.
+        ValueError: if a value is not in a Discrete or MultiDiscrete space, a part of a Dict is missing, or a part has
+            another shape than its space, or floats where that has pixels.
 
     Example:
         >>> flatten(spaces.Discrete(3, start=5), np.array([5, 7]))
@@ -257,7 +258,7 @@ def _pack(space: spaces.Space, observation: Any) -> np.ndarray:
     pixels: list[np.ndarray] = []
     for leaf, values in _leaves(space, observation):
         if is_image(leaf):
-            pixels += _columns(leaf, values)
+            pixels += [column.astype(BYTES, copy=False) for column in _columns(leaf, values)]
         else:
             numbers += _columns(leaf, values)
     if numbers:
@@ -278,6 +279,11 @@ def _leaves(space: spaces.Space, observation: Any) -> Iterator[tuple[spaces.Spac
     """Parts without further parts, each with its values in a batch, in the order of the space."""
     if isinstance(space, spaces.Dict):
         for name, part in space.items():
+            if name not in observation:
+                raise ValueError(
+                    f"the observations have the parts {', '.join(map(str, observation))}, but the space has {name!r}, "
+                    "too: return each part of the space"
+                )
             yield from _leaves(part, observation[name])
     elif isinstance(space, spaces.Tuple):
         for part, values in zip(space, observation, strict=True):
@@ -289,14 +295,20 @@ def _leaves(space: spaces.Space, observation: Any) -> Iterator[tuple[spaces.Spac
 def _columns(space: spaces.Space, values: Any) -> list[np.ndarray]:
     """Flattened values of a part without further parts, ``[N, size]`` each. Raises as `flatten` does."""
     # Python integers, because start + n overflows in a short dtype such as int8
-    rows = np.asarray(values)
-    rows = rows.reshape(len(rows), -1)
+    array = np.asarray(values)
+    rows = array.reshape(len(array), -1)
     if isinstance(space, spaces.Discrete):
         columns = [_one_hot(rows, start=int(space.start), count=int(space.n))]
     elif isinstance(space, spaces.MultiDiscrete):
         choices = zip(rows.T, space.nvec.ravel().tolist(), space.start.ravel().tolist(), strict=True)
         columns = [_one_hot(column[:, None], start=start, count=count) for column, count, start in choices]
     else:
+        if array.shape[1:] != space.shape:
+            raise ValueError(
+                f"a part of the observations has shape {array.shape}, expected {(len(array), *(space.shape or ()))}, a "
+                f"row for each slot, as its space is {space}"
+            )
+        check_pixels(space, array)
         return [rows]
 
     # Without a 1 in its one-hot form, a value is not in the space

@@ -9,15 +9,18 @@ from weakref import WeakSet
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from algos.envs.flatten import flatten, flatten_one
+from algos.envs.images import check_pixels
 
 logger = logging.getLogger(__name__)
 STEPS_WITHOUT_AN_END = 10_000
 """Steps per slot in which no episode has ended, after which the collection of rollouts warns."""
 _WARNED: WeakSet[VectorEnv] = WeakSet()
 """Environments of whose masks a warning was logged."""
+_WARNED_OF_OVERWRITTEN: WeakSet[VectorEnv] = WeakSet()
+"""Environments of whose last observations a warning was logged."""
 
 
 class EnvironmentAdvice:
@@ -88,18 +91,18 @@ def flat_observations(observation: Any, env: VectorEnv, *, method: str) -> np.nd
         method: name of the method, for error messages.
 
     Raises:
-        ValueError: if Box observations are no array with a row of as many dimensions for each slot, or if `flatten`
-            refuses the values.
+        ValueError: if Box observations are no array of the space's shape with a row for each slot, or floats where the
+            space has pixels; or if `flatten` refuses them.
     """
     space = env.single_observation_space
     if isinstance(space, spaces.Box):
-        is_array = isinstance(observation, np.ndarray)
-        if not is_array or observation.ndim != 1 + len(space.shape) or len(observation) != env.num_envs:
+        if not isinstance(observation, np.ndarray) or observation.shape != (env.num_envs, *space.shape):
             raise ValueError(
                 f"{type(env.unwrapped).__name__}.{method} returned a {type(observation).__name__} of shape "
                 f"{tuple(np.shape(observation))} as observations, expected a NumPy array of shape "
-                f"{(env.num_envs, *space.shape)}, a row for each slot: convert it there"
+                f"{(env.num_envs, *space.shape)}, a row for each slot: convert it there, or change the space"
             )
+        check_pixels(space, observation)
     return flatten(space, observation).copy()
 
 
@@ -136,6 +139,7 @@ def with_final_observations(
         )
 
     # Each final observation in place of the next episode's first one
+    _warn_of_overwritten(info, done, env)
     space = env.single_observation_space
     shape = observation.shape[1:]
     with_final = observation.copy()
@@ -153,6 +157,35 @@ def with_final_observations(
             )
         with_final[slot] = final
     return with_final
+
+
+def _warn_of_overwritten(info: Mapping[str, Any], done: np.ndarray, env: VectorEnv) -> None:
+    """Log a warning, once, if a final observation is the array that the reset after it has returned.
+
+    Gymnasium's ``SyncVectorEnv`` resets before it copies, and keeps what the reset has returned in ``_env_obs``.
+    """
+    unwrapped = env.unwrapped
+    if not isinstance(unwrapped, SyncVectorEnv) or unwrapped in _WARNED_OF_OVERWRITTEN:
+        return
+    for slot in np.flatnonzero(done):
+        if _share_memory(info["final_obs"][slot], unwrapped._env_obs[slot]):
+            _WARNED_OF_OVERWRITTEN.add(unwrapped)
+            logger.warning(
+                "the environment in slot %d returns the same array from step and reset: unless it is always the same "
+                "observation, the reset has written over the last one of the episode, from which time limits are "
+                "bootstrapped. Return a copy, or use AutoresetMode.NEXT_STEP instead of SAME_STEP",
+                slot,
+            )
+            return
+
+
+def _share_memory(one: object, other: object) -> bool:
+    """Whether two observations have an array in common, also as parts of dictionaries or tuples."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return any(_share_memory(one[name], other[name]) for name in one.keys() & other.keys())
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return any(map(_share_memory, one, other))
+    return isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and np.may_share_memory(one, other)
 
 
 def flags(info: Mapping[str, Any], key: str, *, slots: int) -> np.ndarray:

@@ -28,6 +28,16 @@ def is_image(space: spaces.Space) -> TypeGuard[spaces.Box]:
     return True
 
 
+def check_pixels(space: spaces.Space, pixels: np.ndarray) -> None:
+    """Raise a ValueError if observations of an image space are floats, which may have been scaled to [0, 1] already."""
+    if pixels.dtype is BYTES or pixels.dtype.kind != "f" or not is_image(space):
+        return
+    raise ValueError(
+        f"the observations are {pixels.dtype}, but the space is {space}: return uint8, which networks divide by "
+        f"{brightest_pixel(space)}, or make the space one of floats"
+    )
+
+
 def leaf_spaces(space: spaces.Space) -> list[spaces.Space]:
     """Parts of a Dict or Tuple that have no further parts, in the order of `algos.envs.flatten`; else the space itself.
 

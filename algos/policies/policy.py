@@ -33,6 +33,8 @@ from textenv.rollout import Evaluation, Reference, is_episode_env
 logger = logging.getLogger(__name__)
 OBSERVATIONS_AT_ONCE = 1024
 """Number of observations that are unpacked at a time for the statistics of a normalizer."""
+COARSE_STEP = 0.1
+"""Step of float32, in standard deviations of an observed number, from which on a warning is logged."""
 Observation = np.ndarray | dict[str, np.ndarray]
 """Observations of all slots, the input of `Policy.act`.
 
@@ -512,6 +514,8 @@ class ControlPolicy(nn.Module, Policy):
         self.action_space = action_space
         self.generator = torch.Generator().manual_seed(seed)
         self.memory: dict[str, Any] = {}
+        self._has_checked_digits = False
+        """Whether the first rollout was looked at for numbers that float32 cannot tell apart."""
         self.normalizer: ObservationNormalizer | None = None
         if normalize_observations:
             self.normalizer = ObservationNormalizer(self.input_size)
@@ -603,6 +607,9 @@ class ControlPolicy(nn.Module, Policy):
 
     def update_normalizer(self, rollout: TensorDict) -> None:
         """See `Policy.update_normalizer`."""
+        if not self._has_checked_digits:
+            self._has_checked_digits = True
+            _warn_of_lost_digits(rollout["observation"][rollout["mask"]])
         if self.normalizer is not None:
             # In chunks, because pixels among the observations take four times their memory here
             samples = []
@@ -713,6 +720,26 @@ class ControlPolicy(nn.Module, Policy):
             batch_shape = observation.shape[: observation.ndim - len(self._shape)]
             observation = observation.reshape(*batch_shape, -1)
         return observation.to(self.device, torch.float32)
+
+
+def _warn_of_lost_digits(observations: Tensor) -> None:
+    """Log a warning if a number of these observations, ``[n, *]``, changes by little more than float32 can hold."""
+    if observations.dtype not in (torch.float64, torch.int64, torch.int32) or len(observations) < 2:
+        return
+    numbers = observations.reshape(len(observations), -1).double()
+    deviation, mean = torch.std_mean(numbers, dim=0)
+    steps = mean.abs() * torch.finfo(torch.float32).eps
+    is_coarse = (steps > COARSE_STEP * deviation) & (deviation > 0)
+    if is_coarse.any():
+        index = int(is_coarse.int().argmax())
+        logger.warning(
+            "number %d of the observations is about %.4g ± %.2g, of which float32, in which networks read it, keeps "
+            "steps of %.2g: subtract a constant in the environment, such as its first value",
+            index,
+            mean[index],
+            deviation[index],
+            steps[index],
+        )
 
 
 def _layers(policy: ControlPolicy) -> dict[str, str]:

@@ -13,7 +13,7 @@ import gymnasium
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers.utils import RunningMeanStd
-from torch import Tensor
+from torch import Tensor, nn
 
 from algos.envs.wrapping import CopiesFinalObservation
 from algos.storage.run_files import OBJECTS
@@ -43,10 +43,17 @@ AnyEnv: TypeAlias = gymnasium.Env | gymnasium.vector.VectorEnv
 """One environment, or several in a vector."""
 PartState = TypedDict(
     "PartState",
-    {"class": str, "state": dict[str, Any], "objects": dict[str, dict[str, object]], "made_with": str},
+    {
+        "class": str,
+        "state": dict[str, Any],
+        "objects": dict[str, dict[str, object]],
+        "called": dict[str, dict[str, object]],
+        "made_with": str,
+    },
     total=False,
 )
-"""State of one wrapper or environment, with the name of its class, the objects that it holds, and its arguments."""
+"""State of one wrapper or environment, with the name of its class, the objects that it holds and calls, and its
+arguments."""
 
 _WARNED: WeakSet[AnyEnv] = WeakSet()
 """Environments that cannot be saved, for which a warning was logged."""
@@ -58,7 +65,8 @@ def env_state(env: AnyEnv) -> list[PartState] | None:
     Args:
         env: a `gymnasium.Env` or `gymnasium.vector.VectorEnv`. Its ``state_dict`` and ``load_state_dict`` are used if
             it has them. Otherwise the state is its attributes that are numbers, text, arrays and random generators, and
-            such attributes of the objects that it holds (running statistics).
+            such attributes of the objects that it holds (running statistics), and the states of the objects that it
+            calls, such as the function of a wrapper, if their classes have these two methods.
 
     Returns:
         Input for `set_env_state`. None if a part is not of `KNOWN_PACKAGES`, holds something that cannot be saved, or
@@ -73,7 +81,7 @@ def env_state(env: AnyEnv) -> list[PartState] | None:
         return None
 
 
-def _state_of(part: object) -> PartState:
+def _state_of(part: AnyEnv) -> PartState:
     """Return the state of one wrapper or environment; raise a TypeError if something in it cannot be saved."""
     if isinstance(part, Stateful):
         return {"class": class_name(part), "state": dict(part.state_dict())}
@@ -94,7 +102,13 @@ def _state_of(part: object) -> PartState:
         if not object_state or object_state.keys() != vars(value).keys():
             raise TypeError(f"{class_name(part)} cannot be saved mid-episode: its {name} is a {type(value).__name__}")
         objects[name] = object_state
-    return {"class": class_name(part), "state": state, "objects": objects, "made_with": _made_with(part)}
+    return {
+        "class": class_name(part),
+        "state": state,
+        "objects": objects,
+        "called": states_of(_called(part)),
+        "made_with": _made_with(part),
+    }
 
 
 def _made_with(part: object) -> str:
@@ -164,6 +178,7 @@ def set_env_state(env: AnyEnv, state: list[PartState]) -> None:
             set_attributes(part, saved["state"])
             for name, values in saved["objects"].items():
                 set_attributes(vars(part)[name], values)
+            set_states(_called(part), saved.get("called", {}))  # earlier versions saved none
 
 
 def wrappers_with_statistics(env: AnyEnv) -> list[str]:
@@ -176,10 +191,23 @@ def wrappers_with_statistics(env: AnyEnv) -> list[str]:
 
 
 def user_objects(env: object) -> dict[str, object]:
-    """Return the objects that an environment calls, such as its task with the rewards, by name; none in control."""
+    """Return the objects that an environment calls: its task with the rewards, in control the functions of wrappers."""
     if is_episode_env(env):
         return env.user_objects
-    return {}
+    objects = {}
+    if isinstance(env, AnyEnv):
+        for index, part in enumerate(_parts(env)):
+            for name, called in _called(part).items():
+                objects[f"{index}.{type(part).__name__}.{name}"] = called
+    return objects
+
+
+def _called(part: AnyEnv) -> dict[str, object]:
+    """Return what a wrapper or environment of Gymnasium calls, by the name of the attribute; no models."""
+    if not _is_known(part) or isinstance(part, Stateful):
+        return {}
+    inert = (type, nn.Module, *INERT_TYPES)
+    return {name: value for name, value in vars(part).items() if callable(value) and not isinstance(value, inert)}
 
 
 def share_objects(training_env: object, env: object) -> None:

@@ -4,7 +4,7 @@ Values become JSON and tensors. Nothing is pickled, and reading executes no code
 """
 
 import dataclasses
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,12 @@ BIT_GENERATORS: dict[str, type[np.random.BitGenerator]] = {
 """NumPy's bit generators by name."""
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Devices on which a generator of torch may be."""
-SEQUENCES: dict[str, type[Any]] = {"size": torch.Size, "list": list, "tuple": tuple, "deque": deque}
+SEQUENCES: dict[str, type[Any]] = {"size": torch.Size, "list": list, "tuple": tuple}
 """Sequence types by their names in JSON; `torch.Size` comes first because it is a tuple too."""
+MAPPINGS: dict[str, type[Any]] = {"Counter": Counter, "OrderedDict": OrderedDict}
+"""Types of dictionaries, beside plain ones, by their names in JSON."""
+FACTORIES: dict[str, type[Any]] = {each.__name__: each for each in (int, float, str, list, dict, set)}
+"""What a defaultdict may make of a missing key, by the names in JSON; one of another factory becomes a dict."""
 
 
 def saved_state(owner: object) -> Mapping[str, object] | None:
@@ -73,11 +77,14 @@ def to_json(value: object, tensors: dict[str, Tensor]) -> Json:
         return {"torch_generator": _put(value.get_state(), tensors), "device": str(value.device)}
 
     # Sequences, dictionaries and dataclasses
+    if isinstance(value, deque):
+        return {"deque": [to_json(item, tensors) for item in value], "maxlen": value.maxlen}
     for name, sequence in SEQUENCES.items():
         if isinstance(value, sequence):
             return {name: [to_json(item, tensors) for item in value]}
     if isinstance(value, Mapping):
-        return {"dict": [_entry_to_json(key, item, tensors) for key, item in value.items()]}
+        entries = [_entry_to_json(key, item, tensors) for key, item in value.items()]
+        return {"dict": entries, **_type_of_mapping(value)}
     if dataclasses.is_dataclass(value) and all(field.init for field in dataclasses.fields(value)):
         names = [field.name for field in dataclasses.fields(value)]
         return {"fields": {name: to_json(getattr(value, name), tensors) for name in names}}
@@ -142,6 +149,19 @@ def write_weights(path: Path, module: nn.Module) -> None:
     write_tensors(path, weights)
 
 
+def _type_of_mapping(value: Mapping[Any, Any]) -> dict[str, str]:
+    """Details that say which dictionary to restore; none for a plain one."""
+    if isinstance(value, defaultdict):
+        for name, factory in FACTORIES.items():
+            if value.default_factory is factory:
+                return {"factory": name}
+        return {}
+    for name, mapping in MAPPINGS.items():
+        if isinstance(value, mapping):
+            return {"type": name}
+    return {}
+
+
 def _entry_to_json(key: object, item: object, tensors: dict[str, Tensor]) -> Json:
     """Convert key and item of a dictionary; an error names the key."""
     try:
@@ -182,9 +202,16 @@ def from_json(saved: Any, tensors: Mapping[str, Tensor]) -> Any:
 
     # Dictionaries, dataclasses and sequences
     if kind == "dict":
-        return {from_json(key, tensors): from_json(item, tensors) for key, item in content}
+        entries = {from_json(key, tensors): from_json(item, tensors) for key, item in content}
+        if "factory" in saved:
+            return defaultdict(FACTORIES[saved["factory"]], entries)
+        if "type" in saved:
+            return MAPPINGS[saved["type"]](entries)
+        return entries
     if kind == "fields":
         return Fields({name: from_json(item, tensors) for name, item in content.items()})
+    if kind == "deque":
+        return deque((from_json(item, tensors) for item in content), saved.get("maxlen"))  # earlier versions saved none
     return SEQUENCES[kind](from_json(item, tensors) for item in content)
 
 
@@ -220,15 +247,30 @@ def attributes(owner: object) -> dict[str, object]:
 
 
 def set_attributes(owner: object, saved: Mapping[str, object]) -> None:
-    """Set saved attributes of an object; random generators, which others may share, are updated in place."""
+    """Set saved attributes of an object; random generators, which others may share, are updated in place.
+
+    What the saved form does not know is taken from the present value: the class of a named tuple, the factory of a
+    defaultdict, and the limit of a deque that an earlier version saved.
+    """
     for name, value in saved.items():
         present = vars(owner).get(name)
         if _set_generator(present, value):
             continue
         if not isinstance(value, Fields):
-            setattr(owner, name, value)
+            setattr(owner, name, _like(present, value))
         elif dataclasses.is_dataclass(present) and not isinstance(present, type):
             setattr(owner, name, dataclasses.replace(present, **value))
+
+
+def _like(present: object, value: object) -> object:
+    """Return a restored value in the type of the present one, if that has more to it than the saved form."""
+    if isinstance(present, defaultdict) and type(value) is dict:
+        return defaultdict(present.default_factory, value)
+    if isinstance(present, deque) and isinstance(value, deque) and value.maxlen is None:
+        return deque(value, present.maxlen)
+    if isinstance(present, tuple) and hasattr(present, "_make") and isinstance(value, tuple):
+        return type(present)._make(value)
+    return value
 
 
 def _set_generator(present: object, value: object) -> bool:

@@ -327,7 +327,8 @@ def spec_of(env: Any) -> EnvSpec | None:
     """Return Gymnasium's specification of an environment; None if it has none, or another kind, such as EnvPool's.
 
     Its argument ``wrappers`` has all that wraps the environment, the innermost first: also wrappers in a specification
-    that ``make_vec`` was given, by name, and those of all slots at once (`vector_wrappers`), by class.
+    that ``make_vec`` was given, by name, and those of all slots at once (`vector_wrappers`), by class. Another limit of
+    steps than the registered one is an argument, too, where a specification has it as a field.
     """
     spec = env.spec
     if not isinstance(spec, EnvSpec):
@@ -335,14 +336,17 @@ def spec_of(env: Any) -> EnvSpec | None:
 
     # The wrappers with which the id is registered are made with it
     num_registered = 0
+    limit: dict[str, int] = {}
     registered = gymnasium.registry.get(spec.id)
     if registered is not None:
         num_registered = len(registered.additional_wrappers)
+        if spec.max_episode_steps is not None and spec.max_episode_steps != registered.max_episode_steps:
+            limit["max_episode_steps"] = spec.max_episode_steps
     in_spec = [wrapper.entry_point for wrapper in spec.additional_wrappers[num_registered:]]
 
     of_slots = spec.kwargs.get("wrappers", ())
     complete = copy.copy(spec)  # with the module that `make_vector_environment` notes in it
-    complete.kwargs = {**spec.kwargs, "wrappers": [*in_spec, *of_slots, *vector_wrappers(env)]}
+    complete.kwargs = {**limit, **spec.kwargs, "wrappers": [*in_spec, *of_slots, *vector_wrappers(env)]}
     return complete
 
 

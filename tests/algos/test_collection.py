@@ -169,8 +169,9 @@ def test_final_observations_may_be_one_array():
         (np.ravel, r"a ndarray of shape \(6,\)"),
         (lambda rows: rows[:2], r"a ndarray of shape \(2, 2\)"),
         (lambda rows: rows[None], r"a ndarray of shape \(1, 3, 2\)"),
+        (lambda rows: np.hstack([rows, rows]), r"a ndarray of shape \(3, 4\)"),
     ],
-    ids=["list", "tensor", "flat", "too few", "too deep"],
+    ids=["list", "tensor", "flat", "too few", "too deep", "too long"],
 )
 def test_observations_that_are_no_rows_of_an_array_are_refused(convert, words, method):
     env = Shows(converts=[method], convert=convert)

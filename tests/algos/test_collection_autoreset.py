@@ -198,6 +198,10 @@ def test_an_environment_must_say_its_autoreset_mode():
 class FirstTwo(gym.vector.VectorWrapper):
     """A wrapper that forgets the final observations."""
 
+    def __init__(self, env):
+        super().__init__(env)
+        self.single_observation_space = spaces.Box(-np.inf, np.inf, (2,))
+
     def reset(self, **options):
         observation, info = self.env.reset(**options)
         return observation[:, :2], info

@@ -120,3 +120,102 @@ def test_every_observation_arrives_flat(name, mode):
         np.testing.assert_array_equal(row["next_observation"], flat[time + 1])
     PPO(env, policy, PPOConfig(num_steps=16, minibatch_size=16, num_epochs=1)).learn(64)
     assert len(evaluate(env, policy, num_episodes=3)[0]) == 3
+
+
+# --- what is not in the space ----------------------------------------------------------------------------------------
+
+CAMERA = spaces.Box(0, 255, (3, 8, 10), np.uint8)
+PARTS = spaces.Dict({"camera": CAMERA, "place": spaces.Box(-1, 1, (2,)), "speed": spaces.Box(-1, 1, (3,))})
+
+
+def parts(**changed):
+    """Two observations of `PARTS`."""
+    rows = {"camera": np.zeros((2, 3, 8, 10), np.uint8), "place": np.zeros((2, 2)), "speed": np.zeros((2, 3))}
+    return rows | changed
+
+
+@pytest.mark.parametrize(("changed", "words"), [
+    ({"camera": np.zeros((2, 8, 10, 3), np.uint8)}, [r"shape \(2, 8, 10, 3\)", r"expected \(2, 3, 8, 10\)"]),
+    ({"camera": np.ones((2, 3, 8, 10), np.float32)}, ["are float32", "the space is Box", "return uint8"]),
+    ({"place": np.zeros((2, 3)), "speed": np.zeros((2, 2))}, [r"shape \(2, 3\)", r"expected \(2, 2\)"]),
+])  # fmt: skip
+def test_parts_of_another_shape_or_kind_are_refused(changed, words):
+    with refused(ValueError, *words):
+        flatten(PARTS, parts(**changed))
+
+
+def test_a_missing_part_is_refused():
+    rows = parts()
+    del rows["place"]
+    with refused(ValueError, "the parts camera, speed", "'place'"):
+        flatten(PARTS, rows)
+
+
+def test_pixels_of_another_integer_are_read_as_they_are():
+    rows = parts(camera=np.full((2, 3, 8, 10), 200))
+    assert np.array_equal(flatten(PARTS, rows), flatten(PARTS, parts(camera=np.full((2, 3, 8, 10), 200, np.uint8))))
+
+
+class Room(gym.Env):
+    """Shows an image of its own making for three steps."""
+
+    observation_space = CAMERA
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return np.zeros((3, 8, 10), np.uint8), {}
+
+    def step(self, action):
+        self.time += 1
+        return np.full((3, 8, 10), 80 * self.time, np.uint8), 1.0, self.time == 3, False, {}
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda image: image.transpose(0, 2, 3, 1).copy(), [r"shape \(2, 8, 10, 3\)", r"expected .*\(2, 3, 8, 10\)"]),
+    (lambda image: image / np.float32(255), ["are float32", "networks divide by 255"]),
+], ids=["channels last", "scaled"])  # fmt: skip
+def test_a_wrapper_that_changes_images_must_change_their_space(change, words):
+    env = gym.wrappers.vector.TransformObservation(SyncVectorEnv([Room] * 2), change)
+    with refused(ValueError, *words):
+        PPO(env, num_steps=8).learn(16)
+
+
+class Overwrites(gym.Env):
+    """Counts the steps in one array, which it returns again and again; also as a part of a dictionary."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, in_dict=False):
+        self.observation_space = spaces.Box(0, 10, (1,))
+        self.in_dict = in_dict
+        if in_dict:
+            self.observation_space = spaces.Dict({"time": self.observation_space})
+        self.time = np.zeros(1, np.float32)
+
+    def observe(self):
+        return {"time": self.time} if self.in_dict else self.time
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time[:] = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.time += 1
+        return self.observe(), 1.0, False, bool(self.time[0] == 4), {}
+
+
+@MODES
+@pytest.mark.parametrize("in_dict", [False, True])
+def test_a_last_observation_that_a_reset_writes_over_is_told(mode, in_dict, caplog):
+    """In SAME_STEP mode Gymnasium resets before it copies; in the others the last observation is the fourth step's."""
+    env = SyncVectorEnv([lambda: Overwrites(in_dict)] * 2, autoreset_mode=mode)
+    policy = MLPPolicy(env.single_observation_space, env.single_action_space)
+    rollout = collect(env, policy, num_steps=10)
+    collect(env, policy, num_steps=10)
+    is_lost = mode is AutoresetMode.SAME_STEP
+    assert caplog.text.count("same array from step and reset") == is_lost
+    last = rollout["next_observation"][rollout["truncated"]].unique().tolist()
+    assert last == [0 if is_lost else 4]

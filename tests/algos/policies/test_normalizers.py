@@ -7,6 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
 
@@ -229,3 +230,41 @@ def test_each_row_of_a_text_rollout_has_its_own_return():
         normalizer(TensorDict({"reward": reward, "mask": mask, "is_init": is_init}, batch_size=[rows, 4]))
     # Returns 0 and 4, five times each.
     assert (normalizer.moments.mean.item(), normalizer.moments.variance.item()) == (2.0, 4.0)
+
+
+# --- numbers that float32 cannot tell apart --------------------------------------------------------------------------
+
+
+class Clock(gym.Env):
+    """Shows the time in seconds, from a start on."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, start, dtype=np.float64):
+        self.observation_space = spaces.Box(0, 10**10, (2,), dtype)
+        self.start = start
+
+    def observe(self):
+        return np.array([1, self.start + self.time], self.observation_space.dtype)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.time += 1
+        return self.observe(), 1.0, self.time == 100, False, {}
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize(("start", "dtype", "count"), [
+    (1_700_000_000, np.float64, 1), (1_700_000_000, np.int64, 1), (10_000, np.float64, 0), (10_000, np.int64, 0),
+])  # fmt: skip
+def test_numbers_of_which_float32_keeps_too_few_digits_are_told(start, dtype, count, normalize, caplog):
+    """In float32, times of 1.7e9 are multiples of 128, and 100 seconds have one or two values."""
+    env = SyncVectorEnv([lambda: Clock(start, dtype)] * 2)
+    policy = MLPPolicy(env.single_observation_space, env.single_action_space, normalize_observations=normalize)
+    PPO(env, policy, num_steps=64).learn(400)
+    assert caplog.text.count("number 1 of the observations is about 1.7e+09") == count
+    assert caplog.text.count("of which float32") == count

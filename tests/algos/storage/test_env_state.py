@@ -5,9 +5,11 @@ import json
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.wrappers import FrameStackObservation, TransformReward
 
+from algos import PPO
 from algos.make import make_vector_environment
-from algos.storage.env_state import changed_arguments, env_state, set_env_state
+from algos.storage.env_state import changed_arguments, env_state, set_env_state, share_objects
 from algos.storage.serialization import from_json, to_json
 
 
@@ -54,3 +56,79 @@ def test_an_empty_list_of_wrappers_is_none():
 
     assert changed_arguments(make(wrappers=[]), env_state(make())) == ""
     assert changed_arguments(make(), env_state(make(wrappers=[]))) == ""
+
+
+# --- what wrappers call ----------------------------------------------------------------------------------------------
+
+
+class Shrinking:
+    """Pays r/√n at the n-th call: a reward with a state."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, reward):
+        self.calls += 1
+        return reward / self.calls**0.5
+
+
+class SavedShrinking(Shrinking):
+    """The same, with the two methods by which a state is saved."""
+
+    def state_dict(self):
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state):
+        self.calls = state["calls"]
+
+
+def shrinking(kind, num_envs=2):
+    """A vector environment whose wrappers pay shrinking rewards, each slot by an object of its own."""
+    return gymnasium.make_vec(
+        "Pendulum-v1", num_envs, vectorization_mode="sync", wrappers=[lambda env: TransformReward(env, kind())]
+    )
+
+
+def trained(env, steps, **options):
+    """Metrics of each iteration of a training, without those of time."""
+    history = PPO(env, num_steps=64, num_epochs=1, seed=3).learn(steps, **options)
+    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in history]
+
+
+def test_an_object_that_a_wrapper_calls_goes_on_from_its_state(tmp_path, caplog):
+    parts = tmp_path / "parts"
+    whole = trained(shrinking(SavedShrinking), 800, run_dir=tmp_path / "whole")
+    trained(shrinking(SavedShrinking), 300, run_dir=parts)
+    assert trained(shrinking(SavedShrinking), 800, run_dir=parts, resume=parts) == whole
+    assert any("episode/return" in row for row in whole) and "which no checkpoint has" not in caplog.text
+
+
+def test_an_object_without_methods_for_its_state_is_named(tmp_path, caplog):
+    trained(shrinking(Shrinking), 300, run_dir=tmp_path)
+    assert caplog.text.count("the training changes Shrinking.calls, which no checkpoint has") == 1
+
+
+def test_evaluations_pay_what_the_training_would_pay_now():
+    training_env = shrinking(SavedShrinking)
+    training_env.reset(seed=1)
+    for _ in range(30):
+        training_env.step(training_env.action_space.sample())
+    env = shrinking(SavedShrinking, 3)
+    share_objects(training_env, env)
+    assert [single.get_wrapper_attr("func").calls for single in env.envs] == [30, 30, 0]
+
+
+# --- wrappers with a memory of limited length ------------------------------------------------------------------------
+
+
+def test_stacked_frames_go_on_from_their_state(tmp_path):
+    """`FrameStackObservation` keeps its frames in a deque with a limit."""
+
+    def stacked():
+        wrappers = [lambda env: FrameStackObservation(env, 4)]
+        return gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync", wrappers=wrappers)
+
+    parts = tmp_path / "parts"
+    whole = trained(stacked(), 800, run_dir=tmp_path / "whole")
+    trained(stacked(), 300, run_dir=parts)
+    assert trained(stacked(), 800, run_dir=parts, resume=parts) == whole

@@ -1,11 +1,15 @@
 """Values to JSON and tensors, and back."""
 
+import json
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+
+import pytest
 import torch
 from safetensors.torch import load_file, load_model
 from torch import nn
 
 from algos.storage.checkpoint import read_checkpoint, write_checkpoint
-from algos.storage.serialization import write_weights
+from algos.storage.serialization import from_json, set_attributes, to_json, write_weights
 
 
 def test_views_of_one_memory_are_saved_alone(tmp_path):
@@ -43,3 +47,36 @@ def test_weights_in_one_block_of_memory_are_saved_under_one_name_each(tmp_path):
     load_model(loaded, str(tmp_path / "weights.safetensors"))
     for weight, expected in zip(loaded.parameters(), saved.parameters(), strict=True):
         assert torch.equal(weight, expected)
+
+
+@pytest.mark.parametrize("value", [
+    deque([1, 2, 3], maxlen=3), deque([(1, 2)], maxlen=0), deque([1]), Counter("abca"), defaultdict(int, a=2),
+    OrderedDict(b=1, a=2), defaultdict(list, {(0, 1): [3.5]}), {"nested": [deque([1], maxlen=2), Counter()]},
+])  # fmt: skip
+def test_containers_of_the_standard_library_keep_their_kind(value):
+    tensors = {}
+    found = from_json(json.loads(json.dumps(to_json(value, tensors))), tensors)
+    assert found == value and repr(found) == repr(value)  # a deque's shows its limit, a defaultdict's its factory
+
+
+Place = namedtuple("Place", ["x", "y"])
+
+
+class Walker:
+    """What an environment may keep: a place, a path of the last steps, and counts of a factory of its own."""
+
+    def __init__(self):
+        self.place = Place(0, 0)
+        self.path = deque(maxlen=2)
+        self.counts = defaultdict(lambda: 7)
+
+
+def test_attributes_keep_the_kind_that_their_saved_form_does_not_know():
+    walker = Walker()
+    saved = json.loads(json.dumps(to_json({"place": Place(1, 2), "path": deque([1, 2]), "counts": {"a": 3}}, {})))
+    del saved["dict"][1][1]["maxlen"]  # earlier versions saved none
+    set_attributes(walker, from_json(saved, {}))
+    walker.path.append(3)
+    assert (walker.place.x, walker.place.y) == (1, 2)
+    assert walker.path == deque([2, 3])
+    assert walker.counts["a"] == 3 and walker.counts["b"] == 7

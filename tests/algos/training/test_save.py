@@ -2,6 +2,7 @@
 
 import json
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -9,8 +10,9 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
 import algos
-from algos import PPO, LMPolicy, MultiInputPolicy, PPOConfig
+from algos import PPO, LMPolicy, MultiInputPolicy, PPOConfig, collect
 from algos.cli import main
+from algos.make import make_vector_environment
 from tests.helpers.generated_spaces import Random
 from tests.helpers.models import WORDS, make_gpt2, make_llama, make_tokenizer
 from textenv import TextVectorEnv
@@ -99,3 +101,25 @@ def test_agents_of_earlier_versions_divide_pixels_by_255(tmp_path):
     loaded = algos.load(tmp_path)
     assert torch.equal(loaded.act(observation, deterministic=True).log_prob, expected_formerly)
     assert algos.evaluate(env, loaded, num_episodes=1).returns
+
+
+@pytest.mark.parametrize("make", [
+    lambda: gymnasium.make_vec("CartPole-v1", num_envs=2, max_episode_steps=7),
+    lambda: gymnasium.make_vec(gymnasium.make("CartPole-v1", max_episode_steps=7).spec, num_envs=2),
+    lambda: gymnasium.make_vec(
+        gymnasium.make("CartPole-v1", max_episode_steps=7).spec, num_envs=2, vectorization_mode="sync"
+    ),
+    lambda: make_vector_environment("CartPole-v1", 2, max_episode_steps=7),
+], ids=["argument", "specification", "of each slot", "ours"])  # fmt: skip
+def test_evaluations_of_a_saved_agent_have_its_limit_of_steps(make, tmp_path, capsys):
+    """No pole falls within seven steps, so each step's reward of 1 adds up to the limit."""
+    agent = PPO(make(), num_steps=16)
+    assert max(row["episode/return"] for row in agent.learn(64)) == 7
+    agent.save(tmp_path)
+    main(["evaluate", str(tmp_path), "--num-episodes", "3", "--json"])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["mean_return"] == 7
+
+
+def test_a_limit_of_none_is_the_default():
+    env = make_vector_environment("CartPole-v1", 2, max_episode_steps=None)
+    assert len(collect(env, PPO(env).policy, num_steps=3)) == 2
