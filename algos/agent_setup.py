@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from algos.config import (
@@ -138,6 +139,11 @@ def _check_normalization(config: ActorCriticConfig, policy: Policy) -> None:
 def _check_vine(policy: Policy) -> None:
     """Raise a ValueError unless the texts of this policy can be completed from any token on, in this process."""
     language_model = language_model_of(policy)
+    if language_model is not None and any(isinstance(stop, str) for stop in language_model.stop):
+        raise ValueError(
+            f"the policy's stop is {language_model.stop}, but with vine_samples a text that begins before and ends "
+            "after a token from which a turn is completed again would be missed: give token ids"
+        )
     if language_model is not None and language_model.seq2seq is not None:
         raise ValueError(
             "vine_samples is for decoder-only models: an encoder-decoder model reads the beginning of an answer "
@@ -167,7 +173,10 @@ def place(policy: Policy, env: VectorEnv, device: str | torch.device | None) -> 
 
 
 def remember_stops(env: VectorEnv, policy: Policy) -> None:
-    """Add the environment's stop texts and ids to those of the language model; log all that ends its turns."""
+    """Add the environment's stop texts and ids to those of the language model; log all that ends its turns.
+
+    The language model's own ones are the environment's already (`algos.collection.agree_on_ends`).
+    """
     lm = language_model_of(policy)
     if lm is None or not isinstance(env, TextVectorEnv):
         return
@@ -228,6 +237,23 @@ def _check_penalty(penalty: object) -> None:
         )
 
 
+def _warn_of_clipped_points(env: VectorEnv) -> None:
+    """Log a warning if an Atari environment clips its rewards because nobody has said otherwise.
+
+    The environment itself does not say whether it does; its specification has the arguments that were given.
+    """
+    spec = env.spec
+    if not isinstance(spec, EnvSpec) or type(env.unwrapped).__name__ != "AtariVectorEnv":
+        return
+    if "reward_clipping" not in spec.kwargs:
+        logger.warning(
+            "%s clips its rewards to -1, 0 and 1 unless you say reward_clipping=False, so episode/return counts them "
+            "instead of points, and an evaluation of the saved agent has points: give reward_clipping=False to "
+            "make_vec, and clip_rewards=1 to the algorithm (presets.ATARI_GAMES has it)",
+            spec.id,
+        )
+
+
 def check_environment(env: object, policy: object, config: Config) -> Policy:
     """Refuse environments that an agent cannot collect from, and policies and configs that do not fit.
 
@@ -261,6 +287,7 @@ def check_environment(env: object, policy: object, config: Config) -> Policy:
         )
     if not whole_episodes:
         autoreset_mode(env)
+        _warn_of_clipped_points(env)
     observed = env.single_observation_space
     if isinstance(observed, spaces.Dict) and set(observed) == {"tokens", "length"} and not whole_episodes:
         raise ValueError(

@@ -3,6 +3,7 @@
 `algos.envs.gymnasium_results` checks what an environment returns, and reads the autoreset mode that it declares.
 """
 
+import functools
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Sized
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from algos.policies.lm import LMPolicy
 
 logger = logging.getLogger(__name__)
+_warn_once = functools.cache(logger.warning)
+"""Logs a warning once, though several collectors may play in an environment."""
 
 Columns = dict[str, list[Any]]
 """For each column of a rollout, a list with one entry per step: an array or a tensor ``[N, ...]``, or None."""
@@ -186,7 +189,8 @@ class Collector:
                 "divides num_episodes"
             )
 
-        # Text
+        # Text, in which another policy may have played since
+        agree_on_ends(self.env, self.policy)
         if is_episode_env(self.env):
             if num_episodes is None:
                 raise ValueError("a text environment is collected in whole episodes: give num_episodes, not num_steps")
@@ -508,15 +512,25 @@ class Collector:
 
 
 def agree_on_ends(env: VectorEnv, policy: Policy) -> None:
-    """Let a text environment end turns as the policy's language model does; other environments are left alone.
+    """Let a text environment end turns as the policy does, also by its ``stop``; other environments are left alone.
+
+    A warning names an environment of whole episodes that is no `TextVectorEnv`, and so cannot be told the ``stop``.
 
     Raises:
         ValueError: if they read ids differently.
     """
     lm = language_model_of(policy)
-    if lm is not None and isinstance(env, TextVectorEnv):
+    if lm is None:
+        return
+    if isinstance(env, TextVectorEnv):
         _check_vocabulary(env, lm)
-        env.end_turns_like(lm.turn_ends)
+        env.end_turns_like(lm.turn_ends, lm.stop)
+    elif lm.stop and is_episode_env(env):
+        _warn_once(
+            "%s ends turns by its own rules, not by the policy's stop %s: give these to the environment",
+            type(env).__name__,
+            lm.stop,
+        )
 
 
 def _check_vocabulary(env: TextVectorEnv, lm: LanguageModel) -> None:

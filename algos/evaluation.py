@@ -4,6 +4,7 @@ import dataclasses
 import html
 import logging
 import math
+import shutil
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
@@ -21,6 +22,7 @@ from algos.policies.policy import Policy, check_policy, check_spaces
 from algos.statistics.pass_rates import Answer, PassRates, PromptSamples, Sampling, pass_rates, read_sampling
 from algos.storage.env_state import share_objects
 from algos.storage.run_files import BEST
+from algos.storage.run_folder import agent_steps, replacing
 from algos.training.metrics import EpisodeMeter, Metrics, reference_metrics
 from algos.training.run import Callback, Run
 from textenv.envs.task import SeveralAgents
@@ -521,6 +523,8 @@ class EvaluateEvery(Callback):
         # What the evaluations of this training have shown
         self.best: float | None = None
         """Best ``mean_return`` so far."""
+        self.best_steps: int | None = 0
+        """Steps at the best evaluation; None if an earlier version has not saved them."""
         self.waited = 0
         """Evaluations since the best one."""
         self.evaluated = 0
@@ -532,8 +536,11 @@ class EvaluateEvery(Callback):
         """See `Callback.on_start`; raises as `evaluate` does. A training that is not resumed begins anew."""
         if not self._is_restored:
             self.best = None
+            self.best_steps = 0
             self.waited = 0
             self.evaluated = 0
+        elif self.best is not None:
+            self._bring_best_agent(run)
         self._is_restored = False
 
         # What another one would write over
@@ -556,6 +563,26 @@ class EvaluateEvery(Callback):
             )
         if self.sampling is not None:
             fit_sampling(self.sampling, self.env)  # raises now, not at the first evaluation
+
+    def _bring_best_agent(self, run: Run) -> None:
+        """Copy the best agent so far from the folder of the run that is continued; warn if it is in neither folder."""
+        if run.run_dir is None or run.resumed_from is None or self.best_steps is None:
+            return
+        here = run.run_dir / BEST
+        there = run.resumed_from / BEST
+        if agent_steps(here) == self.best_steps:
+            return
+        if agent_steps(there) == self.best_steps:
+            with replacing(here) as draft:
+                shutil.copytree(there, draft)
+            return
+        logger.warning(
+            "the best agent so far (%.4g, after %s steps) is not in %s any more, which has that of a training that is "
+            "continued elsewhere or replaced, or none: the next better one is saved there",
+            self.best,
+            f"{self.best_steps:,}",
+            here,
+        )
 
     def on_iteration(self, run: Run, metrics: Metrics) -> bool:
         """See `Callback.on_iteration`."""
@@ -587,6 +614,7 @@ class EvaluateEvery(Callback):
         has_score = not math.isnan(mean_return)
         if has_score and (self.best is None or mean_return > self.best):
             self.best = mean_return
+            self.best_steps = run.steps
             self.waited = 0
             if run.run_dir is not None:
                 agent.save(run.run_dir / BEST)
@@ -598,11 +626,17 @@ class EvaluateEvery(Callback):
 
     def state_dict(self) -> dict[str, object]:
         """See `Callback.state_dict`."""
-        return {"best": self.best, "waited": self.waited, "evaluated": self.evaluated}
+        return {
+            "best": self.best,
+            "best_steps": self.best_steps,
+            "waited": self.waited,
+            "evaluated": self.evaluated,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Callback.load_state_dict`."""
         self.best = state["best"]
+        self.best_steps = state.get("best_steps")  # earlier versions saved none
         self.waited = state["waited"]
         self.evaluated = state["evaluated"]
         self._is_restored = True

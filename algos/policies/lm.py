@@ -18,7 +18,7 @@ from algos.policies.policy import LinearValue, Observation, Policy, Step
 from algos.policies.random_streams import UniformStreams
 from textenv.device import find_device
 from textenv.embedded.folder import EMBEDDED
-from textenv.envs.limits import StopConditions, check_at_least
+from textenv.envs.limits import StopConditions, as_stops, check_at_least
 from textenv.envs.turn import Turn
 from textenv.lm.adapter_config import ADAPTER_CONFIG
 from textenv.lm.decoding import Decoder
@@ -81,8 +81,9 @@ class LMPolicy(nn.Module, Policy):
             all log-probabilities, of the reference too, are of the distribution among these.
         top_p: sample only from the fewest tokens whose probabilities sum to this, > 0 and <= 1; in training as
             ``top_k``.
-        stop: texts and token ids that end a turn, in addition to the model's own ends (`textenv.lm.ends`). An agent
-            adds the stops of its environment, and they are saved with the policy.
+        stop: texts and token ids that end a turn, in addition to the model's own ends (`textenv.lm.ends`): in
+            `generate`, and in every text environment that the policy plays. An agent adds the stops of its environment,
+            and they are saved with the policy.
         seed: seed of token sampling.
 
     Raises:
@@ -131,7 +132,7 @@ class LMPolicy(nn.Module, Policy):
             temperature=temperature,
             gradient_checkpointing=gradient_checkpointing,
             autocast=autocast,
-            stop=stop,
+            stop=as_stops(stop),
         )
 
         # Value: from a critic, or from heads on the model's trunk

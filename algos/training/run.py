@@ -34,6 +34,8 @@ from algos.training.save import plain_config
 from algos.training.signals import Interrupted, Request
 from algos.training.unsaved import UnsavedState
 from textenv.acceleration import FAST_PATHS_IN_USE
+from textenv.envs.vector_env import TextVectorEnv
+from textenv.kl.penalty import KLPenalty
 from textenv.state import global_random_states, set_global_random_states, set_states, states_of
 
 logger = logging.getLogger(__name__)
@@ -54,6 +56,10 @@ class HistoryState(TypedDict):
     """Values of all iterations, float64."""
 
 
+Settings = dict[str, int | float | str | bool | None]
+"""What a run was made with, by name, as plain values."""
+
+
 class RunState(TypedDict):
     """Content of a checkpoint: what a resumed run needs."""
 
@@ -63,8 +69,8 @@ class RunState(TypedDict):
     num_envs: int
     """Environment slots of all ranks."""
     seed: int
-    config: NotRequired[dict[str, int | float | str | bool | None]]
-    """Hyper-parameters; functions by their names. Absent before version 1.0."""
+    config: NotRequired[Settings]
+    """See `settings_of`. Absent before version 1.0."""
     history: HistoryState
     agent: dict[str, Any]
     """What the agent's ``state_dict`` returns, on rank 0."""
@@ -82,6 +88,19 @@ class RunState(TypedDict):
     """States of other objects of the user; absent before version 0.10."""
     watches: list[dict[str, object]]
     """Attributes of the meters and of the reward-hacking monitor."""
+
+
+def settings_of(agent: Learner[Config]) -> Settings:
+    """Return an agent's hyper-parameters, functions by their names, and in text what its environment was made with.
+
+    A coefficient of the KL that changes in the training is not among them: the run goes on with its own.
+    """
+    settings = plain_config(agent.config)
+    if isinstance(agent.env, TextVectorEnv):
+        settings |= agent.env.settings
+    if isinstance(agent.penalty, KLPenalty) and not agent.penalty.state_dict()["coefficient"]:
+        settings["kl_coef"] = agent.penalty.coef
+    return settings
 
 
 class History(Sequence[dict[str, float]]):
@@ -246,6 +265,8 @@ class Run:
         """Steps at the last regular checkpoint, or at the resumed one; the next regular one is an interval later."""
         self.newest_checkpoint: Path | None = None
         """Newest checkpoint in the run's folder."""
+        self.resumed_from: Path | None = None
+        """Folder of the run that this one continues, which may be its own; None if it began anew."""
         self.has_ended = False
         """True if the resumed run is as long as asked for, and its agent is saved: the folder stays as it is."""
         self.unsaved = UnsavedState(agent) if has_folder else None
@@ -286,8 +307,9 @@ class Run:
             if not isinstance(error, ValueError):
                 reason = f"{type(error).__name__}: {error}"
             raise ValueError(f"the checkpoint {folder} does not fit: {reason}") from error
+        run_folder = run_folder_of(folder)
+        self.resumed_from = run_folder
         if in_same_folder:
-            run_folder = run_folder_of(folder)
             by_steps = {checkpoint_steps(path): path for path in checkpoints(run_folder)}
             self.newest_checkpoint = by_steps.get(self.steps)
             is_saved = agent_steps(run_folder) == self.steps and not (run_folder / UNFINISHED).exists()
@@ -320,10 +342,10 @@ class Run:
             raise ValueError(f"the run has seed {state['seed']} and this agent {seed}: leave the seed out")
 
     def _warn_of_other_settings(self, state: RunState) -> None:
-        """Log a warning that names the hyper-parameters that are not the run's: they may be meant, or forgotten."""
+        """Log a warning that names the settings that are not the run's: they may be meant, or forgotten."""
         saved_settings = state.get("config", {})
         changes = []
-        for name, value in plain_config(self.agent.config).items():
+        for name, value in settings_of(self.agent).items():
             if name in saved_settings and saved_settings[name] != value:
                 changes.append(f"{name} {value} (before: {saved_settings[name]})")
         if changes:
@@ -513,7 +535,7 @@ class Run:
             "seconds": self.seconds,
             "num_envs": self.agent.env.num_envs * collectives.world_size(),
             "seed": self.agent.config.seed,
-            "config": plain_config(self.agent.config),
+            "config": settings_of(self.agent),
             "history": self.history.state(),
             "agent": agent,
             "frozen": self.frozen_checksum,

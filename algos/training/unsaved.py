@@ -4,8 +4,10 @@ import inspect
 import itertools
 import logging
 import zlib
+from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from numbers import Number
 from pickle import dumps
 from random import Random
 from types import FunctionType, GeneratorType
@@ -171,10 +173,12 @@ def _attributes(values: Mapping[str, object], *, modules: bool = False) -> Itera
 
 
 def _fingerprint(value: object) -> Hashable:
-    """Return a value that changes with numbers, arrays, generators and containers of these; None for others."""
-    # Numbers and arrays
-    if isinstance(value, (bool, int, float, complex, np.generic)):
+    """Return a value that changes with numbers, texts, arrays, generators and containers of these; None for others."""
+    # Numbers, texts and arrays
+    if isinstance(value, (Number, np.generic)):
         return repr(value)
+    if isinstance(value, (str, bytes)):
+        return hash(value)  # Python keeps it, so that long texts are read once
     if isinstance(value, Tensor):
         flat = value.detach().cpu().contiguous().reshape(-1)
         return (tuple(value.shape), str(value.dtype), zlib.crc32(flat.view(torch.uint8).numpy().tobytes()))
@@ -196,10 +200,15 @@ def _fingerprint(value: object) -> Hashable:
 
     # Containers
     if isinstance(value, Mapping):
-        return _of_parts(value.values())
-    if type(value).__module__ in ("builtins", "collections") and isinstance(value, (list, tuple, set)):
+        return _of_parts([*value.keys(), *value.values()])
+    if isinstance(value, (list, tuple, set, frozenset, deque)) and _is_standard(value):
         return _of_parts(value)
     return None
+
+
+def _is_standard(container: object) -> bool:
+    """Whether a container is of Python's own classes, and not one of a user's or a library's."""
+    return type(container).__module__ in ("builtins", "collections")
 
 
 def _of_parts(parts: Iterable[object]) -> Hashable:

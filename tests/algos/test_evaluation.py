@@ -216,6 +216,48 @@ def test_evaluations_during_training_can_take_the_most_probable_action():
         EvaluateEvery(level_env(), 20, k=4, deterministic=True)
 
 
+def evaluated(scores, total_steps, run_dir, **options):
+    """Train an agent whose evaluations, every 32 steps, return these scores in turn; return the callback."""
+    callback = EvaluateEvery(Pays(scores), 32, num_episodes=1)
+    agent = PPO(SyncVectorEnv([ActionPays] * 2), num_steps=16, seed=1)
+    agent.learn(total_steps, callbacks=[callback], run_dir=run_dir, checkpoint_every=32, **options)
+    return callback
+
+
+class Pays(ActionPays):
+    """One step, which pays the next one of these scores, whatever the action."""
+
+    def __init__(self, scores):
+        self.scores = iter(scores)
+
+    def step(self, action):
+        return np.zeros(1, np.float32), next(self.scores), True, False, {}
+
+
+def steps_of_best(run_dir):
+    return json.loads((run_dir / "best" / "config.json").read_text())["steps"]
+
+
+def test_the_best_agent_goes_with_a_run_that_is_continued_elsewhere(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    evaluated([1.0, 5.0, 2.0], 96, first)
+    assert steps_of_best(first) == 64
+    callback = evaluated([3.0, 4.0], 160, second, resume=first)
+    assert callback.best == 5.0 and steps_of_best(second) == 64
+    evaluated([6.0], 192, second, resume=second)
+    assert steps_of_best(second) == 192 and steps_of_best(first) == 64
+
+
+def test_the_best_agent_of_a_training_that_is_replaced_is_told(tmp_path, caplog):
+    """The run goes back to 64 steps, where the best score is 2; the folder has the agent of score 9."""
+    evaluated([1.0, 2.0, 9.0], 96, tmp_path)
+    assert steps_of_best(tmp_path) == 96
+    back = tmp_path / "checkpoints" / "step-000000000064"
+    evaluated([1.5, 2.5], 128, tmp_path, resume=back, overwrite=True)
+    assert "the best agent so far (2, after 64 steps) is not in" in caplog.text
+    assert steps_of_best(tmp_path) == 128
+
+
 @pytest.mark.heavy
 def test_evaluations_during_training_log_pass_rates():
     callback = EvaluateEvery(level_env(), 20, k=(1, 4), by="level", num_prompts=4)

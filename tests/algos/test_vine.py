@@ -244,6 +244,10 @@ def test_what_cannot_be_completed_is_refused():
         PPO(text_env(), lm_policy(make_t5), **VINE)
     with refused(ValueError, "stop is .* give token ids"):
         PPO(text_env(stop=["c d"]), lm_policy(), **VINE)
+    policy = lm_policy()
+    policy.lm.stop = ("c d",)
+    with refused(ValueError, "the policy's stop is .* give token ids"):
+        PPO(text_env(), policy, **VINE)
     with refused(ValueError, "the scores of step come from elsewhere"):
         PPO(text_env(), lm_policy(), **VINE).step(["a b"] * 8, ["c"] * 8, [1.0] * 8)
 

@@ -4,6 +4,8 @@ import functools
 import json
 import logging
 import random
+from collections import deque
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -448,6 +450,37 @@ def test_what_changes_and_is_not_saved_is_named_once(tmp_path, caplog):
     make_agent(Counts()).learn(TOTAL, run_dir=tmp_path, checkpoint_every=1)
     assert caplog.text.count("the training changes Counts.calls, which no checkpoint has") == 1
     assert "factor" not in caplog.text
+
+
+class Keeps:
+    """Pays the length of an answer, and keeps the answers, or something of them, in a container."""
+
+    def __init__(self, container, keep):
+        self.container = container
+        self.keep = keep
+
+    def __call__(self, completions):
+        for text in completions:
+            self.keep(self.container, text)
+        return [float(len(text)) for text in completions]
+
+
+@pytest.mark.parametrize(
+    ("container", "keep"),
+    [
+        (set(), set.add),
+        ([], list.append),
+        (deque(maxlen=3), deque.append),
+        ({}, lambda texts, text: texts.update(a=text)),
+        (deque(maxlen=100), lambda lengths, text: lengths.append(len(text))),
+        ([Fraction(1, 3)], list.append),
+        ({"best": Fraction(1, 3)}, lambda numbers, text: numbers.update(best=numbers["best"] + 1)),
+    ],
+    ids=["set", "list", "deque", "dict of texts", "deque of numbers", "list that was not empty", "fraction"],
+)
+def test_containers_of_texts_that_change_are_named(container, keep, tmp_path, caplog):
+    make_agent(Keeps(container, keep)).learn(64, run_dir=tmp_path, checkpoint_every=1)
+    assert caplog.text.count("the training changes Keeps.container, which no checkpoint has") == 1
 
 
 FILE_OF_REWARDS = """

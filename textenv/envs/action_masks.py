@@ -79,13 +79,13 @@ class ActionMasks:
         self.forbid_before_minimum(ends)
 
     def forbid_before_minimum(self, ends: Collection[int]) -> None:
-        """Also forbid these ids until a turn has its minimum length.
+        """Forbid these ids until a turn has its minimum length, in addition to those that are always forbidden.
 
         Raises:
             ValueError: if that leaves no token; then the masks stay as they were.
         """
         not_forbidden = self._sets[NOT_FORBIDDEN]
-        before_minimum = self._sets[_BEFORE_MINIMUM].copy()
+        before_minimum = not_forbidden.copy()
         before_minimum[list(ends)] = False
         num_tokens = len(not_forbidden)
         if not not_forbidden.any():

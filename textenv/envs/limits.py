@@ -51,11 +51,7 @@ class Limits:
                 f"max_length is {self.max_length}, expected more than max_prompt_tokens, {self.max_prompt_tokens}: "
                 "it counts the whole text"
             )
-        for end in self.stop:
-            if end == "":
-                raise ValueError("stop has an empty text, which would end every turn at once: remove it")
-            if not isinstance(end, (str, int, np.integer)) or isinstance(end, bool):
-                raise TypeError(f"stop has {end!r:.200}, expected texts and token ids, such as ['.', 5]")
+        _check_stops(self.stop)
 
     @property
     def width(self) -> int:
@@ -108,8 +104,8 @@ class StopConditions:
         model_ends: the model's own ends. None: what `textenv.lm.ends.turn_ends` finds for the tokenizer.
 
     Raises:
-        TypeError: if the tokenizer is not of `transformers`.
-        ValueError: on an id outside the vocabulary.
+        TypeError: if the tokenizer is not of `transformers`, or ``stop`` has something else.
+        ValueError: on an id outside the vocabulary, or an empty text.
     """
 
     def __init__(
@@ -118,10 +114,16 @@ class StopConditions:
         check_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.num_tokens = vocabulary_size(tokenizer)
-        self.stop = tuple(end if isinstance(end, str) else int(end) for end in stop)
+
+        # What the ends come from: environment, policy, model
+        self.stop = _plain_stops(stop)
         """Texts and token ids in addition to the model's own ends."""
+        self.policy_stop: tuple[str | int, ...] = ()
+        """Further texts and token ids: those of the policy that plays."""
         self.model_ends = TurnEnds(())
         """Own ends of all models that were added."""
+
+        # All of them together, as `add` divides them
         self.ids: list[int] = []
         """Token ids that end a turn by themselves."""
         self.is_end = np.zeros(self.num_tokens, dtype=bool)
@@ -135,31 +137,62 @@ class StopConditions:
             model_ends = turn_ends(tokenizer)
         self.add(model_ends)
 
-    def check(self, model_ends: TurnEnds) -> None:
-        """Raise a ValueError if a model ends its turns with an id outside the vocabulary."""
+    def ids_with(self, model_ends: TurnEnds, policy_stop: Sequence[str | int] = ()) -> list[int]:
+        """Return the ids that end a turn after `add` with these arguments; nothing is changed.
+
+        Raises:
+            ValueError: on an id outside the vocabulary.
+        """
         if any(not 0 <= token < self.num_tokens for token in model_ends.ids):
             raise ValueError(
                 f"the model ends its turns with the ids {list(model_ends.ids)}, the environment's tokenizer has the "
                 f"ids 0 to {self.num_tokens - 1}: give the environment the model's tokenizer"
             )
+        stop_ids, _, _ = self._divided(policy_stop)
+        return list(dict.fromkeys([*stop_ids, *self.model_ends.ids, *model_ends.ids]))
 
-    def add(self, model_ends: TurnEnds) -> None:
-        """Add the own ends of another model.
+    def add(self, model_ends: TurnEnds, policy_stop: Sequence[str | int] = ()) -> None:
+        """Add the own ends of another model; the stops of its policy replace those of the policy that played before.
 
         Raises:
             ValueError: on an id outside the vocabulary.
         """
-        self.check(model_ends)
-        ids = [*self.model_ends.ids, *model_ends.ids]
-        texts = [*self.model_ends.texts, *model_ends.texts]
-        self.model_ends = TurnEnds(tuple(dict.fromkeys(ids)), tuple(dict.fromkeys(texts)))
+        ids = self.ids_with(model_ends, policy_stop)
+        _, stop_texts, text_of_end = self._divided(policy_stop)
+        model_ids = [*self.model_ends.ids, *model_ends.ids]
+        model_texts = [*self.model_ends.texts, *model_ends.texts]
+        self.model_ends = TurnEnds(tuple(dict.fromkeys(model_ids)), tuple(dict.fromkeys(model_texts)))
+        self.policy_stop = _plain_stops(policy_stop)
 
-        # Split `stop` into ids and texts; a text that is a special token becomes its id
+        # All ends together, without repetitions
+        self.ids = ids
+        self.is_end[:] = False
+        self.is_end[self.ids] = True
+        former_texts = self.texts
+        self.texts = tuple(dict.fromkeys([*stop_texts, *self.model_ends.texts]))
+        if {*self.texts} != {*former_texts}:
+            self.__dict__.pop("may_complete", None)  # a cached property, computed from the former texts
+
+        # Decoding hides special tokens. An own end of the model that is no special token stays visible: keep its text,
+        # to cut it off from answers
+        shown_ids = {*self.model_ends.ids} - {*special_tokens(self.tokenizer).values()}
+        self.text_of_end = text_of_end | {token: str(self.tokenizer.decode([token])) for token in shown_ids}
+
+    def _divided(self, policy_stop: Sequence[str | int]) -> tuple[list[int], list[str], dict[int, str]]:
+        """Divide all stops into ids and texts; a text that is a special token becomes its id.
+
+        Returns:
+            The ids, the texts, and the spelling of each special token.
+
+        Raises:
+            ValueError: on an id outside the vocabulary.
+        """
+        stop = dict.fromkeys([*_plain_stops(policy_stop), *self.stop])
         id_of_special_token = special_tokens(self.tokenizer)
         stop_ids = []
         stop_texts = []
         text_of_end = {}
-        for end in self.stop:
+        for end in stop:
             if isinstance(end, int):
                 stop_ids.append(end)
             elif end in id_of_special_token:
@@ -168,18 +201,8 @@ class StopConditions:
                 stop_texts.append(end)
         stop_ids += text_of_end.keys()
         if any(not 0 <= token < self.num_tokens for token in stop_ids):
-            raise ValueError(f"stop is {self.stop!r}, expected texts or ids from 0 to {self.num_tokens - 1}")
-
-        # All ends together, without repetitions
-        self.ids = list(dict.fromkeys([*stop_ids, *self.model_ends.ids]))
-        self.is_end[self.ids] = True
-        self.texts = tuple(dict.fromkeys([*stop_texts, *self.model_ends.texts]))
-
-        # Decoding hides special tokens. An own end of the model that is no special token stays visible: keep its text,
-        # to cut it off from answers
-        shown_ids = {*self.model_ends.ids} - {*id_of_special_token.values()}
-        self.text_of_end = text_of_end | {token: str(self.tokenizer.decode([token])) for token in shown_ids}
-        self.__dict__.pop("may_complete", None)  # a cached property, computed from the former texts
+            raise ValueError(f"stop is {tuple(stop)!r}, expected texts or ids from 0 to {self.num_tokens - 1}")
+        return stop_ids, stop_texts, text_of_end
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
@@ -209,3 +232,18 @@ class StopConditions:
         tokens = [f"{self.tokenizer.convert_ids_to_tokens(token)!r} ({token})" for token in self.ids]
         texts = [f"the text {text!r}" for text in self.texts]
         return ", ".join([*tokens, *texts]) or "nothing but limits"
+
+
+def _check_stops(stop: Sequence[str | int]) -> None:
+    """Raise an error unless these are token ids, and texts with a character."""
+    for end in stop:
+        if end == "":
+            raise ValueError("stop has an empty text, which would end every turn at once: remove it")
+        if not isinstance(end, (str, int, np.integer)) or isinstance(end, bool):
+            raise TypeError(f"stop has {end!r:.200}, expected texts and token ids, such as ['.', 5]")
+
+
+def _plain_stops(stop: Sequence[str | int]) -> tuple[str | int, ...]:
+    """Check texts and token ids, and return them with NumPy's integers as Python's."""
+    _check_stops(stop)
+    return tuple(end if isinstance(end, str) else int(end) for end in stop)

@@ -32,6 +32,7 @@ from textenv.envs.limits import Limits, StopConditions, as_stops, check_at_least
 from textenv.envs.step_slots import StepSlots
 from textenv.envs.task import (
     Conversation,
+    FunctionTask,
     SeveralAgents,
     ShortRows,
     Task,
@@ -413,6 +414,23 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         return self._draws.sampler
 
     @property
+    def settings(self) -> dict[str, int | float | str | bool | None]:
+        """Limits, ends of turns, and what is known of prompts and rewards: a run that is resumed with others says so."""
+        limits = self._limits
+        settings: dict[str, int | float | str | bool | None] = {
+            "max_prompt_tokens": limits.max_prompt_tokens,
+            "max_new_tokens": limits.max_new_tokens,
+            "max_turns": limits.max_turns,
+            "turns_end_with": str(self.ends),
+        }
+        if isinstance(self.task, PromptList):
+            settings["prompts"] = self.task.summary
+        if isinstance(self.task, FunctionTask):
+            weights = {name: weight for name, (_, weight) in self.task.rewards.functions.items()}
+            settings["rewards"] = str(weights)
+        return settings
+
+    @property
     def user_objects(self) -> dict[str, object]:
         """See `EpisodeEnv.user_objects`: the task with its rewards, the tools, and the rule ``allowed``."""
         functions = {} if self.tools is None else self.tools.functions
@@ -443,21 +461,29 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Move the task's models to a device; the reference of `penalty` follows the policy by itself."""
         move(self.task, device)
 
-    def end_turns_like(self, model_ends: TurnEnds) -> None:
-        """Add a model's own ends of turns; agents call this with those of their policy before they play.
+    def end_turns_like(self, model_ends: TurnEnds, stop: Sequence[str | int] = ()) -> None:
+        """Add the ends of turns of a model and its policy; agents call this with those of theirs before they play.
+
+        Args:
+            model_ends: the model's own ends.
+            stop: the policy's texts and token ids that end a turn, in addition to the environment's. They replace those
+                of the policy that played before.
 
         Raises:
-            ValueError: if ``forbidden`` and ``min_new_tokens`` then leave no token at the beginning of a turn.
+            ValueError: on an id outside the vocabulary, or if ``forbidden`` and ``min_new_tokens`` then leave no token
+                at the beginning of a turn.
         """
+        policy_stop = as_stops(stop)
         current_ends = self.ends.model_ends
         has_ids = {*model_ends.ids} <= {*current_ends.ids}
         has_texts = {*model_ends.texts} <= {*current_ends.texts}
-        if has_ids and has_texts:
+        if has_ids and has_texts and policy_stop == self.ends.policy_stop:
             return
+
         # The first two may raise. If so, nothing has changed yet
-        self.ends.check(model_ends)
-        self._masks.forbid_before_minimum({*self.ends.ids, *model_ends.ids})
-        self.ends.add(model_ends)
+        end_ids = self.ends.ids_with(model_ends, policy_stop)
+        self._masks.forbid_before_minimum(end_ids)
+        self.ends.add(model_ends, policy_stop)
 
     @contextmanager
     def fork(self) -> Iterator[None]:

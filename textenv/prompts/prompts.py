@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, TypeVar, overload, runtime_checkable
+from zlib import crc32
 
 import numpy as np
 
@@ -22,6 +23,8 @@ RESERVED = {"prompts", "completions", "prompt_ids", "completion_ids", "terminate
 """A reward function's own arguments; prompt columns may not use these names."""
 Messages = tuple[Message, ...]
 """A chat: ``({"role": "user", "content": "..."}, ...)``."""
+MAX_SUMMARIZED_PROMPTS = 1_000
+"""About the largest number of prompts of which `PromptList.summary` has a checksum."""
 
 
 @runtime_checkable
@@ -68,6 +71,16 @@ class Prompt:
         if isinstance(self.content, str):
             return ()
         return tuple(message for message in self.content if isinstance(message, dict))
+
+
+def _plain_content(prompt: Prompt) -> str:
+    """Content and columns of a prompt as a text, without objects such as images, whose text may have an address."""
+    content: list[object] = [prompt.content]
+    if not isinstance(prompt.content, str):
+        content = [part for part in prompt.content if isinstance(part, int)]
+        content += [message["content"] for message in prompt.messages if isinstance(message["content"], str)]
+    columns = [(name, value) for name, value in prompt.columns.items() if isinstance(value, (str, int, float))]
+    return repr((content, columns))
 
 
 def by_position(rows: Sequence[ItemT]) -> Sequence[ItemT]:
@@ -138,6 +151,16 @@ class PromptList:
     def prompt(self, index: int) -> Prompt:
         """Return the prompt at this index of the sequence; raise as `as_prompt` does."""
         return as_prompt(row_of(self.prompts, index), self.prompts[index])
+
+    @functools.cached_property
+    def summary(self) -> str:
+        """Number of prompts, and a checksum of up to `MAX_SUMMARIZED_PROMPTS` of them."""
+        count = len(self.prompts)
+        step = max(count // MAX_SUMMARIZED_PROMPTS, 1)
+        checksum = 0
+        for index in range(0, count, step):
+            checksum = crc32(_plain_content(self.prompt(index)).encode("utf-8", "backslashreplace"), checksum)
+        return f"{count:,} with the checksum {checksum:08x}"
 
     def only(self, indices: Sequence[int]) -> Self:
         """Return a copy of this list that has only the prompts at these indices; it shares all else with this one."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from textenv.rewards.reward_model import RewardModel
 
 FEW_NEW_TOKENS = 32
-"""Number of tokens below which the default length of answers to `Prompts` is warned of."""
+"""Number of tokens below which the room for an answer to the longest of the `Prompts` is warned of."""
 _warn_once = functools.cache(logging.getLogger(__name__).warning)
 """Logs a warning once, though training and evaluation both make the task."""
 
@@ -246,31 +246,36 @@ def make_task(
 def _limits_of_prompts(
     task: Prompts, tokenizer: PreTrainedTokenizerBase, env_arguments: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Return limits that fit the prompts and the model, for those that are not among the environment's arguments."""
+    """Return limits that fit the prompts and the model, for those that are not among the environment's arguments.
+
+    An answer's length depends on its own prompt alone, because training and evaluation have other prompts.
+    """
     # Prompts: the user's limit, or the longest prompt as it will be written, with the schemas of the tools
     prompt_tokens = env_arguments.get("max_prompt_tokens")
     reason = f"max_prompt_tokens is {prompt_tokens}"
     if prompt_tokens is None:
         prompt_tokens = task.longest_prompt(tokenizer, _schemas_of(env_arguments.get("tools"), tokenizer))
         reason = f"the longest prompt has {prompt_tokens} tokens"
+    limits = {"max_prompt_tokens": prompt_tokens} | task.LIMITS
+    if env_arguments.get("max_new_tokens") is not None:
+        return limits
 
-    # Answers: a small model's context may leave room for few tokens
+    # Answers: behind a long prompt, a small model's context may leave room for few tokens. How long an episode with
+    # tools may be is the user's choice
     context = tokenizer.model_max_length
-    room = max(0, context - prompt_tokens)
-    max_new_tokens = max(1, min(task.LIMITS["max_new_tokens"], room))
-    if max_new_tokens < FEW_NEW_TOKENS and env_arguments.get("max_new_tokens") is None:
+    room = context - prompt_tokens
+    if room < limits["max_new_tokens"] and not env_arguments.get("tools"):
+        limits["max_length"] = max(context, prompt_tokens + 1)
+    if room < FEW_NEW_TOKENS:
         _warn_once(
-            "%s, which leaves %d of the %d tokens that the model reads, so every answer is cut at max_new_tokens=%d: "
+            "%s, which leaves %d of the %d tokens that the model reads, so the answer to such a prompt is cut there: "
             "leave long prompts out by a lower max_prompt_tokens (--max-prompt-tokens) and overlong='skip' (--overlong "
-            "skip), or give max_new_tokens (--max-new-tokens) and max_length=%d, with which each answer has the room "
-            "that its own prompt leaves",
+            "skip), or take a model that reads more",
             reason,
-            room,
-            context,
-            max_new_tokens,
+            max(0, room),
             context,
         )
-    return {"max_prompt_tokens": prompt_tokens, "max_new_tokens": max_new_tokens}
+    return limits
 
 
 def _schemas_of(

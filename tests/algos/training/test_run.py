@@ -12,6 +12,8 @@ from algos.losses import clipped_policy_loss
 from algos.storage.serialization import from_json, to_json
 from algos.training.run import History, Run
 from tests.helpers.resumable_agents import mlp
+from tests.helpers.small_agents import lm_policy
+from tests.helpers.text_envs import make_env
 
 
 def test_a_history_is_the_same_after_it_was_saved():
@@ -57,6 +59,34 @@ def test_other_settings_are_told_at_a_resume(tmp_path, caplog):
     assert "other settings" not in caplog.text
     cartpole_agent(num_epochs=2, seed=1).learn(128, run_dir=tmp_path, resume=tmp_path)
     assert "goes on with other settings: num_epochs 2 (before: 4), gamma 0.99 (before: 0.5)" in caplog.text
+
+
+def of_length(completions):
+    return [float(len(text)) for text in completions]
+
+
+def of_brevity(completions):
+    return [-float(len(text)) for text in completions]
+
+
+def text_agent(prompts=("a", "b a"), reward=of_length, kl_coef=0.1, **options):
+    env = make_env(reward, 2, prompts=list(prompts), **options)
+    return PPO(env, lm_policy(), num_steps=None, num_episodes=4, minibatch_size=4, seed=1, kl_coef=kl_coef)
+
+
+@pytest.mark.parametrize(("changed", "words"), [
+    ({"prompts": ["a", "b b"]}, "prompts 2 with the checksum"),
+    ({"prompts": ["c"]}, "prompts 1 with the checksum"),
+    ({"reward": of_brevity}, "rewards {'of_brevity': 1.0} (before: {'of_length': 1.0})"),
+    ({"kl_coef": 0.5}, "kl_coef 0.5 (before: 0.1)"),
+    ({"max_new_tokens": 3}, "max_new_tokens 3 (before:"),
+], ids=["prompts", "fewer prompts", "reward", "KL", "limit"])  # fmt: skip
+def test_another_text_environment_is_told_at_a_resume(changed, words, tmp_path, caplog):
+    text_agent().learn(8, run_dir=tmp_path)
+    text_agent().learn(24, run_dir=tmp_path, resume=tmp_path)
+    assert "other settings" not in caplog.text
+    text_agent(**changed).learn(48, run_dir=tmp_path, resume=tmp_path)
+    assert f"goes on with other settings: {words}" in caplog.text
 
 
 def test_a_run_that_has_ended_stays_as_it_is(tmp_path, caplog):

@@ -7,10 +7,11 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import VectorEnv
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from algos import PPO, LMPolicy, PPOConfig, evaluate, load
-from algos.collection import Collector, collect
+from algos.collection import Collector, agree_on_ends, collect
 from algos.extras.serving import PolicyAnswerer
 from algos.finetuning.packing import read_example
 from tests.helpers.chat_families import FAMILIES, byte_tokenizer, scripted_model, tokenizer_of
@@ -18,11 +19,12 @@ from tests.helpers.engines import FakeEngine
 from tests.helpers.models import WORDS, make_t5, make_tokenizer
 from tests.helpers.text_envs import zero
 from textenv import RewardModel, TextEnv, TextVectorEnv, check_text_env
-from textenv.envs.string_env import TokenEnv
+from textenv.envs.string_env import TokenEnv, TokenVectorEnv
 from textenv.gateway.requests import read_request
 from textenv.lm.ends import closing_ids, ids_after_end, turn_ends
 from textenv.prompts.prompts import Prompt, as_prompt
 from textenv.prompts.tokenize import prompt_ids, reply_ids
+from textenv.rollout import EpisodeEnv
 
 CHAT = [{"role": "user", "content": "Hi"}]
 CASES = [(name, end) for name, family in FAMILIES.items() for end in family.ends]
@@ -254,6 +256,102 @@ def test_log_and_description_show_the_ends(tmp_path, capsys):
     expected = rf"'<eos>' ({eos}), '<end_of_turn>' ({end}), the text '\n\n'"
     assert f"turns end with {expected}\n" in capsys.readouterr().err.replace("\n\n", "\n")
     assert json.loads((tmp_path / "run/config.json").read_text())["turns_end_with"] == expected
+
+
+STOPS = {"text": "b", "id": byte_tokenizer()("b", add_special_tokens=False)["input_ids"][0]}
+
+
+def stops_at_b(end, **options):
+    """A policy that would write ``ab`` and line breaks, but stops at the ``b``; and an environment."""
+    tokenizer = byte_tokenizer()
+    return LMPolicy(says_ab(tokenizer), tokenizer, stop=[end]), env_of(tokenizer, num_envs=2, **options)
+
+
+@pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS)
+def test_a_policys_stop_ends_turns_wherever_it_plays(stop, caplog, tmp_path):
+    caplog.set_level("INFO")
+    policy, env = stops_at_b(stop)
+    assert policy.generate(["Hi"], deterministic=True, max_new_tokens=20) in (["a"], ["ab"])
+    evaluation = evaluate(env, policy, num_episodes=2, deterministic=True)
+    assert evaluation.rollout["mask"].sum(1).tolist() == [2, 2] and evaluation.rollout["terminated"].any(1).all()
+    assert [turn.completion for turn in env.scored_turns.turns] == policy.generate(["Hi"] * 2, deterministic=True)
+    rollout = collect(env_of(policy.tokenizer), policy, num_episodes=2, deterministic=True)
+    assert rollout["mask"].sum(1).tolist() == [2, 2]
+
+    # In training, and with the policy that it saves
+    env = env_of(policy.tokenizer, num_envs=2)
+    agent = PPO(env, policy, PPOConfig(num_steps=None, num_episodes=4, minibatch_size=4))
+    assert any(line.endswith(str(env.ends)) for line in caplog.messages) and str(env.ends) == str(policy.ends)
+    assert agent.collector.collect(num_episodes=4, deterministic=True)["mask"].sum(1).tolist() == [2] * 4
+    agent.save(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["turns_end_with"] == str(policy.ends)
+    loaded = load(tmp_path)
+    assert loaded.lm.stop == (stop,)
+    evaluation = evaluate(env_of(loaded.tokenizer), loaded, num_episodes=2, deterministic=True)
+    assert evaluation.rollout["mask"].sum(1).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS)
+def test_a_policys_stop_is_not_that_of_the_next_one(stop):
+    policy, env = stops_at_b(stop, stop=["\n\n"])
+    other = LMPolicy(policy.lm.model, policy.tokenizer)
+    first = Collector(env, policy)
+    second = Collector(env, other)
+    lengths = []
+    for collector in (first, second, first):
+        rollout = collector.collect(num_episodes=2, deterministic=True)
+        lengths += rollout["mask"].sum(1).tolist()
+    assert lengths == [2, 2, 4, 4, 2, 2], "the second one goes on to the environment's stop"
+    PPO(env, other, PPOConfig(num_steps=None, num_episodes=2, minibatch_size=2))
+    assert other.lm.stop == ("\n\n",)
+    PPO(env, policy, PPOConfig(num_steps=None, num_episodes=2, minibatch_size=2))
+    assert policy.lm.stop == (stop, "\n\n")
+
+
+def test_ids_of_a_policys_stop_end_no_turn_below_its_minimum():
+    policy, env = stops_at_b(STOPS["id"], min_new_tokens=4)
+    rollout = collect(env, policy, num_episodes=4)
+    assert rollout["mask"].sum(1).min() >= 4
+    assert not env.reset(seed=0)[1]["action_mask"][:, STOPS["id"]].any()
+    collect(env, LMPolicy(policy.lm.model, policy.tokenizer), num_episodes=1)
+    assert env.reset(seed=0)[1]["action_mask"][:, STOPS["id"]].all(), "it was the first policy's only"
+
+
+def test_a_policys_stop_ends_each_turn_of_a_conversation():
+    class Echo(gymnasium.Env):
+        def reset(self, *, seed=None, options=None):
+            self.turns = []
+            return "Hi", {}
+
+        def step(self, action):
+            self.turns.append(action)
+            games.append(self.turns)
+            return "Hi", 0.0, len(self.turns) == 3, False, {}
+
+    games = []
+    tokenizer = byte_tokenizer()
+    line_break, a, b = tokenizer("\nab", add_special_tokens=False)["input_ids"]
+    policy = LMPolicy(scripted_model(tokenizer, (line_break, a), (a, b)), tokenizer, stop=["b"])
+    env = TokenVectorEnv(Echo, tokenizer=tokenizer, num_envs=1, max_prompt_tokens=20, max_new_tokens=10, max_turns=3)
+    collect(env, policy, num_episodes=1, deterministic=True)
+    assert games[-1] == ["a"] * 3
+
+
+def test_an_environment_that_cannot_be_told_a_policys_stop_is_named(caplog):
+    class OwnEpisodes(VectorEnv, EpisodeEnv):
+        pass
+
+    policy, _ = stops_at_b("b")
+    agree_on_ends(OwnEpisodes(), policy)
+    assert "OwnEpisodes ends turns by its own rules, not by the policy's stop ('b',)" in caplog.text
+
+
+def test_a_stop_of_one_text_is_not_its_letters():
+    tokenizer = byte_tokenizer()
+    policy = LMPolicy(says_ab(tokenizer), tokenizer, stop="ab\n")
+    assert policy.lm.stop == ("ab\n",) and policy.generate(["Hi"], deterministic=True) == [""]
+    with pytest.raises(ValueError, match="stop has an empty text"):
+        evaluate(env_of(tokenizer), LMPolicy(policy.lm.model, tokenizer, stop=[""]), num_episodes=1)
 
 
 @pytest.mark.parametrize("adapter", [False, True])

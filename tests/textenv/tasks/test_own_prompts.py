@@ -7,6 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from algos import LMPolicy
 from tests.helpers.chat_templates import template_tokenizer
 from tests.helpers.errors import refused
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
@@ -165,34 +166,63 @@ def test_the_default_limit_counts_the_schemas_of_tools(tmp_path, template, chat)
     assert state["length"].max() == env.limits.max_prompt_tokens > plain.limits.max_prompt_tokens + 100
 
 
-def test_one_long_prompt_that_shortens_all_answers_is_told(tmp_path, caplog):
-    make_gpt2(n_positions=128).save_pretrained(tmp_path)
+def reads_128_tokens(folder):
+    """Save a model that reads 128 tokens."""
+    make_gpt2(n_positions=128).save_pretrained(folder)
     tokenizer = make_tokenizer(WORDS)
     tokenizer.model_max_length = 128
-    tokenizer.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_an_answer_has_the_room_that_its_own_prompt_leaves(tmp_path):
+    """Whichever prompts the split, or another file, has beside it."""
+    short = [" ".join("abcd"[int(digit)] for digit in np.base_repr(number, 4)) for number in range(40)]
+    long = " ".join("a" * 80)
+    arguments = dict(model=reads_128_tokens(tmp_path), num_envs=4, reward=zero)
+
+    def last_tokens(split, **sources):
+        """Number of tokens at which the answers of a split are cut, and of the split's longest prompt."""
+        env = gymnasium.make_vec("textenv/Prompts-v0", split=split, **sources, **arguments).unwrapped
+        check_length(env.max_length)
+        count = len(env.task.prompts)
+        env.start_episodes(count, seed=0, slots=count)
+        turns = env.open_turns
+        longest = max(len(turn.prefix) for turn in turns)
+        return longest, {len(turn.prefix) + turn.max_new_tokens for turn in turns}
+
+    check_length = LMPolicy.load(tmp_path).lm.check_length
+    cuts = {split: last_tokens(split, prompts=[*short, long]) for split in ("train", "test")}
+    assert {longest for longest, _ in cuts.values()} == {3, 80}, "one split has the long prompt"
+    assert [tokens for _, tokens in cuts.values()] == [{128}, {128}]
+    for split, longest in (("train", 80), ("test", 1)):
+        assert last_tokens(split, prompts=[long], eval_prompts=["b"]) == (longest, {128})
+
+
+def test_a_long_prompt_that_leaves_little_room_is_told(tmp_path, caplog):
+    model = reads_128_tokens(tmp_path)
 
     def limits(longest, **options):
         """Limits of an environment whose longest prompt has so many tokens, and what the log says of them."""
         caplog.clear()
         prompts = ["a b", " ".join("a" * longest)]
-        arguments = dict(model=str(tmp_path), prompts=prompts, eval_prompts=["b"], reward=zero, **options)
+        arguments = dict(model=model, prompts=prompts, eval_prompts=["b"], reward=zero, **options)
         env = gymnasium.make_vec("textenv/Prompts-v0", num_envs=2, **arguments)
-        return env.limits.max_new_tokens, [r.getMessage() for r in caplog.records if "cut at" in r.getMessage()]
+        warnings = [r.getMessage() for r in caplog.records if "is cut there" in r.getMessage()]
+        return env.limits.max_new_tokens, env.limits.width, warnings
 
-    assert limits(96) == (32, [])
-    max_new_tokens, (warning,) = limits(122)
-    assert max_new_tokens == 6
-    assert warning.startswith(
-        "the longest prompt has 122 tokens, which leaves 6 of the 128 tokens that the model reads, so every answer is "
-        "cut at max_new_tokens=6"
-    )
-    max_new_tokens, (warning,) = limits(3, max_prompt_tokens=120)
-    assert max_new_tokens == 8
+    assert limits(96) == (128, 128, [])
+    *numbers, (warning,) = limits(122)
+    assert numbers == [128, 128]
+    assert warning.startswith("the longest prompt has 122 tokens, which leaves 6 of the 128 tokens")
+    *numbers, (warning,) = limits(3, max_prompt_tokens=120)
+    assert numbers == [128, 128]
     assert warning.startswith("max_prompt_tokens is 120, which leaves 8 of the 128 tokens")
 
-    # What it advises
-    assert limits(122, max_prompt_tokens=20, overlong="skip") == (108, [])
-    assert limits(122, max_new_tokens=100, max_length=128) == (100, [])
+    # What it advises, and limits of the user
+    assert limits(122, max_prompt_tokens=20, overlong="skip") == (128, 128, [])
+    assert limits(122, max_new_tokens=100) == (100, 222, [])
+    assert limits(122, max_new_tokens=100, max_length=128) == (100, 128, [])
 
 
 @pytest.mark.parametrize(("own", "said"), [
