@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from algos.cli.arguments import ModelCommand, flag, named, with_files
+from algos.cli.arguments import ModelCommand, flag, named, refuse_repeated, with_files
 from algos.cli.check import Check, CheckReward
 from algos.cli.compare import Compare
 from algos.cli.doctor import Doctor, findings_of
@@ -130,6 +130,7 @@ def _parse(words: list[str]) -> Any:
     """Return the command that the words of the command line make; tyro ends the program with help on wrong ones."""
     arguments = with_files(words, switches())
     _refuse_foreign_flags(arguments, words)
+    refuse_repeated(words)
     commands = train_command(arguments) | train_command(arguments, "plan", Plan)
     for name, kind in COMMANDS.items():
         commands |= Annotated[kind, tyro.conf.subcommand(name)]

@@ -30,6 +30,8 @@ REPEATED = ("reward", "wrapper", "stop")
 """Options of ``train`` that may be given several times."""
 SEVERAL_VALUES = ("config.adam-betas", "k")
 """Options of ``train`` whose values are words after one flag."""
+GIVEN_AS_SEVERAL = ("prompts", "eval-prompts", "k")
+"""Options that people repeat to give several values, though the last use alone counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,6 +292,21 @@ def uses(arguments: Sequence[str], option: str) -> list[str]:
         if written_name == option:
             values.append(value or following)
     return values
+
+
+def refuse_repeated(words: Sequence[str]) -> None:
+    """Raise a ValueError if an option of `GIVEN_AS_SEVERAL` has several values, of which the last would count.
+
+    Other options of one value may be typed again to replace it, as scripts do that add to a command.
+    """
+    for name in GIVEN_AS_SEVERAL:
+        values = list(dict.fromkeys(uses(words, f"--{name}")))
+        if len(values) < 2:
+            continue
+        advice = "it takes one, so join them into one file"
+        if name in SEVERAL_VALUES:
+            advice = f"give all its values after one flag, --{name} {' '.join(values)}"
+        raise ValueError(f"--{name} is given with {', '.join(values)}: {advice}")
 
 
 def flag(name: str) -> str:

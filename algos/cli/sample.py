@@ -178,8 +178,12 @@ def model_name(name: str, folder: str) -> str:
     return str(environment["kwargs"].get("model", EMBEDDED))
 
 
-def check_model_name(name: str) -> None:
+def check_model_name(name: str, *, may_lack_owner: bool = False) -> None:
     """Refuse at once what is neither a folder nor the form of a name on the hub; say so if the hub will be asked.
+
+    Args:
+        name: folder, file or name of a model.
+        may_lack_owner: accept names without an owner, which the oldest models of the hub have, such as gpt2.
 
     Raises:
         FileNotFoundError: if there is no such folder or file, and it is no ``owner/name``.
@@ -191,7 +195,8 @@ def check_model_name(name: str) -> None:
     if Path(model_folder(name)).exists():
         return
     is_hub_name = re.fullmatch(HUB_NAME, name) and not Path(name).parent.is_dir()
-    if not is_hub_name:
+    is_old_name = may_lack_owner and re.fullmatch(r"\w[\w.-]*", name)
+    if not is_hub_name and not is_old_name:
         raise FileNotFoundError(
             f"there is no folder {name}: give the folder of a run or of a model, embedded, smollm2, a GGUF file, or a "
             "model of the hub as owner/name, such as openai-community/gpt2"

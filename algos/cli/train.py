@@ -16,6 +16,7 @@ import tyro
 from algos import presets
 from algos.cli.arguments import Command, ModelCommand, flag, json_object, named, one_thread, options
 from algos.cli.pass_rates import PassRateOptions
+from algos.cli.sample import check_model_name
 from algos.config import CONFIGS, AlgorithmName, Config, field_values
 from algos.make import PROMPTS, READY_MODELS, is_text
 from algos.policies.registry import PolicyName
@@ -278,7 +279,9 @@ class Train(
 
         if evaluations is not None:
             result["best_mean_return"] = evaluations.best
-            result["best"] = str(self.folder / BEST)
+            result["best"] = None  # it was lost before a resume, and there was no better one
+            if (self.folder / BEST).is_dir():
+                result["best"] = str(self.folder / BEST)
         result["steps"] = steps
         result["seconds"] = time.perf_counter() - start
         result["run_dir"] = str(self.folder)
@@ -458,6 +461,14 @@ class Train(
         if self.max_kl is not None and (self.kl_coef is None or self.max_kl <= 0):
             both = f"--max-kl is {self.max_kl} and --kl-coef {self.kl_coef}"
             raise ValueError(f"{both}, expected nats above 0 and a number")
+        self._check_model_names()
+
+    def _check_model_names(self) -> None:
+        """Refuse names of models that are misspelt paths, before the hub is asked for them; GGUF files are never."""
+        if self.model not in READY_MODELS and not self.model.lower().endswith(".gguf"):
+            check_model_name(self.model, may_lack_owner=True)
+        if self.critic not in (None, "head", "copy"):
+            check_model_name(str(self.critic))
 
     def _refuse_options(self, kind: type, purpose: str) -> None:
         """Raise a ValueError if an option of ``kind`` is set, since the environment does not serve its purpose."""

@@ -53,7 +53,8 @@ def read_reward_rows(data: Sequence[Mapping[str, object]], model: RewardModel) -
     Args:
         data: ``{"prompt", "completion", "score"}``, or ``{"prompt", "chosen", "rejected"}`` with optional ``"margin"``.
             Other columns are ignored, so lines of a `FeedbackFile` are valid. Texts and chats may be whole,
-            without a prompt or with the prompt repeated; then the prompt is read once. Also a data frame.
+            without a prompt or with the prompt repeated; then the prompt is read once. Texts repeat it if most of them
+            begin with it, up to white space at its ends. Also a data frame.
         model: reward model that encodes the texts.
 
     Raises:
@@ -71,9 +72,7 @@ def read_reward_rows(data: Sequence[Mapping[str, object]], model: RewardModel) -
         )
     names = ANSWERS[kinds[0]]
     judged = [(index, row) for index, row in enumerate(data) if _is_judged(row, kinds[0])]
-    repeated = bool(judged) and all(_repeats_text(row, names) for _, row in judged)
-    if repeated:
-        _warn_once("the answers repeat the text of their prompts: it is read once")
+    repeated = _most_repeat_texts(judged, names)
     rows = []
     for index, row in judged:
         prompt, answers = _prompt_and_answers(index, row, names, repeated=repeated)
@@ -108,12 +107,58 @@ def _is_judged(row: Mapping[str, object], kind: Kind) -> bool:
     return all(row[name] is not None for name in JUDGEMENTS[kind])
 
 
-def _repeats_text(row: Mapping[str, Any], names: Sequence[str]) -> bool:
-    """Return True if prompt and answers are texts, and each answer begins with the prompt."""
-    prompt = row.get("prompt")
-    answers = [row[name] for name in names]
-    are_texts = isinstance(prompt, str) and all(isinstance(answer, str) for answer in answers)
-    return are_texts and bool(prompt) and all(answer.startswith(prompt) for answer in answers)
+def _most_repeat_texts(judged: Sequence[tuple[int, Mapping[str, Any]]], names: Sequence[str]) -> bool:
+    """Return True if more than half of the rows with a prompt repeat it, as texts, in their answers.
+
+    A single answer may begin with its question by itself, so the data decide together. A warning says what was found,
+    also if a few rows differ from the others.
+
+    Args:
+        judged: rows with their indices.
+        names: columns of the answers.
+    """
+    # Rows that repeat their prompts, and those that do not
+    repeating = []
+    others = []
+    for index, row in judged:
+        prompt: Any = row.get("prompt")
+        answers = [row[name] for name in names]
+        are_texts = isinstance(prompt, str) and all(isinstance(answer, str) for answer in answers)
+        if not are_texts or not prompt.strip():
+            continue
+        if _repeated_spelling(prompt, answers) is None:
+            others.append(index)
+        else:
+            repeating.append(index)
+
+    # What is read
+    num_rows = len(repeating) + len(others)
+    if not repeating:
+        return False
+    if not others:
+        _warn_once("the answers repeat the text of their prompts: it is read once")
+        return True
+    if len(repeating) > len(others):
+        _warn_once(
+            "the answers of %d of %d rows repeat the text of their prompts, which is read once there. Check the other "
+            "rows (the first is row %d): their answers are read as they are, after the prompt",
+            len(repeating), num_rows, others[0],
+        )  # fmt: skip
+        return True
+    _warn_once(
+        "the answers of %d of %d rows (the first is row %d) begin with the text of their prompts, which is read twice "
+        "there, as no more than half of the rows repeat it: if it is no part of these answers, remove it",
+        len(repeating), num_rows, repeating[0],
+    )  # fmt: skip
+    return False
+
+
+def _repeated_spelling(prompt: str, answers: Sequence[str]) -> str | None:
+    """Return the prompt as all answers begin with it, perhaps without white space at its ends; None if they do not."""
+    for spelling in (prompt, prompt.rstrip(), prompt.strip()):
+        if spelling and all(answer.startswith(spelling) for answer in answers):
+            return spelling
+    return None
 
 
 def _prompt_and_answers(
@@ -125,7 +170,7 @@ def _prompt_and_answers(
         index: index of the row, for errors.
         row: the row.
         names: columns of the answers.
-        repeated: True if the texts of the answers begin with the prompt's text.
+        repeated: True if texts of answers that begin with the prompt's text repeat it.
 
     Raises:
         ValueError: if prompt and answers are of different kinds.
@@ -142,7 +187,9 @@ def _prompt_and_answers(
         return messages, bare_answers
     if all(isinstance(answer, str) for answer in answers) and isinstance(prompt or "", str):
         text = prompt or ""
-        if repeated:
+        repeated_prompt = _repeated_spelling(text, answers) if repeated else None
+        if repeated_prompt is not None:
+            text = repeated_prompt
             answers = [answer.removeprefix(text) for answer in answers]
         if text:
             return text, answers

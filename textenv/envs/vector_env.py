@@ -415,7 +415,7 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
 
     @property
     def settings(self) -> dict[str, int | float | str | bool | None]:
-        """Limits, ends of turns, and what is known of prompts and rewards: a run that is resumed with others says so."""
+        """Limits, ends of turns, and what is known of prompts and rewards: a run resumed with others says so."""
         limits = self._limits
         settings: dict[str, int | float | str | bool | None] = {
             "max_prompt_tokens": limits.max_prompt_tokens,

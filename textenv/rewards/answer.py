@@ -49,6 +49,20 @@ def by_reference(name: str, column: str, score: Callable[[str, Any], ScoreT]) ->
     return reward
 
 
+def by_any_reference(name: str, column: str, score: Callable[[str, object], float | None]) -> ColumnReward:
+    """Return a reward function of this name that scores texts by a column, any of whose references in a row is right.
+
+    A row gets the largest score, as in SQuAD's evaluation (Rajpurkar et al. 2016, §6.1); None if its entry `is_empty`,
+    or no reference has a score. What an entry may be, and the errors, are those of `references_of`.
+    """
+
+    def largest_score(text: str, entry: object) -> float | None:
+        scores = [score(text, reference) for reference in references_of(entry, column)]
+        return max((value for value in scores if value is not None), default=None)
+
+    return by_reference(name, column, largest_score)
+
+
 def is_empty(entry: object) -> bool:
     """Return True if a column's entry is no reference: None, a text of white space, or NaN, NA or NaT.
 
@@ -59,6 +73,64 @@ def is_empty(entry: object) -> bool:
     if isinstance(entry, (float, np.floating)):
         return math.isnan(entry)
     return entry is None or type(entry).__name__ in ("NAType", "NaTType")
+
+
+def references_of(entry: object, column: str) -> list[object]:
+    """Return the references of a column's entry: the entry itself, or what a list, tuple, set or array has.
+
+    The answers of SQuAD, ``{"text": [...], "answer_start": [...]}``, are their texts. Empty references are left out.
+
+    >>> references_of("Lima", "answer"), references_of(["Lima", "lima", None], "answer")
+    (['Lima'], ['Lima', 'lima'])
+    >>> references_of({"text": ["the park"], "answer_start": [12]}, "answers")
+    ['the park']
+
+    Raises:
+        TypeError: if the entry or a reference is another mapping, or bytes, or a reference is a list.
+        ValueError: if the entry has no reference, as an empty list.
+    """
+    # References in the entry: one, or several
+    entry = _without_positions(entry)
+    candidates: list[object] = [entry]
+    if isinstance(entry, (list, tuple, set, frozenset)):
+        candidates = [_without_positions(item) for item in entry]
+    elif hasattr(entry, "__array__") and not isinstance(entry, np.generic):  # an array, a tensor, a column of pandas
+        candidates = list(np.atleast_1d(np.asarray(entry)))
+
+    # What has no text of its own would be compared by its Python spelling
+    for candidate in candidates:
+        if isinstance(candidate, (Mapping, bytes, list, tuple, set, frozenset, np.ndarray)):
+            inside = ""
+            if candidate is not entry:
+                inside = f" inside {entry!r:.200}"
+            raise TypeError(
+                f"column {column!r} has the {type(candidate).__name__} {candidate!r:.200}{inside}, expected a text, a "
+                "number, one list of these, any of which is right, or SQuAD's {'text': [...], 'answer_start': [...]}: "
+                f"write what is right, and nothing else, as {column!r}"
+            )
+    references = [candidate for candidate in candidates if not is_empty(candidate)]
+    if not references:
+        raise ValueError(
+            f"column {column!r} has the {type(entry).__name__} {entry!r:.200} with no reference, expected one or more: "
+            "give None in a row that has none, or leave the row out"
+        )
+    return references
+
+
+def _without_positions(entry: object) -> object:
+    """Return the texts of SQuAD's answers, ``{"text": ..., "answer_start": ...}``; other entries as they are."""
+    if isinstance(entry, Mapping) and "text" in entry and entry.keys() <= {"text", "answer_start"}:
+        return entry["text"]
+    return entry
+
+
+def refuse_truth_value(reference: object, column: str) -> None:
+    """Raise a TypeError if a reference of a reward that reads numbers or formulas is True or False."""
+    if isinstance(reference, (bool, np.bool_)):
+        raise TypeError(
+            f"column {column!r} has the {type(reference).__name__} {reference}, expected a number or its text: give "
+            "one, or take exact_answer, which compares with 'true' and 'false'"
+        )
 
 
 def reference_texts(reference: object) -> list[str]:

@@ -3,7 +3,7 @@
 import re
 from fractions import Fraction
 
-from textenv.rewards.answer import ColumnReward, by_reference
+from textenv.rewards.answer import ColumnReward, by_any_reference, refuse_truth_value
 
 MAX_DIGITS = 400
 """Maximum number of digits, and of the power of ten, of a number; ``1e999999999`` would exhaust the memory."""
@@ -49,7 +49,8 @@ def numeric_answer(column: str = "answer") -> ColumnReward:
     400 digits. Exponents and indices are not numbers: ``25 cm^{2}`` is 25, and ``1024_{10}`` is 1024. Only powers of
     ten are computed: ``10^{3}`` is 1000, and ``2^{10}`` is read as its base, 2. Only the last 100,000 characters of a
     text are parsed. Numbers are compared as fractions: 0.5 is 1/2, and 0.33 is not 1/3; ``60%`` also equals 60 if the
-    column has no percent sign. The column holds numbers, or texts that are parsed in the same way.
+    column has no percent sign. The column holds numbers, or texts that are parsed in the same way; any number of a list
+    is right (`exact_answer`), and True and False are refused.
 
     Example:
         >>> answers = ["So it is 1/2.", "#### 50%", "0.5 or \\\\boxed{3}", "none"]
@@ -58,6 +59,7 @@ def numeric_answer(column: str = "answer") -> ColumnReward:
     """
 
     def score(text: str, right: object) -> float | None:
+        refuse_truth_value(right, column)
         right_number = as_fraction(right)
         if right_number is None:
             return None
@@ -68,7 +70,7 @@ def numeric_answer(column: str = "answer") -> ColumnReward:
         # "60%" is also 60, as the data may omit the sign (GSM8K)
         return float(number_of(text.replace("%", "")) == right_number)
 
-    return by_reference("numeric_answer", column, score)
+    return by_any_reference("numeric_answer", column, score)
 
 
 def as_fraction(number: object) -> Fraction | None:

