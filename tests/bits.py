@@ -20,7 +20,7 @@ from typing import Any
 
 KEYS: dict[str, str] = {}
 """New key of a metric -> its former key."""
-NEW_KEYS = ("rollout/turns",)
+NEW_KEYS = ("rollout/turns", "rollout/rows", "text/cut_turns")
 """Metrics that the older checkout does not have."""
 
 

@@ -191,7 +191,11 @@ def ratio_metrics(
 def rollout_metrics(rollout: TensorDict) -> dict[str, float]:
     """Advantage statistics of a rollout over its True entries, and value statistics if it has values."""
     mask = rollout["mask"]
-    metrics: dict[str, float] = {"rollout/empty_rows": int((~mask.any(dim=1)).sum())}
+    has_steps = mask.any(dim=1)
+    metrics: dict[str, float] = {
+        "rollout/rows": int(has_steps.sum()),
+        "rollout/empty_rows": int((~has_steps).sum()),
+    }
     if not mask.any():
         return metrics
     metrics |= {

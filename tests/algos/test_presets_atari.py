@@ -60,8 +60,9 @@ def test_games_with_wrappers_are_single_ones_and_said_to_be(caplog):
     env.close()
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize(("arguments", "count"), [({}, 1), ({"reward_clipping": False}, 0), ({"reward_clipping": True}, 0)])
+@pytest.mark.parametrize(
+    ("arguments", "count"), [({}, 1), ({"reward_clipping": False}, 0), ({"reward_clipping": True}, 0)]
+)
 def test_clipped_points_are_told_unless_they_are_asked_for(arguments, count, caplog):
     """Gymnasium's `make_vec` makes ale_py's environment with its default, which clips."""
     pytest.importorskip("ale_py", reason="install the extra: pip install '.[atari]'")
@@ -71,6 +72,7 @@ def test_clipped_points_are_told_unless_they_are_asked_for(arguments, count, cap
     env.close()
 
 
+@pytest.mark.heavy
 def test_rewards_are_the_games_own_points():
     """The same actions in one game of ale_py itself, without its vector environment, earn the same points."""
     ale_py = pytest.importorskip("ale_py", reason="install the extra: pip install '.[atari]'")

@@ -777,6 +777,8 @@ class TextVectorEnv(VectorEnv[TextObservation, np.ndarray, np.ndarray], EpisodeE
         """Store finished turns, the episode of each turn, and their scores; `samples` and `metrics` read them."""
         self.scored_turns = ScoredTurns(turns, episodes, scores)
         self.metrics = reward_metrics(scores, [turn.completion_ids for turn in turns])
+        if turns:
+            self.metrics["text/cut_turns"] = sum(not turn.terminated for turn in turns) / len(turns)
         if self._masks.complete_turns:  # turns that are words of a list are alike, which is no sign of a hacked reward
             del self.metrics["text/distinct_2"]
         if self.sampler is not None:

@@ -174,7 +174,9 @@ def draw_curves(
 
     # Lines and bands
     legend_width = CHARACTER * max(map(len, names)) + 0.6
-    default_size = (PANEL[0] * len(panels) + 0.6 * len(panels) + legend_width, PANEL[1] + 0.6)
+    width = PANEL[0] * len(panels) + 0.6 * len(panels) + legend_width
+    further_lines = max(_folded(game).count("\n") for game in panels)
+    default_size = (width, PANEL[1] + 0.6 + LINE_HEIGHT * further_lines)
     figure = Figure(figsize=size or default_size, layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     kinds = set()
@@ -184,7 +186,7 @@ def draw_curves(
             if name in lines:
                 handles[name], kind = _draw_line(axis, lines[name], metric, *looks[name])
                 kinds.add(kind)
-        axis.set_title(_shown(game), fontsize="medium")
+        axis.set_title(_folded(game), fontsize="medium")
         axis.set_xlabel("steps")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel((OF_ENV | QUANTITIES | OF_UPDATE | OF_TEXT).get(metric, metric))

@@ -11,6 +11,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from algos.envs.wrapping import VECTOR_ONLY
+from algos.lab.comparison.text_games import parts_of_text_game
 from algos.make import WORDS
 from algos.recipe import IMPORT
 from textenv.words.describing import KNOWN_PACKAGES
@@ -19,6 +20,10 @@ LIMIT = "max_episode_steps"
 """Argument with a limit of steps; None is the registered one."""
 NO_PART_OF_A_GAME = (*VECTOR_ONLY, "env_wrappers", "render_mode")
 """Arguments of a control environment that do not make another game of it; but see `game_of` for wrappers."""
+TEXT = "textenv/"
+"""How the ids of this kit's environments of text begin."""
+PAY_AT_MOST_1 = tuple(f"{TEXT}{task}-v0" for task in ("Periods", "Reviews", "Copy", "Sort", "ReasoningGym"))
+"""Environments of text whose best return is 1 with all arguments."""
 NATS_A_STEP = ("policy/entropy", "policy/approx_kl", "update/kl", "reference/kl_per_step")
 """Metrics that are means over the policy's steps; those of a turn are the sums over its tokens."""
 STEPS_THAT_KEEP_REWARDS = (
@@ -34,12 +39,13 @@ def game_of(env_id: str, env_kwargs: Mapping[str, Any]) -> str:
     """Return the name of the game that an environment is: its id, with the arguments that differ from its own.
 
     Returns of one game are on one scale. So the name has a limit of steps that is not the registered one, and the
-    wrappers, but for those of which it is known that they change observations or actions only.
+    wrappers, but for those of which it is known that they change observations or actions only. Of text it has what
+    the policy is asked and paid for (`parts_of_text_game`), but not, for instance, its model or ``max_new_tokens``.
 
     Args:
         env_id: id without a module, or name of a function.
         env_kwargs: arguments of the environment. ``textenv/Words-v0`` has the id of the game under ``env`` and the
-            game's arguments under ``env_kwargs``. Arguments of other text environments are no part of the name.
+            game's arguments under ``env_kwargs``; a limit of its own, of steps or turns, is one of the game's steps.
 
     Example:
         >>> game_of("FrozenLake-v1", {"is_slippery": False, "map_name": "4x4"})
@@ -48,24 +54,17 @@ def game_of(env_id: str, env_kwargs: Mapping[str, Any]) -> str:
         'FrozenLake-v1 (is_slippery=false)'
         >>> game_of("CartPole-v1", {"wrappers": ["gymnasium.wrappers:FlattenObservation", "shaped.py:Halved"]})
         'CartPole-v1 (wrappers="Halved")'
+        >>> game_of("textenv/Periods-v0", {"k": 4, "model": "smollm2"})
+        'textenv/Periods-v0 (k=4)'
     """
     if _is_described(env_id, env_kwargs):
-        inner_kwargs = {**(env_kwargs.get("env_kwargs") or {}), "wrappers": _wrappers(env_kwargs)}
-        return game_of(_game_id(env_kwargs), inner_kwargs)
-    if env_id.startswith("textenv/"):
-        return env_id
+        return game_of(_game_id(env_kwargs), {**_arguments_of_game(env_kwargs), "wrappers": _wrappers(env_kwargs)})
 
-    # Arguments that differ from the registered ones
-    spec = gymnasium.registry.get(env_id)
-    defaults: dict[str, Any] = {}
-    if spec is not None:
-        defaults = {LIMIT: spec.max_episode_steps, **spec.kwargs}
-    if env_kwargs.get(LIMIT, 0) is None:
-        env_kwargs = {name: value for name, value in env_kwargs.items() if name != LIMIT}
-    parts = []
-    for name, value in sorted(env_kwargs.items()):
-        if name not in NO_PART_OF_A_GAME and (name not in defaults or value != defaults[name]):
-            parts.append(f"{name}={json.dumps(value, default=_name)}")
+    # Arguments that make another game
+    if env_id.startswith(TEXT):
+        parts = parts_of_text_game(env_id, env_kwargs)
+    else:
+        parts = _parts_of_control(env_id, env_kwargs)
 
     # Wrappers that may change rewards
     names_of_wrappers = [_name_of_wrapper(wrapper) for wrapper in _wrappers(env_kwargs) if not _keeps_rewards(wrapper)]
@@ -76,11 +75,27 @@ def game_of(env_id: str, env_kwargs: Mapping[str, Any]) -> str:
     return f"{env_id} ({', '.join(parts)})"
 
 
+def _parts_of_control(env_id: str, env_kwargs: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of a control environment that differ from the registered ones, as texts."""
+    spec = gymnasium.registry.get(env_id)
+    defaults: dict[str, Any] = {}
+    if spec is not None:
+        defaults = {LIMIT: spec.max_episode_steps, **spec.kwargs}
+    if env_kwargs.get(LIMIT, 0) is None:
+        env_kwargs = {name: value for name, value in env_kwargs.items() if name != LIMIT}
+    parts = []
+    for name, value in sorted(env_kwargs.items()):
+        if name not in NO_PART_OF_A_GAME and (name not in defaults or value != defaults[name]):
+            parts.append(f"{name}={json.dumps(value, default=_name)}")
+    return parts
+
+
 def solved_return(spec: EnvSpec | None) -> float | None:
     """Return the return at which the game of an environment with this specification counts as solved, or None.
 
     It is Gymnasium's ``reward_threshold``; that of FrozenLake is for slippery ice, and without slipping 1 is. If a
-    wrapper may change the rewards, or the limit of steps is not the registered one, it is None.
+    wrapper may change the rewards, or the limit of steps is not the registered one, it is None; and for text if another
+    game than the registered one is played, unless it is one of `PAY_AT_MOST_1`.
     """
     if spec is None or not all(map(_keeps_rewards, _wrappers(spec.kwargs))):
         return None
@@ -88,8 +103,11 @@ def solved_return(spec: EnvSpec | None) -> float | None:
     game_kwargs: Mapping[str, Any] = spec.kwargs
     if describes_a_game(spec):
         game_spec = gymnasium.registry.get(_game_id(spec.kwargs))
-        game_kwargs = spec.kwargs.get("env_kwargs") or {}
+        game_kwargs = _arguments_of_game(spec.kwargs)
     if game_spec is None:
+        return None
+    is_text = game_spec.id.startswith(TEXT)
+    if is_text and game_spec.id not in PAY_AT_MOST_1 and parts_of_text_game(game_spec.id, game_kwargs):
         return None
     if game_kwargs.get(LIMIT) not in (None, game_spec.max_episode_steps):
         return None
@@ -183,3 +201,24 @@ def _is_described(env_id: str, env_kwargs: Mapping[str, Any]) -> bool:
 def _game_id(env_kwargs: Mapping[str, Any]) -> str:
     """Return the id, without a module, of the game that ``textenv/Words-v0`` describes."""
     return env_kwargs["env"].rpartition(":")[2]
+
+
+def _arguments_of_game(env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the game that ``textenv/Words-v0`` describes, with the limit that its own arguments set.
+
+    A turn is a step of the game, so ``max_turns`` below the game's limit is one, too.
+    """
+    arguments = dict(env_kwargs.get("env_kwargs") or {})
+    if env_kwargs.get(LIMIT) is not None:
+        arguments[LIMIT] = env_kwargs[LIMIT]
+
+    # The game's limit, given or registered
+    limit = arguments.get(LIMIT)
+    spec = gymnasium.registry.get(_game_id(env_kwargs))
+    if limit is None and spec is not None:
+        limit = spec.max_episode_steps
+
+    max_turns = env_kwargs.get("max_turns")
+    if isinstance(max_turns, int) and (limit is None or max_turns < limit):
+        arguments[LIMIT] = max_turns
+    return arguments

@@ -80,6 +80,7 @@ class Case:
 
     recipe: Recipe = field(hash=False)
     name: str = ""
+    _game: str = field(init=False, repr=False, compare=False)
 
     def __init__(
         self,
@@ -120,6 +121,8 @@ class Case:
         changes: dict[str, Any] = {setting: value for setting, value in settings.items() if value is not None}
         object.__setattr__(self, "recipe", replace(recipe, **changes))
         object.__setattr__(self, "name", name)
+        # Now, because a training may change the state of a reward, and the working folder
+        object.__setattr__(self, "_game", game_of(self.env_id, self.recipe.env_kwargs))
 
     if not TYPE_CHECKING:
 
@@ -147,7 +150,7 @@ class Case:
     @property
     def game(self) -> str:
         """Name of the game that the environment is (`algos.lab.comparison.games.game_of`)."""
-        return game_of(self.env_id, self.recipe.env_kwargs)
+        return self._game
 
     @property
     def algorithm_name(self) -> str:

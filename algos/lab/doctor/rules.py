@@ -74,12 +74,12 @@ CAUSES_OF_NO_PROGRESS = (
 RULES = (
     Rule(
         "no_signal_in_groups",
-        ("rollout/silent_rows", SCORE),
+        ("rollout/silent_rows", "rollout/rows", SCORE),
         threshold=0.9,
         source="a tenth of the groups is then all that is learnt from; Reviews by GRPO and RLOO: 0",
         message=(
-            "{fraction:.0%} of the episodes are in groups whose returns are all equal. An advantage is the "
-            "difference from the group's mean, so they teach nothing, and the return has not risen."
+            "{fraction:.0%} of the rows (episodes, or parts of them) are in groups whose returns are all equal. An "
+            "advantage is the difference from the group's mean, so they teach nothing, and the return has not risen."
         ),
         advice=(
             "Choose prompts that are sometimes solved (a sampler, docs/environments.md), make groups larger "
@@ -347,7 +347,7 @@ RULES = (
     ),
     Rule(
         "answers_at_the_limit",
-        ("episode/truncated", "episode/length", "rollout/turns"),
+        ("episode/truncated", "text/cut_turns", "rollout/turns", "rollout/steps", "update/steps"),
         threshold=0.9,
         source="Reviews by the preset: 0",
         message=(
@@ -449,10 +449,10 @@ RULES = (
     ),
     Rule(
         "reward_fails",
-        ("reward/failed", "rollout/turns"),
+        ("reward/failed", "reward/left_out", "rollout/turns"),
         threshold=0.01,
         source="healthy runs: 0; a service may fail once in a while",
-        message="A reward function failed for {failed:,} of {turns:,} answers, which were left out.",
+        message="A reward function failed for {failed:,} of {answers:,} answers, which were left out.",
         advice=(
             "samples.jsonl shows such answers (score null), the log the first error of each place. algos "
             "check-reward finds the usual causes."
@@ -462,7 +462,7 @@ RULES = (
     ),
     Rule(
         "rows_without_reward",
-        ("rollout/empty_rows", "reward/left_out", "rollout/turns"),
+        ("rollout/empty_rows", "rollout/rows", "reward/left_out", "rollout/turns"),
         threshold=0.1,
         source="healthy runs: 0",
         message="{fraction:.0%} of the answers have no score, so that they teach nothing: their reward is None.",
@@ -472,7 +472,7 @@ RULES = (
     ),
     Rule(
         "programs_fail",
-        ("programs/failed",),
+        ("programs/failed", "programs/rows"),
         threshold=0.05,
         source="healthy runs: 0",
         message="{fraction:.0%} of the programs failed, and their episodes were left out.",
@@ -498,8 +498,9 @@ RULES = (
         source="half of the turns are then lost",
         message="{value:.0%} of the answers still name no action of the environment at the end of the run.",
         advice=(
-            "Name the actions in the prompt, let the model write nothing else (free_text=False), or train on "
-            "examples first."
+            'Allow nothing but the words of actions: leave actions="free" out, or give the words, actions=["left", '
+            '"right"]. Where free text is wanted, name the actions in the instructions, or train on examples first '
+            "(algos.finetuning.sft)."
         ),
         check=signs.actions_unreadable,
     ),

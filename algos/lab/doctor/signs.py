@@ -38,13 +38,29 @@ SYMBOLIC_SIDE = 9
 def no_signal_in_groups(evidence: Evidence, threshold: float) -> Figures | None:
     """In nearly all groups, all episodes have the same return, and the return has not risen."""
     silent = evidence.curve("rollout/silent_rows")
-    num_episodes = evidence.option("num_episodes")
-    if not len(silent) or not num_episodes or evidence.has_learnt():
+    num_rows = _rows_with_steps(evidence)
+    if not len(silent) or not num_rows or evidence.has_learnt():
         return None
-    fraction = float(silent.mean()) / num_episodes
+    fraction = float(silent.mean()) / num_rows
     if fraction < threshold:
         return None
     return {"fraction": fraction}
+
+
+def _rows_with_steps(evidence: Evidence) -> float:
+    """Return the mean number of rows to learn from in a rollout; 0 if it is not known.
+
+    Runs of earlier versions have not logged it. An episode may have a row for each turn, so it is the number of turns
+    there, if that is larger than the number of episodes.
+    """
+    num_rows = evidence.curve("rollout/rows")
+    if len(num_rows):
+        return float(num_rows.mean())
+    num_episodes = float(evidence.option("num_episodes") or 0)
+    num_turns = evidence.curve("rollout/turns")
+    if not num_episodes or not len(num_turns):
+        return num_episodes
+    return max(num_episodes, float(num_turns.mean()))
 
 
 def constant_return(evidence: Evidence, threshold: float) -> Figures | None:
@@ -353,17 +369,40 @@ def evaluation_falls(evidence: Evidence, threshold: float) -> Figures | None:
 
 
 def answers_at_the_limit(evidence: Evidence, threshold: float) -> Figures | None:
-    """Nearly all answers are cut off by the limit of tokens, from the start without learning, or more and more."""
-    if not len(evidence.curve("rollout/turns")):  # not text
+    """Nearly all answers are cut off by the limit of tokens, from the start without learning, or more and more.
+
+    Episodes may also be truncated because their turns have run out, or by the game; their answers are then not cut off.
+    """
+    # Text whose episodes are truncated
+    turns = evidence.late("rollout/turns")
+    truncated = evidence.late("episode/truncated")
+    if not turns or truncated is None or truncated < threshold:  # not text, or episodes that end by themselves
         return None
-    first = evidence.early("episode/truncated")
-    last = evidence.late("episode/truncated")
+
+    # A run of an earlier version has no figure for turns; there, an episode of one turn is truncated as that turn is
+    name = "text/cut_turns"
+    if not len(evidence.curve(name)):
+        name = "episode/truncated"
+        if evidence.curve("rollout/turns").mean() > _episodes(evidence):
+            return None
+
+    # Are their turns cut off, and is that new or without learning?
+    first = evidence.early(name)
+    last = evidence.late(name)
     if first is None or last is None or last < threshold:
         return None
     if evidence.has_learnt() and first > 0.5 * threshold:  # such as answers of a fixed length
         return None
-    length = evidence.late("episode/length") or 0.0
-    return {"first": first, "last": last, "length": length, "example": evidence.late_example()}
+    tokens = (evidence.late("rollout/steps") or 0.0) - (evidence.late("update/steps") or 0.0)
+    return {"first": first, "last": last, "length": tokens / turns, "example": evidence.late_example()}
+
+
+def _episodes(evidence: Evidence) -> float:
+    """Return the number of episodes that are generated for an iteration, those of refills too; 0 if it is not known."""
+    refilled = evidence.curve("refills/episodes")
+    if len(refilled):
+        return float(refilled.mean())
+    return float(evidence.option("num_episodes") or 0)
 
 
 def environment_fails(evidence: Evidence, threshold: float) -> Figures | None:
@@ -377,10 +416,15 @@ def environment_fails(evidence: Evidence, threshold: float) -> Figures | None:
 def reward_fails(evidence: Evidence, threshold: float) -> Figures | None:
     """A reward function failed for a part of the answers."""
     failed = evidence.total("reward/failed")
-    turns = evidence.total("rollout/turns")
-    if not turns or failed / turns < threshold:
+    answers = _answers(evidence)
+    if not answers or failed / answers < threshold:
         return None
-    return {"failed": int(failed), "turns": int(turns)}
+    return {"failed": int(failed), "answers": int(answers)}
+
+
+def _answers(evidence: Evidence) -> float:
+    """Return the number of all answers of a run, those without a score too, which are no turns to learn from."""
+    return evidence.total("rollout/turns") + evidence.total("reward/left_out")
 
 
 def rows_without_reward(evidence: Evidence, threshold: float) -> Figures | None:
@@ -390,24 +434,41 @@ def rows_without_reward(evidence: Evidence, threshold: float) -> Figures | None:
     of its episode has one.
     """
     empty = evidence.curve("rollout/empty_rows")
-    num_episodes = evidence.option("num_episodes")
-    left_out = evidence.total("reward/left_out")
-    turns = evidence.total("rollout/turns") + left_out
-    if not len(empty) or not num_episodes or not turns:
+    num_rows = _rows(evidence)
+    answers = _answers(evidence)
+    if not len(empty) or not num_rows or not answers:
         return None
-    fraction = min(float(empty.mean()) / num_episodes, left_out / turns)
+    fraction = min(float(empty.mean()) / num_rows, evidence.total("reward/left_out") / answers)
     if fraction < threshold:
         return None
     return {"fraction": fraction}
 
 
+def _rows(evidence: Evidence) -> float:
+    """Return the mean number of rows of a rollout, those without a step to learn from too; 0 if it is not known."""
+    num_with_steps = evidence.curve("rollout/rows")
+    if not len(num_with_steps):  # a run of an earlier version
+        return _rows_with_steps(evidence)
+    return float(num_with_steps.mean() + evidence.curve("rollout/empty_rows").mean())
+
+
 def programs_fail(evidence: Evidence, threshold: float) -> Figures | None:
     """Programs that ask the model failed."""
     failed = evidence.curve("programs/failed")
-    num_episodes = evidence.option("num_episodes")
-    if not len(failed) or not num_episodes or failed.mean() / num_episodes < threshold:
+    programs = _episodes(evidence) / _agents(evidence)
+    if not len(failed) or not programs or failed.mean() / programs < threshold:
         return None
-    return {"fraction": float(failed.mean()) / num_episodes}
+    return {"fraction": float(failed.mean()) / programs}
+
+
+def _agents(evidence: Evidence) -> int:
+    """Return the number of agents of a program, each of which plays an episode; 1 if it is not known."""
+    rows_of_program = evidence.curve("programs/rows")
+    num_episodes = evidence.option("num_episodes")
+    num_rows = _rows(evidence)
+    if not len(rows_of_program) or not len(evidence.curve("rollout/rows")) or not num_rows or not num_episodes:
+        return 1
+    return max(1, round(float(rows_of_program.mean()) * num_episodes / num_rows))
 
 
 def tool_calls_fail(evidence: Evidence, threshold: float) -> Figures | None:

@@ -5,7 +5,7 @@ import pytest
 
 from algos import PPO, LMPolicy, PPOConfig
 from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
-from tests.helpers.text_envs import GOOD, REWARDED, figures_of, good, make_env, rewarded
+from tests.helpers.text_envs import BAD, EOS, GOOD, REWARDED, figures_of, good, make_env, rewarded
 from textenv import Rewards
 from textenv.rewards.metrics import correlation, distinct, repeated, reward_metrics
 
@@ -50,3 +50,10 @@ def test_variety_and_repetition_by_hand():
     assert repeated([[1, 1, 1, 1, 1, 1], [1, 2, 3, 4, 5], [1]]) == pytest.approx((2 / 3 + 0) / 2)
     assert distinct([[1]]) == 1 and repeated([[]]) == 0
     assert correlation(np.array([1.0, 2, 3]), np.array([5, 5, 5])) == 0
+
+
+def test_turns_that_a_limit_cuts_off_are_counted():
+    """One of four answers has the largest length and no end."""
+    assert figures_of(good, REWARDED)["text/cut_turns"] == 1 / 4
+    assert figures_of(good, [(EOS,), (GOOD, EOS)])["text/cut_turns"] == 0
+    assert figures_of(good, [(BAD,) * 5])["text/cut_turns"] == 1

@@ -1,6 +1,7 @@
 """Cases of one game share a scale and count its steps, against numbers worked out by hand."""
 
 import csv
+import functools
 import json
 from dataclasses import replace
 
@@ -20,10 +21,12 @@ from algos.lab.comparison.report import report_page, table_rows, write_report
 from algos.lab.comparison.runs import read_runs, read_study
 from algos.lab.comparison.summary import Case, by_case, name_cases, normalise, summary
 from algos.lab.comparison.words import in_words
-from algos.make import WORDS
+from algos.make import PROMPTS, WORDS
+from algos.recipe import Recipe
 from algos.training.metrics import count_turns
 from algos.training.save import spec_of
 from tests.helpers.finished_runs import run_of
+from textenv import Rewards
 
 SLIPPERY = {"env": "FrozenLake-v1"}
 SAFE = {"env": "gymnasium:FrozenLake-v1", "env_kwargs": {"is_slippery": False}}
@@ -37,6 +40,115 @@ def test_words_are_the_game_that_they_describe():
     assert game_of("FrozenLake-v1", {"map_name": "4x4", "max_episode_steps": 100}) == "FrozenLake-v1"
     assert game_of("FrozenLake-v1", {"desc": len}) == 'FrozenLake-v1 (desc="len")'
     assert game_of("textenv/Copy-v0", {"max_new_tokens": 3}) == "textenv/Copy-v0"
+
+
+def test_prompts_and_rewards_make_another_game_of_text(tmp_path):
+    """A reward of 0 or 1 and a number of tokens are not on one scale; and files of one name may be different ones."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "rewards.py").write_text("def score(completions): ...\ndef length(completions): ...")
+    names = [f"{folder}/rewards.py:{function}" for folder in folders for function in ("score", "length")]
+    games = [game_of(PROMPTS, {"prompts": "questions.jsonl", "reward": name}) for name in names]
+    assert len(set(games)) == 4
+    assert games[1].startswith(f'{PROMPTS} (prompts="questions.jsonl", reward="rewards.py:length", digest=')
+    # One function in a list is the same reward; other prompts are another game
+    assert game_of(PROMPTS, {"prompts": "questions.jsonl", "reward": [names[1]]}) == games[1]
+    lists = [game_of(PROMPTS, {"prompts": prompts, "reward": "f.py:f"}) for prompts in (["a"] * 99, ["b"] * 99)]
+    assert lists[0] != lists[1] and "prompts=99 entries" in lists[0]
+
+
+def scaled(factor):
+    def score(completions):
+        return [factor * len(text) for text in completions]
+
+    return score
+
+
+def doubled(function):
+    @functools.wraps(function)
+    def score(completions):
+        return [2 * value for value in function(completions)]
+
+    return score
+
+
+def test_rewards_that_share_a_name_make_different_games():
+    rewards = [scaled(2), scaled(3), doubled(scaled(2)), doubled(scaled(3)), lambda completions: [1.0] * 2, len]
+    rewards += [functools.partial(len, x=1), Rewards({"length": (len, 1.0)}), Rewards({"length": (len, 0.5)})]
+    games = [game_of(PROMPTS, {"reward": reward}) for reward in rewards]
+    assert len(set(games)) == len(games)
+    assert games[0] == game_of(PROMPTS, {"reward": scaled(2)})
+    # As a run that is still trained has stored it
+    stored = Recipe(env=PROMPTS, env_kwargs={"reward": rewards[-1]}).to_dict()["env_kwargs"]
+    assert game_of(PROMPTS, stored) == games[-1]
+
+
+@pytest.mark.parametrize(("name", "arguments", "parts"), [
+    ("Periods", {"k": 4}, "k=4"),
+    ("Sort", {"length": 6}, "length=6"),
+    ("ReasoningGym", {"dataset": "leg_counting", "min_animals": 3}, 'dataset="leg_counting", min_animals=3'),
+    ("GuessNumber", {"high": 10, "max_turns": 3}, "high=10, max_turns=3"),
+    ("TicTacToe", {"opponents": ["perfect"]}, 'opponents=["perfect"]'),
+    ("Reviews", {"split": "test"}, 'split="test"'),
+    ("Prompts", {"overlong": "skip", "max_prompt_tokens": 9}, 'max_prompt_tokens=9, overlong="skip"'),
+])  # fmt: skip
+def test_sizes_data_and_opponents_make_another_game_of_text(name, arguments, parts):
+    assert game_of(f"textenv/{name}-v0", arguments) == f"textenv/{name}-v0 ({parts})"
+
+
+@pytest.mark.parametrize(("name", "arguments"), [
+    ("Periods", {"k": 8, "split": "train", "overlong": "error", "max_prompt_tokens": 30}),  # the defaults
+    ("GuessNumber", {"low": 1, "max_turns": 50, "history": 1, "pay_at": "end"}),
+    ("ReasoningGym", {"dataset": "chain_sum", "extract": None}),
+    ("Reviews", {"model": "smollm2", "kl_coef": 0.1, "stop": ["."], "max_new_tokens": 9, "sampler": "pass-rate"}),
+    ("Copy", {"task": "Copy", "model": "embedded", "kl_coef": None, "wrappers": ()}),  # as a run has it
+    ("Prompts", {"system_prompt": "Be brief.", "chat": True, "tools": [len]}),
+])  # fmt: skip
+def test_what_changes_no_payment_makes_no_other_game_of_text(name, arguments):
+    assert game_of(f"textenv/{name}-v0", arguments) == f"textenv/{name}-v0"
+
+
+def test_a_game_of_text_is_solved_at_its_threshold_unless_it_is_another_game():
+    for name, arguments, solved in [
+        ("Periods", {"k": 4}, 1),
+        ("TwentyQuestions", {"task": "TwentyQuestions", "model": "embedded"}, 33 / 40),
+        ("TwentyQuestions", {"max_questions": 5}, None),
+        ("GuessNumber", {"max_turns": 3}, None),
+    ]:
+        spec = gymnasium.spec(f"textenv/{name}-v0")
+        assert solved_return(replace(spec, kwargs=spec.kwargs | arguments)) == solved
+
+
+def test_titles_of_long_games_do_not_reach_into_the_next_panel():
+    """A panel has room for 36 characters."""
+    runs = [run_of(1, returns=[1.0, 2.0], after=2.0) for _ in range(2)]
+    for run, reward in zip(runs, ("score", "length"), strict=True):
+        run.game = game_of(PROMPTS, {"prompts": "questions.jsonl", "reward": f"/here/rewards.py:{reward}"})
+        run.name = reward
+    for axis, run in zip(draw_curves(runs).axes, runs, strict=True):
+        lines = axis.get_title().split("\n")
+        assert max(map(len, lines)) <= 36 and " ".join(lines) == run.game
+
+
+def test_long_prompts_are_no_names_of_files():
+    assert game_of(PROMPTS, {"prompts": ["x" * 10_000]}) != game_of(PROMPTS, {"prompts": ["y" * 10_000]})
+
+
+def test_a_case_keeps_its_game_while_its_reward_counts():
+    reward = Rewards({"length": (len, 1.0)})
+    case = Case(PROMPTS, env_kwargs={"prompts": ["a"], "reward": reward})
+    game = case.game
+    reward.seen += 1
+    assert case.game == game
+
+
+def test_limits_of_the_words_are_limits_of_the_game():
+    pole = {"env": "CartPole-v1"}
+    for limit in ({"max_episode_steps": 5}, {"max_turns": 5}, {"env_kwargs": {"max_episode_steps": 9}, "max_turns": 5}):
+        assert game_of(WORDS, pole | limit) == "CartPole-v1 (max_episode_steps=5)"
+        assert solved_return(EnvSpec(WORDS, kwargs=pole | limit)) is None
+    assert game_of(WORDS, pole | {"max_turns": 900}) == game_of(WORDS, pole | {"max_turns": 500}) == "CartPole-v1"
 
 
 def test_another_limit_of_steps_makes_another_game():

@@ -1,5 +1,6 @@
 """Each rule finds its fault in a real run that has it, and no rule finds anything in healthy runs."""
 
+import inspect
 import itertools
 import re
 import string
@@ -12,10 +13,13 @@ import numpy as np
 import pytest
 
 import tests.helpers.planted_runs as planted_runs
-from algos import DQN, GRPO, PPO, SAC, TRPO, EvaluateEvery, LMPolicy
+from algos import DQN, GRPO, PPO, SAC, TRPO, EvaluateEvery, LMPolicy, MLPPolicy
 from algos.cli import main
+from algos.config import CONFIGS
 from algos.envs.subprocess_env import SubprocessVectorEnv
+from algos.lab.doctor import signs
 from algos.lab.doctor.diagnosis import examine
+from algos.lab.doctor.evidence import Evidence, read_evidence
 from algos.lab.doctor.rules import RULES
 from algos.losses import clipped_policy_loss
 from algos.storage.run_reader import read_metrics
@@ -278,6 +282,11 @@ def names_in(folder):
     return [finding.rule for finding in examine(folder).findings]
 
 
+def message_in(folder, rule):
+    (message,) = [finding.message for finding in examine(folder).findings if finding.rule == rule]
+    return message
+
+
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("rule", PLANTED)
@@ -314,6 +323,133 @@ def test_rows_that_an_opponent_played_lack_no_reward(tmp_path):
     train_text(tmp_path, env, learning_rate=3e-4, policy=word_policy(), iterations=10)
     empty_rows = read_metrics(tmp_path)[-1]["rollout/empty_rows"]
     assert empty_rows == 8 and "rows_without_reward" not in names_in(tmp_path)
+
+
+class TenTurns(gym.Env):
+    """Ten turns; in about a third of the games, by the seed, nothing pays, in the others each "good" does."""
+
+    observation_space = action_space = gym.spaces.Text(400)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.turns = 0
+        self.pays = self.np_random.random() > 1 / 3
+        return "a b", {}
+
+    def step(self, action):
+        self.turns += 1
+        return "c d", float(self.pays) * action.count("good"), self.turns == 10, False, {}
+
+
+@pytest.mark.long
+def test_groups_are_counted_by_rows_where_an_episode_has_several(tmp_path):
+    """With ``history=1`` each turn is a row; some groups of four games have a signal in all iterations."""
+    env = TokenVectorEnv(TenTurns, tokenizer=make_tokenizer(WORDS), num_envs=16, max_new_tokens=4, max_length=40,
+                         history=1, max_turns=20)  # fmt: skip
+    train_text(tmp_path, env, algorithm=GRPO, group_size=4, minibatch_size=64, num_epochs=1, learning_rate=1e-6)
+    rows = read_metrics(tmp_path)
+    assert {row["rollout/rows"] for row in rows} == {160} and max(row["rollout/silent_rows"] for row in rows) > 16
+    evidence = read_evidence(tmp_path)
+    assert signs.no_signal_in_groups(evidence, 0.9) is None
+    figures = signs.no_signal_in_groups(evidence, 0)
+    fraction = np.mean([row["rollout/silent_rows"] / 160 for row in rows])
+    assert figures["fraction"] == pytest.approx(fraction)
+
+
+def test_rows_of_an_earlier_version_are_at_most_its_turns():
+    metrics = [{"rollout/silent_rows": 80, "rollout/turns": 160}] * 10
+    assert signs.no_signal_in_groups(Evidence(metrics, {"config": {"num_episodes": 16}}), 0) == {"fraction": 0.5}
+
+
+class NeverEnding(gym.Env):
+    observation_space = action_space = gym.spaces.Text(400)
+
+    def __init__(self, truncates=False):
+        self.truncates = truncates
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return "a b", {}
+
+    def step(self, action):
+        return "c d", 0.0, False, self.truncates, {}
+
+
+class Babbles(Writes):
+    """An engine that writes until the limit of tokens."""
+
+    def __init__(self, tokenizer, limit):
+        self.ids = tokenizer(" ".join(["good"] * limit)).input_ids
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("make", [NeverEnding, lambda: NeverEnding(truncates=True)], ids=["max_turns", "the game"])
+def test_an_end_of_the_game_by_a_limit_cuts_no_answers_off(make, tmp_path):
+    tokenizer = make_tokenizer(WORDS)
+    options = dict(learning_rate=1e-6, ratio_tolerance=1e9, iterations=10)
+    for name, engine in {"ends": Writes(tokenizer, "a b"), "babbles": Babbles(tokenizer, 6)}.items():
+        env = TokenVectorEnv(make, tokenizer=tokenizer, num_envs=16, max_new_tokens=6, max_length=48, max_turns=2)
+        train_text(tmp_path / name, env, generator=engine, **options)
+        assert {row["episode/truncated"] for row in read_metrics(tmp_path / name)} == {1}
+    assert "answers_at_the_limit" not in names_in(tmp_path / "ends")
+    (finding,) = [
+        finding for finding in examine(tmp_path / "babbles").findings if finding.rule == "answers_at_the_limit"
+    ]
+    assert "100% of the answers are cut off by the limit of tokens (100% at first; 6 tokens)" in finding.message
+
+
+@pytest.mark.parametrize(("turns", "is_found"), [(16, True), (32, False)])
+def test_truncated_episodes_of_one_turn_are_cut_off_in_runs_of_earlier_versions(turns, is_found):
+    metrics = [{"episode/truncated": 1.0, "rollout/turns": turns, "rollout/steps": 8 * turns}] * 10
+    figures = signs.answers_at_the_limit(Evidence(metrics, {"config": {"num_episodes": 16}}), 0.9)
+    assert (figures is not None) == is_found
+    if is_found:
+        assert figures["length"] == 8
+
+
+@pytest.mark.long
+def test_failed_answers_are_some_of_all_answers(tmp_path):
+    """16 in each of 11 iterations."""
+    PLANTED["reward_fails"](tmp_path)
+    failed = sum(row["reward/failed"] for row in read_metrics(tmp_path))
+    assert f"failed for {failed:.0f} of 176 answers" in message_in(tmp_path, "reward_fails")
+
+
+@pytest.mark.long
+def test_programs_of_two_agents_are_half_as_many_as_episodes(tmp_path):
+    def play(first, second, rng):
+        answers = [ask("a b").split() for ask in (first, second, first)]
+        if "c" in answers[0]:
+            raise ValueError("I do not like c")
+        return [float(answers[0].count("good")), float(answers[1].count("good"))]
+
+    env = program_env(play, num_envs=16, agents=2)
+    train_text(tmp_path, env, learning_rate=3e-4, policy=word_policy(), iterations=10)
+    failed = np.mean([row["programs/failed"] for row in read_metrics(tmp_path)])
+    assert signs.programs_fail(read_evidence(tmp_path), 0.05)["fraction"] == pytest.approx(failed / 8)
+
+
+def test_programs_of_refills_count_too():
+    metrics = [{"programs/failed": 8, "refills/episodes": 32, "programs/rows": 1.0, "rollout/rows": 16}] * 10
+    metrics = [row | {"rollout/empty_rows": 0} for row in metrics]
+    assert signs.programs_fail(Evidence(metrics, {"config": {"num_episodes": 16}}), 0.05) == {"fraction": 0.25}
+
+
+def test_rows_without_a_reward_are_some_of_all_rows():
+    """A tenth of the 160 rows of 16 episodes."""
+    row = {"rollout/rows": 144, "rollout/empty_rows": 16, "reward/left_out": 80, "rollout/turns": 144}
+    evidence = Evidence([row] * 10, {"config": {"num_episodes": 16}})
+    assert signs.rows_without_reward(evidence, 0.1) == {"fraction": 0.1}
+
+
+def test_advice_names_arguments_that_exist():
+    """Those of agents, environments, policies and Gymnasium."""
+    signatures = [LanguageWrapper, TextVectorEnv, LMPolicy.load, PPO.learn, gym.make, MLPPolicy]
+    names = {name for config in CONFIGS.values() for name in config.__dataclass_fields__}
+    for function in signatures:
+        names |= inspect.signature(function).parameters.keys()
+    for rule in RULES:
+        assert {*re.findall(r"\b([a-z_]+)=", f"{rule.advice} {rule.message}")} <= names, rule.name
 
 
 @pytest.mark.long
