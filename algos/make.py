@@ -50,6 +50,8 @@ ATARI_ARGUMENTS: dict[str, object] = {"reward_clipping": False, "autoreset_mode"
 step is spent on a reset."""
 PATH_ARGUMENTS = ("model", "prompts", "eval_prompts", "reward", "wrappers", "env_wrappers", "describe")
 """Arguments of an environment that may name a file or folder, or several."""
+TEXTS_IN_LISTS = ("prompts", "eval_prompts")
+"""Those of them of which a list holds the texts themselves."""
 
 
 def make_vector_environment(
@@ -177,6 +179,8 @@ def absolute_paths(arguments: Mapping[str, object]) -> dict[str, Any]:
     for name in PATH_ARGUMENTS:
         value = arguments.get(name)
         if isinstance(value, (list, tuple)):
+            if name in TEXTS_IN_LISTS:
+                continue
             absolute[name] = type(value)(absolute_name(x) if isinstance(x, str) else x for x in value)
         elif isinstance(value, (str, Path)) and value not in READY_MODELS:
             absolute[name] = absolute_name(str(value))

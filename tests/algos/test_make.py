@@ -233,3 +233,14 @@ def test_whether_it_reads_strings_is_asked_again_where_it_may_differ(tmp_path):
     gymnasium.register("Asked-v0", Game, kwargs={"text": False}, disable_env_checker=True)
     assert not has_text_spaces("Asked-v0")
     gymnasium.registry.pop("Asked-v0")
+
+
+def test_prompts_in_a_list_are_texts_and_no_files(tmp_path, monkeypatch):
+    """One has the name of a file, and one is longer than such a name may be."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hello").touch()
+    long_prompt = "long " * 60
+    env = make_vector_environment(
+        "textenv/Prompts-v0", 2, prompts=["hello", long_prompt], reward=lambda completions: [0.0] * len(completions)
+    )
+    assert {prompt.content for prompt in env.task.sample_prompts(range(2), seed=0)} == {"hello", long_prompt}

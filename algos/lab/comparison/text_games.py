@@ -7,7 +7,6 @@ import inspect
 import json
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from types import FunctionType
 from typing import Any
 
@@ -102,14 +101,8 @@ def _defaults(env_id: str) -> dict[str, object]:
 
 def _plain(env_id: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments as plain data with absolute paths; one function in a list, or by itself, is its name."""
-    absolute: dict[str, Any] = {}
-    for name, value in arguments.items():
-        absolute[name] = value
-        with suppress(OSError):  # a prompt that is too long for the name of a file
-            absolute |= absolute_paths({name: value})
-
     plain: dict[str, Any] = {}
-    for name, value in Recipe(env=env_id, env_kwargs=absolute).to_dict()["env_kwargs"].items():
+    for name, value in Recipe(env=env_id, env_kwargs=absolute_paths(arguments)).to_dict()["env_kwargs"].items():
         if name == "reward" and isinstance(value, list) and len(value) == 1:
             [value] = value
         if isinstance(value, dict) and value.keys() == {IMPORT}:
