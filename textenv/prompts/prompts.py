@@ -78,7 +78,7 @@ def _plain_content(prompt: Prompt) -> str:
     content: list[object] = [prompt.content]
     if not isinstance(prompt.content, str):
         content = [part for part in prompt.content if isinstance(part, int)]
-        content += [message["content"] for message in prompt.messages if isinstance(message["content"], str)]
+        content += [message.get("content") for message in prompt.messages if isinstance(message.get("content"), str)]
     columns = [(name, value) for name, value in prompt.columns.items() if isinstance(value, (str, int, float))]
     return repr((content, columns))
 
@@ -166,6 +166,7 @@ class PromptList:
         """Return a copy of this list that has only the prompts at these indices; it shares all else with this one."""
         selection = copy.copy(self)
         selection.prompts = Subset(self.prompts, np.array(indices, dtype=np.int64))
+        selection.__dict__.pop("summary", None)  # a cached property, computed from all prompts
         return selection
 
     def sample_prompts(self, numbers: Sequence[int], *, seed: int) -> list[Prompt]:
