@@ -32,6 +32,8 @@ LAMBDA = 0.95
 CLIP = 0.2
 ITERATIONS = 488
 """Of a million steps, over which the learning rate falls."""
+EPISODES = 100
+"""Episodes of the end of a training whose mean return CleanRL reports."""
 
 
 def layer(inputs, outputs, gain=2**0.5):
@@ -50,9 +52,12 @@ def network(inputs, outputs, gain):
 class CleanRLStyle:
     """A single-file program: wrappers of Gymnasium, tensors allocated once, loops over steps and minibatches."""
 
-    def __init__(self, env_id):
+    def __init__(self, env_id, seed=1):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+
         def make():
-            env = wrappers.RecordEpisodeStatistics(gymnasium.make(env_id))
+            env = wrappers.RecordEpisodeStatistics(gymnasium.make(env_id), buffer_length=EPISODES)
             env = wrappers.NormalizeObservation(wrappers.ClipAction(env))
             env = wrappers.TransformObservation(
                 env, lambda observation: np.clip(observation, -10, 10), env.observation_space
@@ -60,7 +65,8 @@ class CleanRLStyle:
             env = wrappers.NormalizeReward(env, gamma=GAMMA)
             return wrappers.TransformReward(env, lambda reward: np.clip(reward, -10, 10))
 
-        self.envs = gymnasium.vector.SyncVectorEnv([make])
+        # The mode of Gymnasium 0.29, which CleanRL uses: no step is spent on a reset
+        self.envs = gymnasium.vector.SyncVectorEnv([make], autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
         num_inputs = int(np.prod(self.envs.single_observation_space.shape))
         num_actions = int(np.prod(self.envs.single_action_space.shape))
         self.critic = network(num_inputs, 1, 1.0)
@@ -76,9 +82,13 @@ class CleanRLStyle:
         self.rewards = torch.zeros(STEPS, 1)
         self.dones = torch.zeros(STEPS, 1)
         self.values = torch.zeros(STEPS, 1)
-        first, _ = self.envs.reset(seed=1)
+        first, _ = self.envs.reset(seed=seed)
         self.next_observation = torch.tensor(first, dtype=torch.float32)
         self.next_done = torch.zeros(1)
+
+    def last_return(self):
+        """Mean return of the last `EPISODES` episodes, as the game pays it."""
+        return float(np.mean(self.envs.envs[0].get_wrapper_attr("return_queue")))
 
     def distribution(self, observation):
         """A Gaussian whose deviation does not depend on the observation."""
