@@ -85,8 +85,8 @@ def main():
         if options.table:
             print_table(*table(runs))
         else:
-            games = sorted({run["env"] for run in runs})
-            command = f"python examples/benchmarks/mujoco_returns.py --env {games[0]} (and so on)"
+            games = " and ".join(sorted({run["env"] for run in runs}))
+            command = f"python examples/benchmarks/mujoco_returns.py --env {games}"
             save_table_of_runs(options.json, *table(runs), command, kinds=["control"], raw={"runs": runs})
         return
     settings = [
