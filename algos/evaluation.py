@@ -7,7 +7,6 @@ import math
 import shutil
 import time
 from collections.abc import Hashable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
@@ -20,7 +19,7 @@ from algos.collection import collect
 from algos.make import make_vector_environment, takes_model
 from algos.policies.policy import Policy, check_policy, check_spaces
 from algos.statistics.pass_rates import Answer, PassRates, PromptSamples, Sampling, pass_rates, read_sampling
-from algos.storage.env_state import share_objects
+from algos.storage.env_state import kept_object_states, share_objects
 from algos.storage.run_files import BEST
 from algos.storage.run_folder import agent_steps, replacing
 from algos.training.metrics import EpisodeMeter, Metrics, reference_metrics
@@ -169,7 +168,7 @@ def evaluate(
     generator_state = policy.generator.get_state()
     policy.generator.manual_seed(seed)
     try:
-        env_fork = env.fork() if is_episode_env(env) else nullcontext()
+        env_fork = env.fork() if is_episode_env(env) else kept_object_states(env)
         with env_fork:
             if sampling is not None:
                 result = _sample_prompts(env, player, sampling, seed)

@@ -80,11 +80,6 @@ def set_states(owner: object, saved: Mapping[str, Mapping[str, Any]]) -> list[st
     return sorted((saved.keys() | objects.keys()) - fitting)
 
 
-def copy_states(source: object, target: object) -> None:
-    """Put the objects that ``target`` uses into the state of those that ``source`` uses, where both have them."""
-    set_states(target, states_of(source))
-
-
 @contextmanager
 def frozen_states(owner: object) -> Iterator[None]:
     """Context after which the objects that an object uses, and the global random generators, are as before."""

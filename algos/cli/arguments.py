@@ -300,7 +300,8 @@ def refuse_repeated(words: Sequence[str]) -> None:
     Other options of one value may be typed again to replace it, as scripts do that add to a command.
     """
     for name in GIVEN_AS_SEVERAL:
-        values = list(dict.fromkeys(uses(words, f"--{name}")))
+        spellings = dict.fromkeys([name, name.replace("-", "_")])
+        values = list(dict.fromkeys(value for spelling in spellings for value in uses(words, f"--{spelling}")))
         if len(values) < 2:
             continue
         advice = "it takes one, so join them into one file"

@@ -468,7 +468,7 @@ class Train(
         if self.model not in READY_MODELS and not self.model.lower().endswith(".gguf"):
             check_model_name(self.model, may_lack_owner=True)
         if self.critic not in (None, "head", "copy"):
-            check_model_name(str(self.critic))
+            check_model_name(str(self.critic), may_lack_owner=True)
 
     def _refuse_options(self, kind: type, purpose: str) -> None:
         """Raise a ValueError if an option of ``kind`` is set, since the environment does not serve its purpose."""

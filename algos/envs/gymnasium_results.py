@@ -168,7 +168,7 @@ def _warn_of_overwritten(info: Mapping[str, Any], done: np.ndarray, env: VectorE
     if not isinstance(unwrapped, SyncVectorEnv) or unwrapped in _WARNED_OF_OVERWRITTEN:
         return
     for slot in np.flatnonzero(done):
-        if _share_memory(info["final_obs"][slot], unwrapped._env_obs[slot]):
+        if _are_one_array(info["final_obs"][slot], unwrapped._env_obs[slot]):
             _WARNED_OF_OVERWRITTEN.add(unwrapped)
             logger.warning(
                 "the environment in slot %d returns the same array from step and reset: unless it is always the same "
@@ -179,13 +179,16 @@ def _warn_of_overwritten(info: Mapping[str, Any], done: np.ndarray, env: VectorE
             return
 
 
-def _share_memory(one: object, other: object) -> bool:
-    """Whether two observations have an array in common, also as parts of dictionaries or tuples."""
+def _are_one_array(one: object, other: object) -> bool:
+    """Whether two observations are one array that can be written into, also as parts of dictionaries or tuples."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return any(_share_memory(one[name], other[name]) for name in one.keys() & other.keys())
+        return any(_are_one_array(one[name], other[name]) for name in one.keys() & other.keys())
     if isinstance(one, tuple) and isinstance(other, tuple):
-        return any(map(_share_memory, one, other))
-    return isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and np.may_share_memory(one, other)
+        return any(map(_are_one_array, one, other))
+    if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):
+        return False
+    has_same_place = one.__array_interface__["data"] == other.__array_interface__["data"]
+    return has_same_place and one.shape == other.shape and one.strides == other.strides and one.flags.writeable
 
 
 def flags(info: Mapping[str, Any], key: str, *, slots: int) -> np.ndarray:

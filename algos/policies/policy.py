@@ -35,6 +35,8 @@ OBSERVATIONS_AT_ONCE = 1024
 """Number of observations that are unpacked at a time for the statistics of a normalizer."""
 COARSE_STEP = 0.1
 """Step of float32, in standard deviations of an observed number, from which on a warning is logged."""
+LARGE = 1_000.0
+"""Smallest size of such a number; a smaller one that hardly changes is a constant with noise."""
 Observation = np.ndarray | dict[str, np.ndarray]
 """Observations of all slots, the input of `Policy.act`.
 
@@ -729,7 +731,7 @@ def _warn_of_lost_digits(observations: Tensor) -> None:
     numbers = observations.reshape(len(observations), -1).double()
     deviation, mean = torch.std_mean(numbers, dim=0)
     steps = mean.abs() * torch.finfo(torch.float32).eps
-    is_coarse = (steps > COARSE_STEP * deviation) & (deviation > 0)
+    is_coarse = (steps > COARSE_STEP * deviation) & (deviation > 0) & (mean.abs() > LARGE)
     if is_coarse.any():
         index = int(is_coarse.int().argmax())
         logger.warning(

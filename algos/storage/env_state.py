@@ -1,9 +1,10 @@
 """Save and restore mid-episode state of Gymnasium environments, and the states of the objects that they call."""
 
+import copy
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict
@@ -21,7 +22,7 @@ from algos.storage.run_folder import remove, replacing
 from algos.storage.serialization import attributes, from_json, set_attributes, to_json, write_tensors
 from textenv.json_files import parse_json
 from textenv.rollout import is_episode_env
-from textenv.state import Stateful, class_name, copy_states, set_states, states_of
+from textenv.state import Stateful, class_name, set_states, stateful_objects, states_of
 
 logger = logging.getLogger(__name__)
 KNOWN_PACKAGES = (
@@ -43,17 +44,10 @@ AnyEnv: TypeAlias = gymnasium.Env | gymnasium.vector.VectorEnv
 """One environment, or several in a vector."""
 PartState = TypedDict(
     "PartState",
-    {
-        "class": str,
-        "state": dict[str, Any],
-        "objects": dict[str, dict[str, object]],
-        "called": dict[str, dict[str, object]],
-        "made_with": str,
-    },
+    {"class": str, "state": dict[str, Any], "objects": dict[str, dict[str, object]], "made_with": str},
     total=False,
 )
-"""State of one wrapper or environment, with the name of its class, the objects that it holds and calls, and its
-arguments."""
+"""State of one wrapper or environment, with the name of its class, the objects that it holds, and its arguments."""
 
 _WARNED: WeakSet[AnyEnv] = WeakSet()
 """Environments that cannot be saved, for which a warning was logged."""
@@ -65,8 +59,8 @@ def env_state(env: AnyEnv) -> list[PartState] | None:
     Args:
         env: a `gymnasium.Env` or `gymnasium.vector.VectorEnv`. Its ``state_dict`` and ``load_state_dict`` are used if
             it has them. Otherwise the state is its attributes that are numbers, text, arrays and random generators, and
-            such attributes of the objects that it holds (running statistics), and the states of the objects that it
-            calls, such as the function of a wrapper, if their classes have these two methods.
+            such attributes of the objects that it holds (running statistics). What it calls, such as the function of a
+            wrapper, is not a part of it: see `user_objects`.
 
     Returns:
         Input for `set_env_state`. None if a part is not of `KNOWN_PACKAGES`, holds something that cannot be saved, or
@@ -102,13 +96,7 @@ def _state_of(part: AnyEnv) -> PartState:
         if not object_state or object_state.keys() != vars(value).keys():
             raise TypeError(f"{class_name(part)} cannot be saved mid-episode: its {name} is a {type(value).__name__}")
         objects[name] = object_state
-    return {
-        "class": class_name(part),
-        "state": state,
-        "objects": objects,
-        "called": states_of(_called(part)),
-        "made_with": _made_with(part),
-    }
+    return {"class": class_name(part), "state": state, "objects": objects, "made_with": _made_with(part)}
 
 
 def _made_with(part: object) -> str:
@@ -178,7 +166,6 @@ def set_env_state(env: AnyEnv, state: list[PartState]) -> None:
             set_attributes(part, saved["state"])
             for name, values in saved["objects"].items():
                 set_attributes(vars(part)[name], values)
-            set_states(_called(part), saved.get("called", {}))  # earlier versions saved none
 
 
 def wrappers_with_statistics(env: AnyEnv) -> list[str]:
@@ -191,15 +178,73 @@ def wrappers_with_statistics(env: AnyEnv) -> list[str]:
 
 
 def user_objects(env: object) -> dict[str, object]:
-    """Return the objects that an environment calls: its task with the rewards, in control the functions of wrappers."""
+    """Return the objects that an environment calls: its task with the rewards, in control the functions of wrappers.
+
+    The names of the latter begin with the number of the slot, or with ``vector`` for wrappers of all slots at once.
+    """
     if is_episode_env(env):
         return env.user_objects
-    objects = {}
-    if isinstance(env, AnyEnv):
-        for index, part in enumerate(_parts(env)):
-            for name, called in _called(part).items():
-                objects[f"{index}.{type(part).__name__}.{name}"] = called
+    if not isinstance(env, AnyEnv):
+        return {}
+
+    # Wrappers of all slots, and each slot's own
+    singles = [env] if isinstance(env, gymnasium.Env) else vars(env.unwrapped).get("envs", ())
+    objects: dict[str, object] = {}
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        objects |= _called_by(env, "vector")
+    for slot, single in enumerate(singles):
+        objects |= _called_by(single, str(slot))
     return objects
+
+
+def _called_by(env: AnyEnv, place: str) -> dict[str, object]:
+    """Return what an environment and its wrappers call, by the place, the wrapper's number and class, and attribute."""
+    objects = {}
+    index = 0
+    part: Any = env
+    while part is not None:
+        if not isinstance(part, CopiesFinalObservation):
+            for name, called in _called(part).items():
+                objects[f"{place}.{index}.{type(part).__name__}.{name}"] = called
+            index += 1
+        part = vars(part).get("env")
+    return objects
+
+
+def object_states(env: object) -> dict[str, dict[str, object]]:
+    """Return the states of the objects that an environment calls, for `set_object_states`."""
+    return states_of(user_objects(env))
+
+
+def set_object_states(env: object, saved: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Restore what `object_states` returned; return the names of objects and states that do not match.
+
+    In control, slots that the saved environment did not have get the states of those that it had, in turn.
+    """
+    if is_episode_env(env):
+        return set_states(user_objects(env), saved)
+    objects = user_objects(env)
+    places = {path.partition(".")[0] for path in saved}
+    num_saved = 1 + max((int(place) for place in places if place.isdigit()), default=-1)
+    states: dict[str, Mapping[str, Any]] = {}
+    for path in stateful_objects(objects):
+        slot, _, path_in_slot = path.partition(".")
+        saved_path = path
+        if slot.isdigit() and num_saved:
+            saved_path = f"{int(slot) % num_saved}.{path_in_slot}"
+        if saved_path in saved:
+            states[path] = saved[saved_path]
+    return set_states(objects, states)
+
+
+@contextmanager
+def kept_object_states(env: AnyEnv) -> Iterator[None]:
+    """Context after which the objects that a control environment calls are as before."""
+    states = copy.deepcopy(object_states(env))
+    try:
+        yield
+    finally:
+        set_object_states(env, states)
 
 
 def _called(part: AnyEnv) -> dict[str, object]:
@@ -212,7 +257,7 @@ def _called(part: AnyEnv) -> dict[str, object]:
 
 def share_objects(training_env: object, env: object) -> None:
     """Copy the states of rewards and other objects from the training's environment to one for evaluation."""
-    copy_states(user_objects(training_env), user_objects(env))
+    set_object_states(env, object_states(training_env))
 
 
 def restore_objects(env: AnyEnv, state: list[PartState] | None) -> None:
@@ -231,7 +276,7 @@ def save_objects(env: AnyEnv, folder: Path) -> None:
         OSError, SafetensorError: if the file cannot be written.
         TypeError: if a state holds something that cannot be saved.
     """
-    states = states_of(user_objects(env))
+    states = object_states(env)
     if not states:
         remove(folder / OBJECTS)
         return
@@ -263,7 +308,7 @@ def load_objects(folder: str | Path, env: AnyEnv) -> None:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
             saved = parse_json(file.metadata()["states"])
         states = from_json(saved, tensors)
-        different = set_states(user_objects(env), states)
+        different = set_object_states(env, states)
     except Exception as error:  # complete, but not written by `save_objects`: anything may fail
         raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
     if different:

@@ -18,8 +18,10 @@ from algos.storage.env_state import (
     PartState,
     changed_arguments,
     env_state,
+    object_states,
     restore_objects,
     set_env_state,
+    set_object_states,
     wrappers_with_statistics,
 )
 from algos.storage.run_files import METRICS, UNFINISHED
@@ -36,6 +38,7 @@ from algos.training.unsaved import UnsavedState
 from textenv.acceleration import FAST_PATHS_IN_USE
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.kl.penalty import KLPenalty
+from textenv.rollout import is_episode_env
 from textenv.state import global_random_states, set_global_random_states, set_states, states_of
 
 logger = logging.getLogger(__name__)
@@ -78,6 +81,8 @@ class RunState(TypedDict):
     """Checksum of the frozen weights, which a checkpoint leaves out."""
     environment: list[PartState] | None
     """State of the environment of rank 0; None if it cannot be saved."""
+    called: NotRequired[dict[str, dict[str, object]] | None]
+    """States of the objects that the wrappers of a control environment call; absent before version 1.0."""
     random: NotRequired[dict[str, Any]]
     """Global random generators of rank 0; absent before version 0.10."""
     ranks: NotRequired[list[dict[str, Any]]]
@@ -358,6 +363,7 @@ class Run:
         # The parts that differ between ranks; `ranks` has those of all ranks but the first
         environment = state["environment"]
         random_states = state.get("random")  # absent before version 0.10
+        called = state.get("called")
         states_of_ranks = state.get("ranks", [])
         same_ranks = len(states_of_ranks) + 1 == collectives.world_size()
         if not same_ranks:
@@ -373,6 +379,7 @@ class Run:
         elif collectives.rank() > 0:
             state_of_rank = states_of_ranks[collectives.rank() - 1]
             environment = state_of_rank.pop("environment", environment)
+            called = state_of_rank.pop("called", called)
             random_states = state_of_rank.pop("random", random_states)
             state["agent"] |= state_of_rank
 
@@ -386,6 +393,8 @@ class Run:
         # The environment first: if it shares a random generator with the agent, the agent's state is kept.
         if environment is not None:
             set_env_state(agent.env, environment)
+        if called is not None:  # also if the environment itself begins anew
+            set_object_states(agent.env, called)
         agent.load_state_dict(state["agent"])
         if random_states is not None:  # rewards may use these generators
             set_global_random_states(random_states)
@@ -527,7 +536,10 @@ class Run:
 
         # What differs between ranks
         state_of_rank = {name: agent[name] for name in OF_RANK}
-        state_of_rank |= {"environment": environment, "random": random_states}
+        called = None
+        if not is_episode_env(self.agent.env):  # whose state has them already
+            called = object_states(self.agent.env)
+        state_of_rank |= {"environment": environment, "called": called, "random": random_states}
         states_of_ranks = collectives.gather(state_of_rank)
         return {
             "algorithm": type(self.agent).__name__,
@@ -540,6 +552,7 @@ class Run:
             "agent": agent,
             "frozen": self.frozen_checksum,
             "environment": environment,
+            "called": called,
             "random": random_states,
             "ranks": states_of_ranks[1:],
             "callbacks": [[type(callback).__name__, callback.state_dict()] for callback in self.callbacks],

@@ -6,9 +6,11 @@ import copy
 import functools
 import hashlib
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any, Protocol, Self, TypeVar, overload, runtime_checkable
 from zlib import crc32
 
@@ -23,8 +25,8 @@ RESERVED = {"prompts", "completions", "prompt_ids", "completion_ids", "terminate
 """A reward function's own arguments; prompt columns may not use these names."""
 Messages = tuple[Message, ...]
 """A chat: ``({"role": "user", "content": "..."}, ...)``."""
-MAX_SUMMARIZED_PROMPTS = 1_000
-"""About the largest number of prompts of which `PromptList.summary` has a checksum."""
+MAX_SUMMARIZED_PROMPTS = 100
+"""Largest number of prompts of which `PromptList.summary` has a checksum."""
 
 
 @runtime_checkable
@@ -73,14 +75,17 @@ class Prompt:
         return tuple(message for message in self.content if isinstance(message, dict))
 
 
-def _plain_content(prompt: Prompt) -> str:
-    """Content and columns of a prompt as a text, without objects such as images, whose text may have an address."""
-    content: list[object] = [prompt.content]
-    if not isinstance(prompt.content, str):
-        content = [part for part in prompt.content if isinstance(part, int)]
-        content += [message.get("content") for message in prompt.messages if isinstance(message.get("content"), str)]
-    columns = [(name, value) for name, value in prompt.columns.items() if isinstance(value, (str, int, float))]
-    return repr((content, columns))
+def _spelled(value: object) -> str:
+    """Spell texts, numbers and containers of these; other objects, such as images, are left out."""
+    if isinstance(value, (str, int, float, np.generic, NoneType)):
+        return repr(value)
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_spelled, value))}]"
+    return ""
 
 
 def by_position(rows: Sequence[ItemT]) -> Sequence[ItemT]:
@@ -154,12 +159,12 @@ class PromptList:
 
     @functools.cached_property
     def summary(self) -> str:
-        """Number of prompts, and a checksum of up to `MAX_SUMMARIZED_PROMPTS` of them."""
+        """Number of rows, and a checksum of up to `MAX_SUMMARIZED_PROMPTS` of them."""
         count = len(self.prompts)
-        step = max(count // MAX_SUMMARIZED_PROMPTS, 1)
+        step = math.ceil(count / MAX_SUMMARIZED_PROMPTS)
         checksum = 0
         for index in range(0, count, step):
-            checksum = crc32(_plain_content(self.prompt(index)).encode("utf-8", "backslashreplace"), checksum)
+            checksum = crc32(_spelled(self.prompts[index]).encode("utf-8", "backslashreplace"), checksum)
         return f"{count:,} with the checksum {checksum:08x}"
 
     def only(self, indices: Sequence[int]) -> Self:

@@ -207,6 +207,29 @@ class Overwrites(gym.Env):
         return self.observe(), 1.0, False, bool(self.time[0] == 4), {}
 
 
+class Window(gym.Env):
+    """Shows windows of one array of data, which overlap, and which nobody writes into."""
+
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Box(0, 100, (3,))
+    data = np.arange(100, dtype=np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.data[:3], {}
+
+    def step(self, action):
+        self.time += 1
+        return self.data[self.time : self.time + 3], 1.0, False, self.time == 2, {}
+
+
+def test_windows_of_one_array_are_not_written_over(caplog):
+    env = SyncVectorEnv([Window], autoreset_mode=AutoresetMode.SAME_STEP)
+    collect(env, MLPPolicy(Window.observation_space, Window.action_space), num_steps=10)
+    assert "same array" not in caplog.text
+
+
 @MODES
 @pytest.mark.parametrize("in_dict", [False, True])
 def test_a_last_observation_that_a_reset_writes_over_is_told(mode, in_dict, caplog):

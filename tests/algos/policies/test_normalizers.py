@@ -260,6 +260,7 @@ class Clock(gym.Env):
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize(("start", "dtype", "count"), [
     (1_700_000_000, np.float64, 1), (1_700_000_000, np.int64, 1), (10_000, np.float64, 0), (10_000, np.int64, 0),
+    (0, np.float64, 0),
 ])  # fmt: skip
 def test_numbers_of_which_float32_keeps_too_few_digits_are_told(start, dtype, count, normalize, caplog):
     """In float32, times of 1.7e9 are multiples of 128, and 100 seconds have one or two values."""

@@ -5,9 +5,11 @@ import json
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import FrameStackObservation, TransformReward
 
-from algos import PPO
+from algos import PPO, evaluate
 from algos.make import make_vector_environment
 from algos.storage.env_state import changed_arguments, env_state, set_env_state, share_objects
 from algos.storage.serialization import from_json, to_json
@@ -113,9 +115,45 @@ def test_evaluations_pay_what_the_training_would_pay_now():
     training_env.reset(seed=1)
     for _ in range(30):
         training_env.step(training_env.action_space.sample())
-    env = shrinking(SavedShrinking, 3)
-    share_objects(training_env, env)
-    assert [single.get_wrapper_attr("func").calls for single in env.envs] == [30, 30, 0]
+    for num_envs in (1, 2, 3):
+        env = shrinking(SavedShrinking, num_envs)
+        share_objects(training_env, env)
+        assert [single.get_wrapper_attr("func").calls for single in env.envs] == [30] * num_envs
+
+
+def test_an_evaluation_does_not_change_what_the_training_calls():
+    """Both environments pay by the same object."""
+    shrink = SavedShrinking()
+    env = gymnasium.make_vec(
+        "Pendulum-v1", 2, vectorization_mode="sync", wrappers=[lambda env: TransformReward(env, shrink)]
+    )
+    evaluate(env, PPO(env).policy, num_episodes=1)
+    assert shrink.calls == 0
+
+
+class Own(gymnasium.Env):
+    """An environment of one's own, whose state is unknown: a resumed run resets it."""
+
+    observation_space = spaces.Box(-1, 1, (2,))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        return np.zeros(2, np.float32), 1.0, self.time == 5, False, {}
+
+
+def test_what_is_called_goes_on_where_the_environment_begins_anew(tmp_path, caplog):
+    shrink = SavedShrinking()
+    other = SavedShrinking()
+    trained(SyncVectorEnv([lambda: TransformReward(Own(), shrink)]), 64, run_dir=tmp_path)
+    trained(SyncVectorEnv([lambda: TransformReward(Own(), other)]), 128, run_dir=tmp_path, resume=tmp_path)
+    assert "would reset it" in caplog.text
+    assert shrink.calls > 60 and other.calls > shrink.calls + 50
 
 
 # --- wrappers with a memory of limited length ------------------------------------------------------------------------

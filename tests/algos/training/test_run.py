@@ -76,11 +76,12 @@ def text_agent(prompts=("a", "b a"), reward=of_length, kl_coef=0.1, **options):
 
 @pytest.mark.parametrize(("changed", "words"), [
     ({"prompts": ["a", "b b"]}, "prompts 2 with the checksum"),
+    ({"prompts": [{"prompt": "a", "answers": ["c"]}, "b a"]}, "prompts 2 with the checksum"),
     ({"prompts": ["c"]}, "prompts 1 with the checksum"),
     ({"reward": of_brevity}, "rewards {'of_brevity': 1.0} (before: {'of_length': 1.0})"),
     ({"kl_coef": 0.5}, "kl_coef 0.5 (before: 0.1)"),
     ({"max_new_tokens": 3}, "max_new_tokens 3 (before:"),
-], ids=["prompts", "fewer prompts", "reward", "KL", "limit"])  # fmt: skip
+], ids=["prompts", "columns", "fewer prompts", "reward", "KL", "limit"])  # fmt: skip
 def test_another_text_environment_is_told_at_a_resume(changed, words, tmp_path, caplog):
     text_agent().learn(8, run_dir=tmp_path)
     text_agent().learn(24, run_dir=tmp_path, resume=tmp_path)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import algos
-from algos import A2C, DQN, PPO, SAC, TD3, TRPO, Agent
+from algos import A2C, DQN, PPO, SAC, TD3, TRPO, Agent, MLPPolicy
 from algos.advantages import add_advantages
 from algos.config import ActorCriticConfig
 from algos.losses import policy_gradient_loss
@@ -107,6 +107,18 @@ def test_an_attribute_in_no_checkpoint_is_named_once(tmp_path, caplog):
 @pytest.mark.heavy
 def test_an_attribute_in_state_dict_goes_on_unnamed(tmp_path, caplog):
     assert resumed(Saved, tmp_path)
+    assert "no checkpoint has" not in caplog.text
+
+
+class OwnNetwork(MLPPolicy):
+    """A subclass of a policy, with nothing of its own."""
+
+
+def test_a_subclass_of_a_policy_has_nothing_to_lose(tmp_path, caplog):
+    env = control("CartPole-v1")
+    PPO(env, OwnNetwork(env.single_observation_space, env.single_action_space), num_steps=16).learn(
+        128, run_dir=tmp_path
+    )
     assert "no checkpoint has" not in caplog.text
 
 
