@@ -177,7 +177,7 @@ def test_help_names_losses_and_no_function(algo, capsys):
     ("OWN --lora layers=0", "layers is 0, expected 1 to 2, the number of the model's layers"),
     ("OWN --lora layers=3", "layers is 3, expected 1 to 2"),
     ("OWN --lora layers=1,targets=nothing", "targets is ['nothing'], but the last layers have no linear modules"),
-    ("OWN --critic missing", "there is no folder missing: give the folder of a run or of a model"),
+    ("OWN --critic missing", "critic is missing, which is no reward model of one score (cannot load"),
     ("OWN --critic llama/missing", "there is no folder llama/missing"),
     ("OWN --critic a/b/missing", "there is no folder a/b/missing"),
     ("OWN --critic owner/missing", "critic is owner/missing, which is no reward model of one score (cannot load"),
