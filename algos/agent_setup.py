@@ -237,7 +237,7 @@ def _check_penalty(penalty: object) -> None:
         )
 
 
-def _warn_of_clipped_points(env: VectorEnv) -> None:
+def _warn_of_clipped_rewards(env: VectorEnv) -> None:
     """Log a warning if an Atari environment clips its rewards because nobody has said otherwise.
 
     The environment itself does not say whether it does; its specification has the arguments that were given.
@@ -287,7 +287,7 @@ def check_environment(env: object, policy: object, config: Config) -> Policy:
         )
     if not whole_episodes:
         autoreset_mode(env)
-        _warn_of_clipped_points(env)
+        _warn_of_clipped_rewards(env)
     observed = env.single_observation_space
     if isinstance(observed, spaces.Dict) and set(observed) == {"tokens", "length"} and not whole_episodes:
         raise ValueError(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -35,8 +36,10 @@ OBSERVATIONS_AT_ONCE = 1024
 """Number of observations that are unpacked at a time for the statistics of a normalizer."""
 COARSE_STEP = 0.1
 """Step of float32, in standard deviations of an observed number, from which on a warning is logged."""
-LARGE = 1_000.0
-"""Smallest size of such a number; a smaller one that hardly changes is a constant with noise."""
+SMALLEST_MEAN = 1_000.0
+"""Smallest mean of such a number; a smaller one that hardly changes is a constant with noise."""
+_CHECKED_FOR_DIGITS: WeakSet["ControlPolicy"] = WeakSet()
+"""Policies whose first rollout was looked at for numbers that float32 cannot tell apart."""
 Observation = np.ndarray | dict[str, np.ndarray]
 """Observations of all slots, the input of `Policy.act`.
 
@@ -516,8 +519,6 @@ class ControlPolicy(nn.Module, Policy):
         self.action_space = action_space
         self.generator = torch.Generator().manual_seed(seed)
         self.memory: dict[str, Any] = {}
-        self._has_checked_digits = False
-        """Whether the first rollout was looked at for numbers that float32 cannot tell apart."""
         self.normalizer: ObservationNormalizer | None = None
         if normalize_observations:
             self.normalizer = ObservationNormalizer(self.input_size)
@@ -609,8 +610,8 @@ class ControlPolicy(nn.Module, Policy):
 
     def update_normalizer(self, rollout: TensorDict) -> None:
         """See `Policy.update_normalizer`."""
-        if not self._has_checked_digits:
-            self._has_checked_digits = True
+        if self not in _CHECKED_FOR_DIGITS:
+            _CHECKED_FOR_DIGITS.add(self)
             _warn_of_lost_digits(rollout["observation"][rollout["mask"]])
         if self.normalizer is not None:
             # In chunks, because pixels among the observations take four times their memory here
@@ -731,7 +732,7 @@ def _warn_of_lost_digits(observations: Tensor) -> None:
     numbers = observations.reshape(len(observations), -1).double()
     deviation, mean = torch.std_mean(numbers, dim=0)
     steps = mean.abs() * torch.finfo(torch.float32).eps
-    is_coarse = (steps > COARSE_STEP * deviation) & (deviation > 0) & (mean.abs() > LARGE)
+    is_coarse = (steps > COARSE_STEP * deviation) & (deviation > 0) & (mean.abs() > SMALLEST_MEAN)
     if is_coarse.any():
         index = int(is_coarse.int().argmax())
         logger.warning(

@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 OF_AGENT = {"progress", "steps", "update_generator"}
 """Attributes of every agent that a resumed run sets again, or that are saved under another name."""
 
-OF_POLICY = {"_parameters", "_buffers", "_modules", "training", "generator", "memory", "_has_checked_digits"}
-"""Attributes of a policy that are saved, or that a resumed run sets again."""
+OF_POLICY = {"_parameters", "_buffers", "_modules", "training", "generator", "memory"}
+"""Attributes of a policy that are saved."""
 
 
 class Plays(Protocol):

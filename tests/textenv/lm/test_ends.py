@@ -317,24 +317,27 @@ def test_ids_of_a_policys_stop_end_no_turn_below_its_minimum():
     assert env.reset(seed=0)[1]["action_mask"][:, STOPS["id"]].all(), "it was the first policy's only"
 
 
+class ThreeTurns(gymnasium.Env):
+    """A conversation of three turns, which keeps the model's answers."""
+
+    def reset(self, *, seed=None, options=None):
+        self.turns = []
+        return "Hi", {}
+
+    def step(self, action):
+        self.turns.append(action)
+        return "more", 0.0, len(self.turns) == 3, False, {}
+
+
 def test_a_policys_stop_ends_each_turn_of_a_conversation():
-    class Echo(gymnasium.Env):
-        def reset(self, *, seed=None, options=None):
-            self.turns = []
-            return "Hi", {}
-
-        def step(self, action):
-            self.turns.append(action)
-            games.append(self.turns)
-            return "Hi", 0.0, len(self.turns) == 3, False, {}
-
-    games = []
+    game = ThreeTurns()
     tokenizer = byte_tokenizer()
     line_break, a, b = tokenizer("\nab", add_special_tokens=False)["input_ids"]
     policy = LMPolicy(scripted_model(tokenizer, (line_break, a), (a, b)), tokenizer, stop=["b"])
-    env = TokenVectorEnv(Echo, tokenizer=tokenizer, num_envs=1, max_prompt_tokens=20, max_new_tokens=10, max_turns=3)
+    limits = {"max_prompt_tokens": 20, "max_new_tokens": 10, "max_turns": 3}
+    env = TokenVectorEnv(lambda: game, tokenizer=tokenizer, num_envs=1, **limits)
     collect(env, policy, num_episodes=1, deterministic=True)
-    assert games[-1] == ["a"] * 3
+    assert game.turns == ["a"] * 3
 
 
 def test_an_environment_that_cannot_be_told_a_policys_stop_is_named(caplog):
@@ -573,17 +576,8 @@ def test_a_call_of_a_tool_is_read_whatever_ends_it(end):
 
 
 def test_a_conversation_goes_on_after_any_end():
-    class Echo(gymnasium.Env):
-        def reset(self, *, seed=None, options=None):
-            self.turns = []
-            return "Hi", {}
-
-        def step(self, action):
-            self.turns.append(action)
-            return "more", 0.0, len(self.turns) == 3, False, {}
-
     tokenizer = tokenizer_of(FAMILIES["llama 3"])
-    game = Echo()
+    game = ThreeTurns()
     env = TokenEnv(game, tokenizer=tokenizer, max_prompt_tokens=100, max_new_tokens=10, max_length=400)
     env.reset(seed=0)
     end_of_text = tokenizer.convert_tokens_to_ids("<|end_of_text|>")
