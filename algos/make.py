@@ -20,7 +20,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from algos.config import find_config
 from algos.envs.flatten import flat_shape
-from algos.envs.wrapping import VECTOR_ONLY, CopiesFinalObservation, Wrapper, make_wrapped
+from algos.envs.wrapping import NO_LIMIT, VECTOR_ONLY, CopiesFinalObservation, Wrapper, make_wrapped
 from algos.policies.registry import make_policy as make_policy
 from algos.storage.run_reader import AgentRecord, EnvironmentRecord
 from algos.storage.saved_environment import check_known_environment, saved_arguments
@@ -93,12 +93,16 @@ def make_vector_environment(
 
     arguments = absolute_paths(arguments)
     wrappers = absolute_paths({"wrappers": wrappers})["wrappers"]
+    is_text_env = is_text(env_id, arguments)
     limit = arguments.get("max_episode_steps")
-    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-        raise ValueError(f"max_episode_steps is {limit!r}, expected an integer of at least 1, or None (the default)")
+    has_no_limit = limit == NO_LIMIT and not is_text_env
+    if limit is not None and not has_no_limit and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        raise ValueError(
+            f"max_episode_steps is {limit!r}, expected an integer of at least 1, None (the default) or, for control, "
+            f"{NO_LIMIT} (no limit)"
+        )
     if limit is None:
         arguments.pop("max_episode_steps", None)  # some native environments compare it with their steps
-    is_text_env = is_text(env_id, arguments)
     if process_timeout is not None and is_text_env:
         raise ValueError(f"process_timeout is {process_timeout}, expected None for a text environment ({env_id})")
     is_string_env = has_text_spaces(env_id, arguments)
@@ -123,8 +127,8 @@ def make_vector_environment(
             from algos.envs.subprocess_env import SubprocessVectorEnv
 
             env = SubprocessVectorEnv([make_single] * num_envs, timeout=process_timeout)
-        elif wrappers or not spec.vector_entry_point or (seed_each and not is_text_env):
-            # SAME_STEP spends no step on a reset.
+        elif wrappers or not spec.vector_entry_point or has_no_limit or (seed_each and not is_text_env):
+            # SAME_STEP spends no step on a reset. Native environments take "no limit" for a number of steps
             def make_copying() -> gymnasium.Env:
                 return CopiesFinalObservation(make_single())
 

@@ -12,6 +12,8 @@ from gymnasium.wrappers.vector import DictInfoToList, HumanRendering, RecordEpis
 
 VECTOR_ONLY = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
 """Arguments of a vector environment's spec that the environment itself does not have."""
+NO_LIMIT = -1
+"""The ``max_episode_steps`` of `gymnasium.make` that leaves out a registered limit."""
 WRAPPERS_THAT_WATCH = (DictInfoToList, HumanRendering, RecordEpisodeStatistics, RecordVideo)
 """Wrappers of a vector environment that change nothing of what is observed, acted or rewarded."""
 Wrapper = str | Callable[[gymnasium.Env], gymnasium.Env]

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from algos.envs.flatten import flatten_one
-from algos.envs.wrapping import VECTOR_ONLY, single_environment, vector_wrappers
+from algos.envs.wrapping import NO_LIMIT, VECTOR_ONLY, single_environment, vector_wrappers
 from algos.evaluation import EvaluationResult, evaluate
 from algos.make import WORDS, make_vector_environment
 from textenv.envs.turn import TRUNCATED
@@ -111,7 +111,9 @@ def play_step_by_step(
     limits = {}
     if max_steps is not None:
         own_limit = spec.kwargs.get("max_episode_steps", spec.max_episode_steps)
-        limits["max_episode_steps"] = min(own_limit or max_steps, max_steps)
+        if own_limit in (None, NO_LIMIT):
+            own_limit = max_steps
+        limits["max_episode_steps"] = min(own_limit, max_steps)
     single = single_environment(env, **_render_mode(spec.kwargs, with_frames=with_frames), **limits)
     try:
         return evaluate(_ShownSteps(single, policy, show_step), policy, **options)

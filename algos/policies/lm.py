@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self, SupportsFloat
@@ -18,7 +18,7 @@ from algos.policies.policy import LinearValue, Observation, Policy, Step
 from algos.policies.random_streams import UniformStreams
 from textenv.device import find_device
 from textenv.embedded.folder import EMBEDDED
-from textenv.envs.limits import StopConditions, as_stops, check_at_least
+from textenv.envs.limits import StopConditions, check_at_least
 from textenv.envs.turn import Turn
 from textenv.lm.adapter_config import ADAPTER_CONFIG
 from textenv.lm.decoding import Decoder
@@ -110,7 +110,7 @@ class LMPolicy(nn.Module, Policy):
         autocast: torch.dtype | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
-        stop: Sequence[str | int] = (),
+        stop: Iterable[str | int] | str | int = (),
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class LMPolicy(nn.Module, Policy):
             temperature=temperature,
             gradient_checkpointing=gradient_checkpointing,
             autocast=autocast,
-            stop=as_stops(stop),
+            stop=stop,
         )
 
         # Value: from a critic, or from heads on the model's trunk

@@ -15,7 +15,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorWrapper
 
-from algos.envs.wrapping import VECTOR_ONLY, vector_wrappers
+from algos.envs.wrapping import NO_LIMIT, VECTOR_ONLY, vector_wrappers
 from algos.storage.hub import agent_folder, download
 from algos.storage.provenance import provenance
 from algos.storage.run_files import CONFIG, POLICY
@@ -340,8 +340,8 @@ def spec_of(env: Any) -> EnvSpec | None:
     registered = gymnasium.registry.get(spec.id)
     if registered is not None:
         num_registered = len(registered.additional_wrappers)
-        if spec.max_episode_steps is not None and spec.max_episode_steps != registered.max_episode_steps:
-            limit["max_episode_steps"] = spec.max_episode_steps
+        if spec.max_episode_steps != registered.max_episode_steps:
+            limit["max_episode_steps"] = spec.max_episode_steps or NO_LIMIT
     in_spec = [wrapper.entry_point for wrapper in spec.additional_wrappers[num_registered:]]
 
     of_slots = spec.kwargs.get("wrappers", ())

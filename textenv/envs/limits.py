@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -63,19 +63,6 @@ class Limits:
         if self.max_turns_per_row is not None:
             num_turns = min(num_turns, self.max_turns_per_row)
         return tokens_per_turn * num_turns
-
-
-def as_stops(stop: Iterable[str | int] | str | int) -> tuple[str | int, ...]:
-    """Return the ends in the argument ``stop`` of `TextVectorEnv`, one or several.
-
-    Raises:
-        TypeError: if it is something else.
-    """
-    if isinstance(stop, (str, int, np.integer)):
-        return (stop,)
-    if isinstance(stop, Mapping) or not isinstance(stop, Iterable):
-        raise TypeError(f"stop is {stop!r:.200}, expected texts and token ids, such as ['.', 5]")
-    return tuple(stop)
 
 
 def check_at_least(name: str, value: int, least: int) -> None:

@@ -28,7 +28,7 @@ from textenv.device import move
 from textenv.envs.action_masks import ActionMasks, Rule, as_rule, as_token_ids
 from textenv.envs.early_scores import MIN_PORTION, EarlyScores
 from textenv.envs.episode_batch import EpisodeBatch, Info, OpenTurn, end_info, final_info
-from textenv.envs.limits import Limits, StopConditions, as_stops, check_at_least, check_tokenizer
+from textenv.envs.limits import Limits, StopConditions, check_at_least, check_tokenizer
 from textenv.envs.step_slots import StepSlots
 from textenv.envs.task import (
     Conversation,
@@ -46,7 +46,7 @@ from textenv.envs.transcript import OverlongPromptError, Transcript
 from textenv.envs.turn import Turn, samples
 from textenv.kl.penalty import KLPenalty
 from textenv.lm.earlier_turns import warn_of_earlier_turns
-from textenv.lm.ends import TurnEnds
+from textenv.lm.ends import TurnEnds, as_stops
 from textenv.names import check_names
 from textenv.prompts.lengths import TOKENIZED_PROMPTS, LengthBounds
 from textenv.prompts.plain_text import warn_of_opened_tag

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from textenv.lm.loading import plain_model, setting, vocabulary_size
 from textenv.prompts.messages import Message
@@ -33,6 +35,19 @@ class TurnEnds(NamedTuple):
     """Token ids that end a turn, each by itself; the tokenizer's EOS comes first, if there is one."""
     texts: tuple[str, ...] = ()
     """Texts that end a turn."""
+
+
+def as_stops(stop: Iterable[str | int] | str | int) -> tuple[str | int, ...]:
+    """Return the ends in an argument ``stop``, one or several.
+
+    Raises:
+        TypeError: if it is something else.
+    """
+    if isinstance(stop, (str, int, np.integer)):
+        return (stop,)
+    if isinstance(stop, Mapping) or not isinstance(stop, Iterable):
+        raise TypeError(f"stop is {stop!r:.200}, expected texts and token ids, such as ['.', 5]")
+    return tuple(stop)
 
 
 class _EndSettings(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, SupportsFloat, TypeVar, cast
@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from textenv.embedded.folder import EMBEDDED
 from textenv.lm.choices import hard_choices
-from textenv.lm.ends import TurnEnds, remember_model, turn_ends
+from textenv.lm.ends import TurnEnds, as_stops, remember_model, turn_ends
 from textenv.lm.frozen_layers import FrozenLayers
 from textenv.lm.loading import (
     check_adapter,
@@ -108,7 +108,7 @@ class LanguageModel(nn.Module):
         temperature: float = 1.0,
         gradient_checkpointing: bool = False,
         autocast: torch.dtype | None = None,
-        stop: Sequence[str | int] = (),
+        stop: Iterable[str | int] | str | int = (),
     ) -> None:
         super().__init__()
         if not (isinstance(temperature, SupportsFloat) and temperature > 0):
@@ -122,7 +122,7 @@ class LanguageModel(nn.Module):
         self.temperature = temperature
         self.gradient_checkpointing = gradient_checkpointing
         self.autocast = autocast
-        self.stop = tuple(stop)
+        self.stop = as_stops(stop)
         """Texts and token ids that end a turn, in addition to `turn_ends`; an agent adds those of its environment."""
         remember_model(tokenizer, plain_model(model))
 

@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from algos.envs.wrapping import VECTOR_ONLY
+from algos.envs.wrapping import NO_LIMIT, VECTOR_ONLY
 from algos.lab.comparison.text_games import parts_of_text_game
 from algos.make import WORDS
 from algos.recipe import IMPORT
@@ -219,6 +219,6 @@ def _arguments_of_game(env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
         limit = spec.max_episode_steps
 
     max_turns = env_kwargs.get("max_turns")
-    if isinstance(max_turns, int) and (limit is None or max_turns < limit):
+    if isinstance(max_turns, int) and (limit in (None, NO_LIMIT) or max_turns < limit):
         arguments[LIMIT] = max_turns
     return arguments

@@ -1,5 +1,6 @@
 """Saving and loading of language models, and of agents that earlier versions saved."""
 
+import copy
 import json
 
 import gymnasium
@@ -118,6 +119,38 @@ def test_evaluations_of_a_saved_agent_have_its_limit_of_steps(make, tmp_path, ca
     agent.save(tmp_path)
     main(["evaluate", str(tmp_path), "--num-episodes", "3", "--json"])
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["mean_return"] == 7
+
+
+def pendulum_without_a_limit():
+    spec = copy.deepcopy(gymnasium.spec("Pendulum-v1"))
+    spec.max_episode_steps = None
+    return gymnasium.make_vec(spec, num_envs=2)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: gymnasium.make_vec("Pendulum-v1", num_envs=2, max_episode_steps=-1),
+    lambda: make_vector_environment("Pendulum-v1", 2, max_episode_steps=-1),
+    pendulum_without_a_limit,
+], ids=["argument", "ours", "specification"])  # fmt: skip
+def test_an_environment_trained_without_a_limit_of_steps_is_made_without_one(make, tmp_path):
+    """Pendulum ends after 200 steps only by its registered limit."""
+    env = make()
+    PPO(env, num_steps=16).save(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())["environment"]
+    for again in (env, make_vector_environment(saved["id"], 2, **saved["kwargs"])):
+        again.reset(seed=1)
+        assert not any(again.step(np.zeros((2, 1), np.float32))[3].any() for _ in range(210))
+
+
+def test_without_a_limit_a_native_environment_is_not_asked():
+    """Gymnasium's own CartPole of many slots takes -1 for a number of steps that is already reached."""
+    env = make_vector_environment("CartPole-v1", 2, max_episode_steps=-1)
+    env.reset(seed=1)
+    assert not env.step(np.array([0, 1]))[3].any()
+    with pytest.raises(ValueError, match="max_episode_steps is -2, expected an integer of at least 1, None"):
+        make_vector_environment("CartPole-v1", 2, max_episode_steps=-2)
+    with pytest.raises(ValueError, match="max_episode_steps is -1"):
+        make_vector_environment("textenv/Words-v0", 2, env="CartPole-v1", max_episode_steps=-1)
 
 
 def test_a_limit_of_none_is_the_default():

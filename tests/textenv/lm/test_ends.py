@@ -18,7 +18,7 @@ from tests.helpers.chat_families import FAMILIES, byte_tokenizer, scripted_model
 from tests.helpers.engines import FakeEngine
 from tests.helpers.models import WORDS, make_t5, make_tokenizer
 from tests.helpers.text_envs import zero
-from textenv import RewardModel, TextEnv, TextVectorEnv, check_text_env
+from textenv import LanguageModel, RewardModel, TextEnv, TextVectorEnv, check_text_env
 from textenv.envs.string_env import TokenEnv, TokenVectorEnv
 from textenv.gateway.requests import read_request
 from textenv.lm.ends import closing_ids, ids_after_end, turn_ends
@@ -355,6 +355,9 @@ def test_a_stop_of_one_text_is_not_its_letters():
     assert policy.lm.stop == ("ab\n",) and policy.generate(["Hi"], deterministic=True) == [""]
     with pytest.raises(ValueError, match="stop has an empty text"):
         evaluate(env_of(tokenizer), LMPolicy(policy.lm.model, tokenizer, stop=[""]), num_episodes=1)
+    assert LanguageModel(policy.lm.model, tokenizer, stop="ab\n").stop == ("ab\n",)
+    with pytest.raises(TypeError, match="stop is None, expected texts and token ids"):
+        LanguageModel(policy.lm.model, tokenizer, stop=None)
 
 
 @pytest.mark.parametrize("adapter", [False, True])
