@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from textenv.embedded.folder import EMBEDDED
-from textenv.lm.ends import ids_after_end, template_end
+from textenv.lm.ends import ids_after_end, template_end, turn_ends
 from textenv.lm.loading import from_pretrained, setting
 from textenv.prompts.messages import read_messages, with_answer, without_prompt
 from textenv.prompts.special_tokens import ordinary_ids
@@ -109,30 +109,49 @@ class RewardModel:
     ) -> list[float]:
         """Score completions as a reward function, from the policy's ids, else from the texts or chats.
 
-        The texts are used if ``tokenizer`` (of the ids) is None or not equivalent to the model's. ``terminated``
-        is True where the policy ended the completion itself.
+        The texts are used if ``tokenizer`` (of the ids) is None or not equivalent to the model's, and for a completion
+        that a stop of the environment ended, which this model never saw as an end. ``terminated`` is True
+        where the policy ended the completion itself.
         """
-        rows = []
-
-        # The policy's ids
+        if terminated is None:
+            terminated = [False] * len(prompts)
+        by_ids: list[list[int] | None] = [None] * len(prompts)
         if prompt_ids is not None and completion_ids is not None and self.reads_ids_of(tokenizer, prompts):
-            # In a chat a model reads what its template writes after the end of a message, too, as in `encode`
-            end_ids = template_end(self.tokenizer).ids
-            after_end = ids_after_end(self.tokenizer)
-            for prompt, asked_ids, answer_ids in zip(prompts, prompt_ids, completion_ids, strict=True):
-                ids = [*asked_ids, *answer_ids]
-                if not isinstance(prompt, str) and answer_ids[-1] in end_ids:
-                    ids += after_end
-                rows.append(self._cut(ids))
-            return self.score_rows(rows).tolist()
+            by_ids = self._rows_by_ids(prompts, prompt_ids, completion_ids, terminated)
 
-        # Texts or chats
-        ended = [False] * len(prompts)
-        if terminated is not None and self.reads_ends:
-            ended = list(terminated)
-        for prompt, completion, has_ended in zip(prompts, completions, ended, strict=True):
-            rows.append(self.encode(prompt, completion, ended=has_ended))
+        rows = []
+        for prompt, completion, ids, has_ended in zip(prompts, completions, by_ids, terminated, strict=True):
+            if ids is None:
+                ids = self.encode(prompt, completion, ended=has_ended and self.reads_ends)
+            rows.append(ids)
         return self.score_rows(rows).tolist()
+
+    def _rows_by_ids(
+        self,
+        prompts: Sequence[object],
+        prompt_ids: Sequence[list[int]],
+        completion_ids: Sequence[list[int]],
+        terminated: Sequence[bool],
+    ) -> list[list[int] | None]:
+        """Return the policy's ids of prompts with completions; None where something else than an end ended one."""
+        end_ids = turn_ends(self.tokenizer).ids
+        end_ids_of_chat = template_end(self.tokenizer).ids
+        after_end = ids_after_end(self.tokenizer)
+        rows: list[list[int] | None] = []
+        for prompt, asked_ids, answer_ids, has_ended in zip(
+            prompts, prompt_ids, completion_ids, terminated, strict=True
+        ):
+            ids = [*asked_ids, *answer_ids]
+            last = answer_ids[-1]
+            if has_ended and last not in end_ids:
+                rows.append(None)
+                continue
+
+            # In a chat a model reads what its template writes after the end of a message, too, as in `encode`
+            if not isinstance(prompt, str) and last in end_ids_of_chat:
+                ids += after_end
+            rows.append(self._cut(ids))
+        return rows
 
     def to(self, device: torch.device | str) -> RewardModel:
         """Move the model to a device; return self."""

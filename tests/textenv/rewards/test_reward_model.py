@@ -229,6 +229,19 @@ def test_texts_are_read_where_tokenizers_differ():
     assert paying(rate, other, [good] * 3) == pytest.approx(unended, abs=1e-4)
 
 
+@pytest.mark.parametrize("reads_ends", [False, True])
+@pytest.mark.parametrize("words", [WORDS, WORDS[::-1]], ids=["ids", "texts"])
+def test_an_answer_that_a_stop_text_ended_is_read_without_it(words, reads_ends):
+    """The full stop, word 4, is no end to this model, which reads EOS instead if it was trained with it."""
+    rate = RewardModel(make_model("llama"), make_tokenizer(WORDS))
+    rate.model.config.trained_with_eos = reads_ends
+    tokenizer = make_tokenizer(words)
+    good, stop = tokenizer.convert_tokens_to_ids([WORDS[5], WORDS[4]])
+    end = [EOS] if reads_ends else []
+    expected = alone(rate.model, [0, 1, 5, *end])[0].item()
+    assert paying(rate, tokenizer, [good, stop], stop=[WORDS[4]]) == pytest.approx(expected, abs=1e-4)
+
+
 def test_ids_that_are_too_many_lose_their_beginning(caplog):
     rate = RewardModel(make_model("gpt2", positions=8), make_tokenizer(WORDS))
     ids = [[1, 2, 3, 4, 5, 6], [0, 1, 2, 3]]
