@@ -11,6 +11,8 @@ from pathlib import Path
 from subprocess import run
 from typing import Any
 
+import numpy as np
+
 from textenv.optional import package
 from textenv.rewards.answer import (
     ColumnReward,
@@ -233,9 +235,11 @@ def python_tests(
             "python_tests(unsafe=True): completions' code reads and writes what you can"
         )
 
-    def score(text: str, tests: str | list[str]) -> float | None:
+    def score(text: str, tests: str | list[str] | np.ndarray) -> float | None:
         if isinstance(tests, str):
             tests = [tests]
+        elif isinstance(tests, np.ndarray):  # as pandas reads a list in a Parquet file
+            tests = tests.tolist()
         if not isinstance(tests, list | tuple) or not all(isinstance(test, str) for test in tests):
             raise TypeError(
                 f"column {column!r} has {tests!r:.200}, expected a test such as 'assert f(2) == 4', or a list of tests"

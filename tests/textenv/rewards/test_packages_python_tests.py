@@ -4,6 +4,7 @@ import math
 import os
 import time
 
+import numpy as np
 import pytest
 
 from tests.helpers.errors import refused
@@ -30,7 +31,8 @@ def test_the_score_is_the_fraction_of_passed_tests(tested):
         DOUBLE,
         DOUBLE,
     ]
-    tests = [TESTS[:2], TESTS, "assert f(2) == 4", [], None]
+    as_pandas_reads = np.array(TESTS, dtype=object)
+    tests = [TESTS[:2], as_pandas_reads, "assert f(2) == 4", [], None]
     assert rate(tested, *answers, tests=tests) == [1.0, pytest.approx(2 / 3), 1.0, None, None]
     broken = ["", "def f(x", "raise SystemExit(0)", "import os; os._exit(0)", "\ud800",
               "def f(x): raise KeyboardInterrupt", "def f(x):\n    exit(0)"]  # fmt: skip
