@@ -3,7 +3,7 @@
 import math
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import SupportsIndex
@@ -167,6 +167,8 @@ def _read_all(examples: Sequence[object], lm: LanguageModel, max_length: int, na
     if errors:
         raise ValueError(f"{len(errors)} of {len(rows)} {name} cannot be learnt. The first: {errors[0]}") from errors[0]
 
+    _warn_of_repeated_prompts(rows, name)
+
     # Truncate
     kept = []
     num_truncated = 0
@@ -189,6 +191,28 @@ def _read_all(examples: Sequence[object], lm: LanguageModel, max_length: int, na
             stacklevel=3,
         )
     return kept
+
+
+def _warn_of_repeated_prompts(rows: Sequence[object], name: str) -> None:
+    """Warn if more than half of the rows with a prompt, as texts, repeat it at the beginning of the completion."""
+    num_prompts = 0
+    repeating = []
+    for index, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            continue
+        prompt = row.get("prompt")
+        completion = row.get("completion")
+        if isinstance(prompt, str) and isinstance(completion, str):
+            num_prompts += 1
+            if completion.lstrip().startswith(prompt.strip()):
+                repeating.append(index)
+    if 2 * len(repeating) > num_prompts:
+        warnings.warn(
+            f"{len(repeating)} of {num_prompts} completions in {name} begin with their prompts (the first is row "
+            f"{repeating[0]}), so the model learns to write the prompt once more: unless this is what it should do, "
+            "remove the prompts from the completions",
+            stacklevel=4,
+        )
 
 
 def _train_epoch(

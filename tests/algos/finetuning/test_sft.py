@@ -416,6 +416,15 @@ def test_too_long_examples_are_cut_and_counted():
     assert sft(lm, ["a b"])[0]["steps"] == 2  # without a number it is what the model reads
 
 
+def test_completions_that_repeat_their_prompts_are_warned_of(recwarn):
+    repeated = {"prompt": "a b", "completion": " a b good ."}
+    with pytest.warns(UserWarning, match=r"2 of 3 completions in examples begin with .* \(the first is row 1\)"):
+        sft(make_lm(), ["a b", repeated, {"prompt": "c", "completion": "bad"}, repeated], SFTConfig(**SMALL))
+    recwarn.clear()
+    sft(make_lm(), [repeated, "a b", {"prompt": "c", "completion": "bad"}])
+    assert not [warning for warning in recwarn if "completions in" in str(warning.message)]
+
+
 def test_what_cannot_be_trained_is_refused():
     with pytest.raises(TypeError, match=r"model is a GPT2LMHeadModel, expected textenv\.LanguageModel"):
         sft(make_gpt2(), ["a b"])
