@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -13,7 +12,15 @@ from transformers import PreTrainedTokenizerBase
 from textenv.json_files import parse_json
 from textenv.lm.answers import eos_ids, learnt_chats, without_turn_end, written_answer
 from textenv.lm.model import LanguageModel
-from textenv.prompts.messages import Message, answer_beginning, is_messages, read_messages, with_answer, without_prompt
+from textenv.prompts.messages import (
+    Message,
+    answer_beginning,
+    is_messages,
+    plain_json,
+    read_messages,
+    with_answer,
+    without_prompt,
+)
 from textenv.prompts.prompts import Prompt, as_prompt
 from textenv.prompts.template_variables import refuse_own_arguments
 from textenv.prompts.tokenize import prompt_ids, text_ids, warn_of_spelling, warn_of_unwritten, without_end
@@ -255,7 +262,7 @@ def _answered(
         warn_of_unwritten(messages, tokenizer, has_tools="tools" in options)
         return [Example(ids, learnt)]
     if messages:
-        answer = without_prompt(read_messages(completion, where=f"example {index}"), messages)
+        answer = without_prompt(read_messages(completion, where=f"example {index}", from_data=True), messages)
         begun = answer_beginning(messages)
         first_target = len(messages)
         if begun is not None:
@@ -265,7 +272,7 @@ def _answered(
     # A text, or token ids
     text = completion
     if not isinstance(text, str):
-        answer = read_messages(completion, where=f"example {index}")
+        answer = read_messages(completion, where=f"example {index}", from_data=True)
         if len(answer) != 1 or set(answer[0]) != {"role", "content"}:
             raise ValueError(
                 f"example {index} has the completion {completion!r:.200} of a prompt that is no chat: give the prompt "
@@ -329,9 +336,7 @@ def _template_options(index: int, row: Mapping[str, object]) -> dict[str, object
     # Each as it is, or as JSON
     columns: dict[str, Any] = {}
     for name, kind in (("tools", list), ("chat_template_kwargs", dict)):
-        value = row.get(name)
-        if isinstance(value, np.ndarray):
-            value = value.tolist()
+        value = plain_json(row.get(name), without_none=True)  # tables fill what a schema lacks with None
         if isinstance(value, str):
             value = parse_json(value.encode())
         if value is not None and not isinstance(value, kind):

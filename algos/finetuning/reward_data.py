@@ -179,10 +179,13 @@ def _prompt_and_answers(
     answers = [row[name] for name in names]
     where = f"row {index}"
     if prompt is not None and is_messages(prompt):
-        messages = read_messages(prompt, where=where)
+        messages = read_messages(prompt, where=where, from_data=True)
         bare_answers = []
         for answer in answers:
-            answer_messages = [_assistant(answer)] if isinstance(answer, str) else read_messages(answer, where=where)
+            if isinstance(answer, str):
+                answer_messages = [_assistant(answer)]
+            else:
+                answer_messages = read_messages(answer, where=where, from_data=True)
             bare_answers.append(without_prompt(answer_messages, messages))
         return messages, bare_answers
     if all(isinstance(answer, str) for answer in answers) and isinstance(prompt or "", str):
@@ -199,7 +202,7 @@ def _prompt_and_answers(
     if not all(is_messages(answer) for answer in answers):
         answer = next((answer for answer in answers if not isinstance(answer, str)), answers[0])
         raise _mixed(index, prompt, answer)
-    chats = [read_messages(answer, where=where) for answer in answers]
+    chats = [read_messages(answer, where=where, from_data=True) for answer in answers]
     question, chat_answers = _split_chats(chats)
     if isinstance(prompt, str) and prompt.strip():
         texts_of_others = [message["content"].strip() for message in question if message["role"] != "assistant"]

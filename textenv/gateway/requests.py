@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from textenv.json_files import parse_json
 from textenv.programs.run import FunctionSchemas, read_tools
 from textenv.prompts.messages import Message, read_messages
 from textenv.prompts.special_tokens import strings
@@ -268,21 +267,12 @@ def _read_chat(messages: object) -> list[Message]:
         if message["role"] == "developer":  # the name of newer clients, which most templates do not know
             message["role"] = "system"
         for call in message.get("tool_calls", ()):
-            call["function"] = _with_objects(call.get("function"))
+            function = call.get("function")
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                raise ValueError(
+                    f"messages has a call of {function!r:.200}, expected {{'name': ..., 'arguments': ...}}"
+                )
     return chat
-
-
-def _with_objects(function: object) -> object:
-    """Return a function call with its arguments as an object, which the protocol has as JSON text."""
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ValueError(f"messages has a call of {function!r:.200}, expected {{'name': ..., 'arguments': ...}}")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = parse_json(arguments or "{}")
-        except ValueError as error:
-            raise ValueError(f"messages has a call with the arguments {arguments!r:.200}: {error}") from error
-    return function | {"arguments": arguments}
 
 
 def _number(name: str, value: object, *, low: float, high: float) -> float | None:

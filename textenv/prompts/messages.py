@@ -5,6 +5,8 @@ from typing import Any, Required, TypedDict, TypeGuard, cast
 
 import numpy as np
 
+from textenv.json_files import parse_json
+
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Fields of an assistant's message that hold its thoughts, by the custom of different models."""
 _TEXT_PARTS = (None, "text", "input_text", "output_text")
@@ -34,21 +36,26 @@ def is_messages(value: object) -> TypeGuard[Sequence[object]]:
     return len(value) > 0 and isinstance(value[0], Mapping)
 
 
-def read_messages(messages: Sequence[object], *, where: str) -> list[Message]:
+def read_messages(messages: Sequence[object], *, where: str, from_data: bool = False) -> list[Message]:
     """Check chat messages; fields without a value are left out, and parts of a content are joined to one text.
+
+    Arguments of calls become objects, as chat templates read them; data sets and requests may have them as JSON text.
 
     Args:
         messages: mappings with a ``"role"`` and a ``"content"``: a text, or parts such as ``{"type": "text", "text":
             "..."}``. An assistant's message of ``"tool_calls"`` or thoughts needs no content.
         where: name of the chat in errors, such as ``"prompt 3"``.
+        from_data: the messages are of a row of data, where tables (Parquet, `datasets`, pandas) give each call the
+            arguments of all others, too, with None: these are left out. Null in JSON text stays.
 
     Raises:
-        ValueError: if a message has another form, or a part that is no text, such as an image.
+        ValueError: if a message has another form, a part that is no text, such as an image, or arguments of a call that
+            are no JSON object.
     """
-    return [_read_message(message, where) for message in messages]
+    return [_read_message(message, where, from_data) for message in messages]
 
 
-def _read_message(message: object, where: str) -> Message:
+def _read_message(message: object, where: str, from_data: bool) -> Message:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise ValueError(f"{where} has the message {message!r:.200}, expected {{'role': ..., 'content': ...}}")
 
@@ -58,7 +65,7 @@ def _read_message(message: object, where: str) -> Message:
         if name in fields:
             fields[name] = _read_text(fields[name], name, message, where)
     if "tool_calls" in fields:
-        fields["tool_calls"] = _read_calls(fields["tool_calls"], message, where)
+        fields["tool_calls"] = _read_calls(fields["tool_calls"], message, where, from_data)
 
     has_calls_or_thoughts = any(fields.get(name) for name in ("tool_calls", *THOUGHTS))
     may_lack_content = fields["role"] == "assistant" and has_calls_or_thoughts
@@ -92,14 +99,62 @@ def _read_text(content: object, name: str, message: object, where: str) -> str:
     return "".join(texts)
 
 
-def _read_calls(calls: object, message: object, where: str) -> list[dict[str, Any]]:
-    """Return an assistant's calls of tools as a list of mappings."""
+def _read_calls(calls: object, message: object, where: str, from_data: bool) -> list[dict[str, Any]]:
+    """Return an assistant's calls of tools as a list of mappings, with their arguments as objects."""
     if not isinstance(calls, (list, tuple, np.ndarray)) or not all(isinstance(call, Mapping) for call in calls):
         raise ValueError(
             f"{where} has a message with the tool_calls {calls!r:.200}, expected a list such as "
             "[{'type': 'function', 'function': {'name': ..., 'arguments': {...}}}]"
         )
-    return [dict(call) for call in calls]
+    read: list[dict[str, Any]] = []
+    for call in calls:
+        call = plain_json(call, without_none=from_data)
+        # Most have the name and arguments in "function", some by themselves
+        function = call.get("function")
+        if isinstance(function, dict):
+            call["function"] = _with_object(function, where)
+        else:
+            call = _with_object(call, where)
+        read.append(call)
+    return read
+
+
+def _with_object(function: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a call's function with its arguments as an object, where they are JSON text, as in OpenAI's protocol."""
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return function
+    try:
+        value = parse_json(arguments or "{}")
+    except ValueError as error:
+        raise ValueError(f"{where} has a call with the arguments {arguments!r:.200}: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} has a call with the arguments {arguments!r:.200}, expected a JSON object")
+    return function | {"arguments": value}
+
+
+def plain_json(value: Any, *, without_none: bool) -> Any:
+    """Return a value with Python's lists, dicts and numbers, as JSON has them, for arrays, tensors and NumPy's numbers.
+
+    Args:
+        value: what a row of data has.
+        without_none: leave out the entries of dicts that are None, with which tables fill what a dict lacks.
+
+    Example:
+        >>> plain_json({"sizes": np.array([1, 2]), "city": None}, without_none=True)
+        {'sizes': [1, 2]}
+    """
+    if hasattr(value, "tolist"):  # of arrays, tensors and NumPy's numbers
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        entries: dict[str, Any] = {}
+        for name, entry in value.items():
+            if entry is not None or not without_none:
+                entries[str(name)] = plain_json(entry, without_none=without_none)
+        return entries
+    if isinstance(value, (list, tuple)):
+        return [plain_json(entry, without_none=without_none) for entry in value]
+    return value
 
 
 def answer_beginning(messages: Sequence[Message]) -> str | None:

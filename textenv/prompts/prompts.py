@@ -277,7 +277,7 @@ def as_prompt(index: int, prompt: object) -> Prompt:
     if isinstance(prompt, str):
         content = prompt
     elif is_messages(prompt):
-        content = tuple(read_messages(prompt, where=f"prompt {index}"))
+        content = tuple(read_messages(prompt, where=f"prompt {index}", from_data=True))
     elif isinstance(prompt, bytes | bytearray):
         raise ValueError(f"prompt {index} is {prompt!r:.200}, which are bytes: decode them to text")
     elif isinstance(prompt, Sequence) and all(isinstance(token, (int, np.integer)) for token in prompt):

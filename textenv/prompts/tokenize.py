@@ -671,10 +671,28 @@ def _parts_text(message: Message) -> str:
     return "".join(strings(texts))
 
 
+def _with_arguments_as_text(messages: Sequence[Message]) -> list[Message]:
+    """Return a chat whose calls have their arguments as JSON text instead of objects."""
+    changed: list[Message] = []
+    for message in messages:
+        calls = []
+        for call in message.get("tool_calls", []):
+            function = call.get("function")
+            if isinstance(function, Mapping) and isinstance(function.get("arguments"), Mapping):
+                text = json.dumps(function["arguments"], ensure_ascii=False)
+                call = {**call, "function": {**function, "arguments": text}}
+            calls.append(call)
+        if calls:
+            message = {**message, "tool_calls": calls}
+        changed.append(message)
+    return changed
+
+
 def render(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, **options: object) -> str:
     """Return the text of a chat by the tokenizer's template; raise a ValueError if the template refuses the messages.
 
-    If it refuses them and some have no content (but tool calls), it is asked again with empty contents.
+    If it refuses them and some have no content (but tool calls), it is asked again with empty contents; and then with
+    the arguments of calls as JSON text, to which some templates (DeepSeek's) add other text.
     """
     apply_template: Callable[..., object] = tokenizer.apply_chat_template
     try:
@@ -683,4 +701,7 @@ def render(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, **op
         if not all("content" in message for message in messages):
             filled: list[Message] = [{"content": "", **message} for message in messages]
             return render(filled, tokenizer, **options)
+        with_texts = _with_arguments_as_text(messages)
+        if with_texts != list(messages):
+            return render(with_texts, tokenizer, **options)
         raise ValueError(f"the tokenizer's chat template refused {messages!r:.300}: {printable(str(error))}") from error
