@@ -95,7 +95,7 @@ class LanguageModelOptions:
     """Language models only: where values come from: head (on the model, the default), copy (of the model), or a reward
     model."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
-    """Language models only: dtype of the weights."""
+    """Language models only: dtype of the weights; float16 with --lora only."""
     autocast: bool = False
     """Language models only: compute in bfloat16, with weights in their own dtype."""
     gradient_checkpointing: bool = False

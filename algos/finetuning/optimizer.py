@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from algos.config import Count, Natural, NotNegative, Positive, UnitInterval, check_fields
-from algos.optimizer import Adam
+from algos.optimizer import Adam, check_dtypes
 from textenv.names import NamedFields
 
 _BATCHES_PER_CHUNK = 20
@@ -50,7 +50,7 @@ class CosineOptimizer:
         steps: total number of optimizer steps.
 
     Raises:
-        ValueError: if no parameter requires a gradient.
+        ValueError: if no parameter requires a gradient, or one that does is float16.
     """
 
     def __init__(self, parameters: Iterator[nn.Parameter], config: SupervisedConfig, *, steps: int) -> None:
@@ -60,6 +60,8 @@ class CosineOptimizer:
                 "no parameter of the model requires a gradient, so nothing would be trained: call "
                 "model.requires_grad_(True), or train the policy and not its reference"
             )
+
+        check_dtypes(trained)
 
         # Weight decay is for matrices
         matrices = [p for p in trained if p.dim() > 1]

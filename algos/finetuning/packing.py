@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -24,6 +25,9 @@ from textenv.prompts.messages import (
 from textenv.prompts.prompts import Prompt, as_prompt
 from textenv.prompts.template_variables import refuse_own_arguments
 from textenv.prompts.tokenize import prompt_ids, text_ids, warn_of_spelling, warn_of_unwritten, without_end
+
+WEIGHTS = ("weight", "train", "training")
+"""Fields with which data sets (OpenAI's, Axolotl's) say whether an assistant's message is to be learnt."""
 
 
 class Example(NamedTuple):
@@ -228,19 +232,21 @@ def read_examples(index: int, row: object, tokenizer: PreTrainedTokenizerBase) -
 
 
 def _refuse_weights(index: int, row: Mapping[str, object]) -> None:
-    """Raise a ValueError if a row or one of its messages has a weight other than 1, which would be ignored."""
-    weighted: list[Mapping[str, object]] = [row]
+    """Raise a ValueError if a row or an assistant's message has a weight other than 1, which would be ignored."""
+    values = [("weight", row.get("weight"))]
     for name in ("messages", "prompt", "completion"):
-        value: Any = row.get(name)
-        if is_messages(value):
-            weighted += [message for message in value if isinstance(message, Mapping)]
-    for row_or_message in weighted:
-        weight = row_or_message.get("weight")
-        is_one = isinstance(weight, Real) and weight == 1
-        is_missing = weight is None or (isinstance(weight, Real) and math.isnan(weight))  # as tables fill it
+        messages: Any = row.get(name)
+        if not is_messages(messages):
+            continue
+        for message in messages:
+            if isinstance(message, Mapping) and message.get("role") == "assistant":
+                values += [(name, message.get(name)) for name in WEIGHTS]
+    for name, value in values:
+        is_one = isinstance(value, (Real, np.bool_)) and value == 1
+        is_missing = value is None or (isinstance(value, Real) and math.isnan(value))  # as tables fill it
         if not is_one and not is_missing:
             raise ValueError(
-                f"example {index} has the weight {weight!r:.100}, expected 1, as there are no weights: leave out rows "
+                f"example {index} has the {name} {value!r:.100}, expected 1, as there are no weights: leave out rows "
                 "of weight 0, give earlier messages that are not to be learnt as the prompt, and rename a column of "
                 "another meaning"
             )

@@ -39,7 +39,7 @@ from textenv.lm.origin import ORIGIN_FILE
 from textenv.lm.sampling import greedy, restrict, sample, truncate
 from textenv.lm.seq2seq import Seq2SeqDecoder
 from textenv.names import check_names
-from textenv.prompts.prompts import as_prompt, by_position
+from textenv.prompts.prompts import as_prompt, rows_by_position
 from textenv.prompts.tokenize import prompt_ids, warn_of_unread_columns, warn_of_unwritten
 from textenv.rewards.reward_model import RewardModel
 from textenv.rollout import Evaluation, following, scoring_inputs
@@ -317,12 +317,13 @@ class LMPolicy(nn.Module, Policy):
         Raises:
             ValueError: on an empty or unsuitable prompt, or if max_new_tokens is no integer of at least 1.
         """
-        prompts = by_position(prompts)
-        if isinstance(prompts, str) or not isinstance(prompts, Sequence):
-            raise TypeError(f"prompts is {prompts!r:.100}, expected a list of texts, token ids or chats")
+        prompts = rows_by_position(prompts, "prompts")
         check_at_least("max_new_tokens", max_new_tokens, 1)
         parsed_prompts = [as_prompt(i, prompt) for i, prompt in enumerate(prompts)]
         prompt_tokens = [prompt_ids(prompt, self.tokenizer) for prompt in parsed_prompts]
+        for index, ids in enumerate(prompt_tokens):
+            if min(ids) < 0 or max(ids) >= self.num_actions:
+                raise ValueError(f"prompt {index} has ids outside the vocabulary, expected 0 to {self.num_actions - 1}")
         for prompt in parsed_prompts:
             warn_of_unwritten(prompt.messages, self.tokenizer)
             warn_of_unread_columns(prompt)

@@ -9,11 +9,13 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from algos import PPOConfig
+from algos import PPOConfig, sft
 from algos.config import Config
 from algos.optimizer import Optimizer
 from algos.storage.serialization import from_json, to_json
 from tests.helpers.errors import refused
+from tests.helpers.models import WORDS, make_gpt2, make_tokenizer
+from textenv import LanguageModel
 
 
 class TwoParts:
@@ -172,3 +174,16 @@ def test_a_restored_optimizer_has_the_settings_of_its_config():
     expected.square().sum().backward()
     adam.step()
     torch.testing.assert_close(weight, expected)
+
+
+def test_float16_parameters_are_not_trained():
+    """A gradient of 1e-5 squared is 1e-10, which is 0 in float16: Adam would divide by its epsilon alone."""
+    assert torch.tensor(1e-5, dtype=torch.float16).square() == 0
+    weights = [nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1, dtype=torch.float16))]
+    with refused(ValueError, "parameters to train are float16", "autocast=torch.bfloat16", "--lora"):
+        Optimizer(weights, Config(learning_rate=0.1))
+    weights[1].requires_grad_(False)
+    assert Optimizer(weights, Config(learning_rate=0.1)).parameters == weights[:1]
+    model = LanguageModel(make_gpt2().half(), make_tokenizer(WORDS))
+    with refused(ValueError, "parameters to train are float16"):
+        sft(model, ["a b"])

@@ -267,7 +267,7 @@ def as_prompt(index: int, prompt: object) -> Prompt:
     # The prompt's column of a row
     columns: Mapping[str, object] = {}
     if isinstance(prompt, Mapping):
-        columns = {name: value for name, value in prompt.items() if name != "prompt"}
+        columns = {str(name): value for name, value in prompt.items() if name != "prompt"}
         prompt = _prompt_column(index, prompt, columns)
     if isinstance(prompt, np.ndarray):
         prompt = prompt.tolist()
@@ -280,7 +280,7 @@ def as_prompt(index: int, prompt: object) -> Prompt:
         content = tuple(read_messages(prompt, where=f"prompt {index}", from_data=True))
     elif isinstance(prompt, bytes | bytearray):
         raise ValueError(f"prompt {index} is {prompt!r:.200}, which are bytes: decode them to text")
-    elif isinstance(prompt, Sequence) and all(isinstance(token, (int, np.integer)) for token in prompt):
+    elif isinstance(prompt, Sequence) and all(map(_is_token_id, prompt)):
         content = tuple(int(token) for token in prompt)
     else:
         raise ValueError(f"prompt {index} is {prompt!r:.200}, expected text, a list of token ids, or chat messages")
@@ -294,6 +294,10 @@ def as_prompt(index: int, prompt: object) -> Prompt:
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from error
     return Prompt(content, columns, row=index)
+
+
+def _is_token_id(token: object) -> bool:
+    return isinstance(token, (int, np.integer)) and not isinstance(token, bool)
 
 
 def _prompt_column(index: int, row: Mapping[str, object], columns: Mapping[str, object]) -> object:

@@ -153,6 +153,7 @@ CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "good
         ({"prompt": "a", "completion": "b", "weight": 0.5}, "example 3 has the weight 0.5, expected 1"),
         ({"messages": [CHAT[0], CHAT[1] | {"weight": 0}]}, "example 3 has the weight 0, expected 1"),
         ({"prompt": [CHAT[0]], "completion": [CHAT[1] | {"weight": [0, 1]}]}, r"example 3 has the weight \[0, 1\]"),
+        ({"messages": [CHAT[0], CHAT[1] | {"train": False}]}, "example 3 has the train False, expected 1"),
     ],
 )
 def test_an_example_of_another_kind_is_refused(example, said):

@@ -56,13 +56,26 @@ def test_wrong_arguments_are_answered(tokenizer):
     policy = LMPolicy(make_gpt2(), tokenizer)
     assert policy.generate([]) == []
     for wrong in ("a b", 5):
-        with pytest.raises(TypeError, match="expected a list of texts"):
+        with pytest.raises(ValueError, match=f"prompts is {wrong!r}, expected a sequence of rows: texts"):
             policy.generate(wrong)
+    for ids in ([3, 9], [3, -1]):
+        with pytest.raises(ValueError, match="prompt 1 has ids outside the vocabulary, expected 0 to 8"):
+            policy.generate(["a", ids])
+    with pytest.raises(ValueError, match=r"prompt 0 is \[True\], expected text, a list of token ids"):
+        policy.generate([[True]])
     for wrong, shown in ((0, "0"), (3.0, "3.0"), ("3", "'3'")):
         with pytest.raises(ValueError, match=rf"max_new_tokens is {shown}, expected an integer of at least 1"):
             policy.generate(PROMPTS, max_new_tokens=wrong)
     with pytest.raises(ValueError, match="prompt 1 is empty"):
         policy.generate(["a", ""])
+
+
+def test_a_data_set_is_read_as_the_environment_reads_it(tokenizer):
+    datasets = pytest.importorskip("datasets", reason="needs datasets")
+    policy = LMPolicy(make_gpt2(), tokenizer)
+    rows = [{"prompt": prompt, 3: "c"} for prompt in PROMPTS]
+    data = datasets.Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS])
+    assert policy.generate(data) == policy.generate(rows) == policy.generate(PROMPTS)
 
 
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}\nEND\n{% endfor %}"

@@ -30,7 +30,7 @@ ROWS = [
     {"tools": [tool("add", a="string", b="number")], "messages": chat("add", {"a": "two", "b": 0.5})},
     {"tools": [tool("clock")], "messages": chat("clock", {})},
 ]
-"""A table has the arguments of all rows in each. (pandas makes floats of their whole numbers, so there is none here.)"""
+"""A table has the arguments of all rows in each. (pandas makes floats of whole numbers, so there are none here.)"""
 HOLDERS = ["list", "Dataset", "torch", "numpy", "Parquet", "pandas", "pandas of Parquet", "OpenAI"]
 
 
