@@ -522,6 +522,7 @@ BEFORE_THE_STEPS = {
     "algos.config:discount",
     "algos.config:scheduled",
     "algos.optimizer:Optimizer.__init__",
+    "algos.optimizer:check_dtypes",
     "algos.optimizer:Optimizer.schedule",
     "algos.ranks.collectives:map_rows",
     "algos.agent:Agent.config",
