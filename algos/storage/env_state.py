@@ -20,9 +20,10 @@ from algos.envs.wrapping import CopiesFinalObservation
 from algos.storage.run_files import OBJECTS
 from algos.storage.run_folder import remove, replacing
 from algos.storage.serialization import attributes, from_json, set_attributes, to_json, write_tensors
+from textenv.importing import name_of
 from textenv.json_files import parse_json
 from textenv.rollout import is_episode_env
-from textenv.state import Stateful, class_name, set_states, stateful_objects, states_of
+from textenv.state import Stateful, class_name, is_our_code, set_states, stateful_objects, states_of
 
 logger = logging.getLogger(__name__)
 KNOWN_PACKAGES = (
@@ -30,10 +31,8 @@ KNOWN_PACKAGES = (
     "gymnasium.envs.toy_text",
     "gymnasium.vector",
     "gymnasium.wrappers",
-    "textenv",
-    "algos",
 )
-"""Packages whose environments keep all state in attributes; others may hide some (a simulator's memory)."""
+"""Packages whose environments keep all state in attributes, as ours do; others may hide some (a simulator's memory)."""
 INERT_TYPES = (spaces.Space, EnvSpec, gymnasium.Env, gymnasium.vector.VectorEnv, Enum, str, int, float, type(None))
 """Types of attributes that hold no state of an episode, or whose state is saved elsewhere."""
 
@@ -63,15 +62,17 @@ def env_state(env: AnyEnv) -> list[PartState] | None:
             wrapper, is not a part of it: see `user_objects`.
 
     Returns:
-        Input for `set_env_state`. None if a part is not of `KNOWN_PACKAGES`, holds something that cannot be saved, or
-        runs in another process: such an environment is reset when a run resumes.
+        Input for `set_env_state`. None if a part is neither ours nor of `KNOWN_PACKAGES`, holds something that cannot
+        be saved, or runs in another process: such an environment is reset when a run resumes.
     """
     try:
         return [_state_of(part) for part in _parts(env)]
     except TypeError as error:
         if env not in _WARNED:
             _WARNED.add(env)
-            logger.warning("%s; so --resume would reset it, and its results would differ", error)
+            logger.warning(
+                "%s; so a run that is resumed begins new episodes: it learns as before, but with other numbers", error
+            )
         return None
 
 
@@ -81,7 +82,8 @@ def _state_of(part: AnyEnv) -> PartState:
         return {"class": class_name(part), "state": dict(part.state_dict())}
     if not _is_known(part):
         raise TypeError(
-            f"{class_name(part)} cannot be saved mid-episode, only environments of Gymnasium, or ours, in this process"
+            f"{name_of(type(part))} cannot be saved mid-episode: only Gymnasium's small games and ours can, and "
+            "environments with methods state_dict() and load_state_dict(state), all in this process"
         )
 
     # Attributes that can be saved, and objects all of whose attributes can
@@ -318,8 +320,9 @@ def load_objects(folder: str | Path, env: AnyEnv) -> None:
 
 
 def _is_known(part: object) -> bool:
-    """Return True if the class of an object is of `KNOWN_PACKAGES`."""
-    return class_name(part).startswith(KNOWN_PACKAGES)
+    """Return True if the class of an object is ours, or of `KNOWN_PACKAGES`."""
+    module = type(part).__module__
+    return is_our_code(type(part)) or any(f"{module}.".startswith(f"{package}.") for package in KNOWN_PACKAGES)
 
 
 def _is_inert(value: object) -> bool:

@@ -1,6 +1,7 @@
 """States of environments, read and set."""
 
 import json
+import sys
 
 import gymnasium
 import numpy as np
@@ -13,6 +14,7 @@ from algos import PPO, evaluate
 from algos.make import make_vector_environment
 from algos.storage.env_state import changed_arguments, env_state, set_env_state, share_objects
 from algos.storage.serialization import from_json, to_json
+from textenv.importing import read_module
 
 
 @pytest.mark.parametrize("env_id", ["FrozenLake-v1", "Taxi-v4", "Blackjack-v1", "MountainCar-v0", "Pendulum-v1"])
@@ -152,8 +154,20 @@ def test_what_is_called_goes_on_where_the_environment_begins_anew(tmp_path, capl
     other = SavedShrinking()
     trained(SyncVectorEnv([lambda: TransformReward(Own(), shrink)]), 64, run_dir=tmp_path)
     trained(SyncVectorEnv([lambda: TransformReward(Own(), other)]), 128, run_dir=tmp_path, resume=tmp_path)
-    assert "would reset it" in caplog.text
+    assert "begins new episodes" in caplog.text
     assert shrink.calls > 60 and other.calls > shrink.calls + 50
+
+
+@pytest.mark.parametrize("name", ["own_env", "textenvironments", "algos_of_mine"])
+def test_an_environment_in_a_file_is_not_taken_for_ours(name, tmp_path, monkeypatch, caplog):
+    """A file of the working folder is imported under a name inside `textenv.importing`; others begin as ours do."""
+    source = "from tests.algos.storage.test_env_state import Own\nclass Mine(Own): pass\n"
+    (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    module = read_module(name)
+    monkeypatch.delitem(sys.modules, name)
+    assert env_state(module.Mine()) is None
+    assert f"{name}.py:Mine cannot be saved mid-episode: only Gymnasium's small games and ours" in caplog.text
 
 
 # --- wrappers with a memory of limited length ------------------------------------------------------------------------
