@@ -17,6 +17,7 @@ from algos.config import (
     ActorCriticConfig,
     Config,
     GroupsConfig,
+    PolicyGradientConfig,
     discount,
     field_values,
 )
@@ -40,10 +41,12 @@ from algos.vine import Vine
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.kl.coefficients import CoefficientLike
 from textenv.kl.penalty import KLPenalty
-from textenv.names import HintsAtMethods, check_names, no_attribute
+from textenv.names import HintsAtMethods, check_names, no_attribute, refuse_unknown
 
 logger = logging.getLogger(__name__)
 ConfigT = TypeVar("ConfigT", bound=Config)
+KEYWORDS = ("penalty", "kl_coef", "shard", "device", "generator")
+"""Keywords of the agents that train by policy gradients, besides the fields of their configs."""
 READ_ONCE = (
     # by the optimizers
     "learning_rate", "final_learning_rate", "warmup_ratio", "adam_eps", "adam_betas", "weight_decay", "max_grad_norm",
@@ -111,6 +114,9 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         # Config and policy, and the checks that they fit the environment
         config = self._checked_config(config)
         if fields:
+            if isinstance(config, PolicyGradientConfig):
+                names = [field.name for field in dataclasses.fields(config)]
+                refuse_unknown(fields, [*names, *KEYWORDS], owner=type(config).__name__)
             config = dataclasses.replace(config, **fields)
         if policy is None and isinstance(env, VectorEnv):
             policy = make_policy(env, policy=self.policy_name, seed=config.seed)

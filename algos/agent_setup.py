@@ -265,12 +265,14 @@ def check_environment(env: object, policy: object, config: Config) -> Policy:
         ValueError: if ``env`` charges the KL itself or declares no autoreset mode, if policy and environment have
             different numbers of actions, or if the config collects steps where whole episodes are needed.
     """
+    if isinstance(env, Policy):
+        raise TypeError(f"env is a {type(env).__name__}, a policy: call PPO(env, policy), in this order")
     if not isinstance(env, VectorEnv):
         raise TypeError(
             f"env is {env!r:.100}, expected a vector environment: make one with gymnasium.make_vec(id, "
             "num_envs=8), or of a class with gymnasium.vector.SyncVectorEnv([MyEnv] * 8)"
         )
-    check_policy(policy, call="PPO(env, policy)")
+    check_policy(policy, call="PPO(env, policy), in this order")
     assert isinstance(policy, Policy)
 
     # The environment: who charges the KL, whole episodes, autoreset

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from algos.config import CONFIGS
+from algos.config import CONFIGS, Config
 from algos.storage.run_files import CONFIG, RUN
 from algos.storage.run_folder import status
 from algos.storage.run_reader import DamagedRunError, Provenance, read_metrics, read_options_file, read_samples
@@ -75,12 +75,13 @@ def read_run(folder: Path) -> RunSummary:
     scores = curves.get("eval/mean_return") or curves.get("episode/return") or []
 
     # Settings that differ from the algorithm's defaults
-    config_class = CONFIGS.get(str(description.get("algorithm")).lower())
+    saved_config = description.get("config", {})
+    config_class = _config_class(str(description.get("algorithm")), saved_config)
     defaults = {}
     if config_class is not None:
         defaults = json.loads(json.dumps(dataclasses.asdict(config_class()), default=describe))
     config = {}
-    for name, value in description.get("config", {}).items():
+    for name, value in saved_config.items():
         if name not in defaults or value != defaults[name]:
             config[name] = value
 
@@ -103,6 +104,17 @@ def read_run(folder: Path) -> RunSummary:
     if summary["status"] in ("stopped", "failed") and (folder / RUN).is_file():
         summary["continue"] = f"algos train --resume {folder}"
     return summary
+
+
+def _config_class(algorithm: str, saved_config: Mapping[str, object]) -> type[Config] | None:
+    """Return the config class of an algorithm; for one of the user's, the class with the fields that were saved."""
+    config_class = CONFIGS.get(algorithm.lower())
+    if config_class is not None:
+        return config_class
+    for config_class in CONFIGS.values():
+        if {field.name for field in dataclasses.fields(config_class)} == set(saved_config):
+            return config_class
+    return None
 
 
 def describe_run(folder: Path) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from algos.config import CONTROL_LEARNING_RATE
+from algos.config import CONTROL_LEARNING_RATE, Config
 from algos.envs.batching import as_batch
 from algos.envs.flatten import flat_shape, flatten, packed_size, unflatten as unflatten, unpack
 from algos.envs.images import warn_of_raw_pixels
@@ -241,7 +241,10 @@ class Policy(Protocol):
         return frozen_copy(self)
 
     def fork(self) -> Self:
-        """Copy with the same weights and generator and an empty memory, to play other episodes meanwhile."""
+        """Copy with the same weights and generator and an empty memory, to play other episodes meanwhile.
+
+        It plays as a saved policy does: without noise that an algorithm adds while it collects.
+        """
         player = copy.copy(self)
         player.memory = {}
         return player
@@ -356,6 +359,19 @@ def check_policy(policy: object, *, call: str) -> None:
     """Raise a TypeError unless an argument is a policy; the message shows the right call."""
     if not isinstance(policy, Policy) and isinstance(getattr(policy, "policy", None), Policy):
         raise TypeError(f"policy is a {type(policy).__name__}, an agent: give its policy, agent.policy")
+    if isinstance(policy, Config):
+        raise TypeError(
+            f"policy is a {type(policy).__name__}: give a config by its name, as in PPO(env, config=config)"
+        )
+    if isinstance(policy, str):
+        raise TypeError(
+            f"policy is {policy!r:.100}, expected an algos.Policy: algos.make_policy(env) makes an MLPPolicy, "
+            "or another one by its name (policy=...), and LMPolicy.load(name) loads a language model"
+        )
+    if type(policy).__module__.startswith("transformers."):
+        raise TypeError(
+            f"policy is a {type(policy).__name__}, a model of transformers: give algos.LMPolicy(model, tokenizer)"
+        )
     if isinstance(policy, type) or not isinstance(policy, Policy):
         raise TypeError(
             f"policy is {policy!r:.100}, expected an algos.Policy (your own must inherit it), such as "

@@ -1,6 +1,7 @@
 """`QPolicy`: a Q-network with an ε-greedy policy."""
 
 from collections.abc import Iterator, Sequence
+from typing import Self
 
 import torch
 from gymnasium import spaces
@@ -102,6 +103,12 @@ class QPolicy(ControlPolicy):
         value = _best_value(q_values, rollout.get("action_mask", None))
         next_value = _best_value(next_q_values, rollout.get("next_action_mask", None))
         return value, next_value
+
+    def fork(self) -> Self:
+        """See `Policy.fork`; the copy is greedy."""
+        player = super().fork()
+        player.exploration = 0.0
+        return player
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
         """See `Policy.value_parameters`; empty, because the Q-values also determine the actions."""

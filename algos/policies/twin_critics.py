@@ -1,8 +1,9 @@
 """`SACPolicy` and `TD3Policy`: an actor for Box actions with bounds, and two critics; the lower Q(s, a) counts."""
 
+import copy
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -221,6 +222,16 @@ class TwinCriticPolicy(ControlPolicy):
         if has_images(self.observation_space):
             arguments["image_features"] = self.image_features
         return arguments
+
+    def fork(self) -> Self:
+        """See `Policy.fork`; the copy does not explore."""
+        player = super().fork()
+        player.__dict__["_modules"] = dict(self._modules)  # of its own, so that this policy keeps its distribution
+        player.distribution = copy.copy(self.distribution)
+        player.distribution.uniform = False
+        if isinstance(player.distribution, NoisyAction):
+            player.distribution.noise = 0.0
+        return player
 
     def _value(self, network_input: Tensor, output: Tensor) -> Tensor:
         """Lower Q-value of the deterministic action, ``[*]``, from what `read` and the actor return."""

@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from inspect import signature
 from pathlib import Path
 from signal import SIGINT, Signals
 from types import NoneType
@@ -55,6 +56,10 @@ Diagnosis = Callable[[Any, TensorDict], Metrics]
 """Function that gets the agent, of whatever class, and its rollout after an update; returns metrics."""
 Scalar = int | float | str | bool | None
 """Value of a run's configuration, as loggers get it."""
+HOOKS = {
+    "on_start": ["run"], "on_rollout": ["run", "rollout"], "on_iteration": ["run", "metrics"], "on_end": ["run"],
+}  # fmt: skip
+"""Methods of a `Callback` that the training calls, with their arguments."""
 HOOKS_OF_STABLE_BASELINES3 = (
     "_on_step", "_on_rollout_start", "_on_rollout_end", "_on_training_start", "_on_training_end",
 )  # fmt: skip
@@ -241,11 +246,35 @@ def _check_callbacks(callbacks: Sequence[Callback], on_iteration: object) -> Non
                 f"{type(callback).__name__} has {foreign[0]}, a method of Stable-Baselines3's callbacks, which nothing "
                 "here calls: see algos.Callback for the methods, and mind that True ends the training"
             )
+        _check_hooks(callback)
     if on_iteration is not None and not callable(on_iteration):
         raise TypeError(
             f"on_iteration is {on_iteration!r:.200}, expected a function of the metrics; an algos.Callback goes "
             "into the list callbacks=[...]"
         )
+
+
+def _check_hooks(callback: Callback) -> None:
+    """Raise a TypeError if a method cannot be called as a `Callback`'s is; warn of one that nothing calls."""
+    for name, arguments in HOOKS.items():
+        method = getattr(callback, name)
+        try:
+            signature(method).bind(*arguments)
+        except TypeError as error:
+            call = ", ".join(["self", *arguments])
+            raise TypeError(
+                f"{type(callback).__name__}.{name} is called with {', '.join(arguments)}, expected def {name}({call}): "
+                f"{error}"
+            ) from error
+    methods = [
+        name for name in dir(callback) if name.startswith("on_") and callable(getattr(type(callback), name, None))
+    ]
+    unknown = [name for name in methods if name not in HOOKS]
+    if unknown:
+        logger.warning(
+            "%s has %s, which the training does not call: a callback's methods are %s",
+            type(callback).__name__, ", ".join(unknown), ", ".join(HOOKS),
+        )  # fmt: skip
 
 
 def _train(run: Run, logs: Logs, observers: _Observers, *, checkpoint_every: int | None, request: Request) -> None:

@@ -6,9 +6,24 @@ import json
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium.vector import SyncVectorEnv
 
-from algos import PPO, EvaluateEvery, MLPPolicy, evaluate
+import algos
+from algos import (
+    DQN,
+    PPO,
+    SAC,
+    TD3,
+    Callback,
+    EvaluateEvery,
+    MLPPolicy,
+    QPolicy,
+    SACGSDEPolicy,
+    SACPolicy,
+    TD3Policy,
+    evaluate,
+)
 from algos.cli import main
 from algos.evaluation import summarise
 from algos.statistics.pass_rates import read_sampling
@@ -311,3 +326,51 @@ def test_json_has_null_where_a_number_is_nan(tmp_path, capsys, monkeypatch):
     del gymnasium.registry["PaysNan-v0"]
     result = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert result["mean_return"] is None and result["episodes"] == 20
+
+
+# --- while an algorithm explores --------------------------------------------------------------------------------------
+
+
+class Played(Callback):
+    """What the policy does and earns between a rollout and the update, while it explores."""
+
+    def __init__(self, env_id):
+        self.env_id = env_id
+        self.returns, self.actions = [], []
+
+    def on_rollout(self, run, rollout):
+        policy = run.agent.policy
+        self.returns.append(evaluate(self.env_id, policy, num_episodes=3, seed=1).mean_return)
+        observation = run.agent.env.single_observation_space.sample() * 0
+        self.actions.append(policy.predict(observation)[0])
+
+
+def test_a_perfect_q_network_earns_all_while_its_actions_are_random():
+    """It pushes towards the side to which the pole falls."""
+    env = gymnasium.make_vec("CartPole-v1", num_envs=4)
+    policy = QPolicy(env.single_observation_space, env.single_action_space, hidden=(2,))
+    with torch.no_grad():
+        for parameter in policy.network.parameters():
+            parameter.zero_()
+        first, last = (layer for layer in policy.network if isinstance(layer, torch.nn.Linear))
+        first.weight.copy_(torch.tensor([[0, 0, 1, 0.5], [0, 0, -1, -0.5]]))
+        last.weight.copy_(torch.tensor([[0.0, 1], [1, 0]]))
+    played = Played("CartPole-v1")
+    DQN(env, policy, learning_starts=10_000).learn(128, callbacks=[played])
+    assert played.returns == [500] * len(played.returns) and len(played.returns) > 1
+
+
+@pytest.mark.parametrize(("algorithm", "policy_type"), [(SAC, SACPolicy), (SAC, SACGSDEPolicy), (TD3, TD3Policy)])
+def test_before_learning_starts_an_evaluation_is_that_of_the_saved_policy(algorithm, policy_type, tmp_path):
+    env = gymnasium.make_vec("Pendulum-v1", num_envs=1)
+    policy = policy_type(env.single_observation_space, env.single_action_space, hidden=(8,))
+    agent = algorithm(env, policy, learning_starts=10_000, num_steps=16)
+    agent.save(tmp_path)
+    played = Played("Pendulum-v1")
+    agent.learn(48, callbacks=[played])
+    expected = evaluate("Pendulum-v1", algos.load(tmp_path), num_episodes=3, seed=1).mean_return
+    assert played.returns == [expected] * 3
+    if policy_type is TD3Policy:
+        assert np.unique(played.actions).size == 1
+    rollout = agent.collect()
+    torch.testing.assert_close(policy.evaluate(rollout).log_prob, rollout["log_prob"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -211,7 +212,29 @@ def _as_key(settings: dict[str, str]) -> str:
 
 
 def _label(settings: dict[str, str], names: Sequence[str], max_characters: int | None) -> str:
-    return ", ".join(f"{name} {settings.get(name, MISSING)[:max_characters]}" for name in names)
+    """Return the settings of these names; if they may be cut off, files stand without their folders, too."""
+    parts = []
+    for name in names:
+        value = settings.get(name, MISSING)
+        if max_characters is not None:
+            value = _without_folders(value)
+            if len(value) > max_characters:
+                value = f"{value[:max_characters]}…"
+        parts.append(f"{name} {value}")
+    return ", ".join(parts)
+
+
+def _without_folders(value: str) -> str:
+    """Return a setting's text with names of files instead of absolute paths, and a list of texts without its quotes.
+
+    Example:
+        >>> _without_folders('["/home/me/rewards.py:short", "/home/me/rewards.py:polite=0.3"]')
+        'rewards.py:short, rewards.py:polite=0.3'
+    """
+    text = re.sub(r'(?<![^\s"])/(?:[^/"]+/)+(?=[^/"])', "", value)
+    if text.startswith('["'):
+        text = text.strip("[]").replace('"', "")
+    return text
 
 
 def settings_of(run: RunResult) -> dict[str, str]:

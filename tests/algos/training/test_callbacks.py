@@ -251,6 +251,24 @@ def test_hooks_of_stable_baselines3_are_answered():
         ppo_cartpole().learn(1024, callbacks=[Foreign()])
 
 
+class OneArgument(Callback):
+    def on_iteration(self, run):
+        return None
+
+
+class OtherHook(Callback):
+    def on_step(self):
+        raise AssertionError("nothing calls it")
+
+
+def test_hooks_that_cannot_be_called_and_those_that_nothing_calls_are_named(caplog):
+    words = r"OneArgument.on_iteration is called with run, metrics, expected def on_iteration\(self, run, metrics\)"
+    with refused(TypeError, words):
+        ppo_cartpole().learn(1024, callbacks=[OneArgument()])
+    ppo_cartpole().learn(64, callbacks=[OtherHook()])
+    assert "OtherHook has on_step, which the training does not call: a callback's methods are on_start" in caplog.text
+
+
 class GoesOn(Callback):
     """What Stable-Baselines3 means by True."""
 
