@@ -265,8 +265,11 @@ def check_environment(env: object, policy: object, config: Config) -> Policy:
         ValueError: if ``env`` charges the KL itself or declares no autoreset mode, if policy and environment have
             different numbers of actions, or if the config collects steps where whole episodes are needed.
     """
-    if isinstance(env, Policy):
-        raise TypeError(f"env is a {type(env).__name__}, a policy: call PPO(env, policy), in this order")
+    if isinstance(env, Policy) or isinstance(policy, VectorEnv):
+        raise TypeError(
+            f"env is {env!r:.100} and policy a {type(policy).__name__}: give the environment first and then the "
+            "policy, as in PPO(env, policy)"
+        )
     if not isinstance(env, VectorEnv):
         raise TypeError(
             f"env is {env!r:.100}, expected a vector environment: make one with gymnasium.make_vec(id, "

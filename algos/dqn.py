@@ -47,7 +47,7 @@ class DQN(Agent[DQNConfig]):
         device: str | torch.device | None = None,
         **fields: Any,
     ) -> None:
-        if not isinstance(policy, QPolicy | None):
+        if isinstance(env, VectorEnv) and not isinstance(policy, QPolicy | VectorEnv | None):
             raise TypeError(f"policy is a {type(policy).__name__}, but DQN trains only a QPolicy: omit it or pass one")
         refuse_unknown(fields, [field.name for field in dataclasses.fields(DQNConfig)], owner="DQNConfig")
         super().__init__(env, policy, config, device=device, **fields)

@@ -459,7 +459,7 @@ def _with_policy(settings: Recipe, policy: str, model: str) -> Recipe:
     """Return the settings for a policy other than the recipe's own."""
     is_ppo = type(settings.config) is PPOConfig
     if policy == "lstm" and is_ppo:
-        return RECURRENT
+        return replace(RECURRENT, env_kwargs=settings.env_kwargs)
     # A recipe's wrappers make vectors of observations, which these policies do not read
     env_kwargs = dict(settings.env_kwargs)
     if policy in ("cnn", "words"):

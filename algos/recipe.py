@@ -8,6 +8,7 @@ recognize a run that they have trained before.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from algos.agent import Agent
     from algos.policies.policy import Policy
 
+logger = logging.getLogger(__name__)
 GENERATORS = {"vllm": "algos.extras.vllm:VLLM"}
 """Classes of engines that generate text, by their name in a `Recipe`; they take a policy and an environment."""
 POLICY_OPTIONS: dict[str, object] = {
@@ -184,7 +186,8 @@ class Recipe:
             # The default model is none of a control policy, unless that is asked for
             has_model = self.policy == "words" or self.model != EMBEDDED or is_episode_env(vector_env)
             model = self.model if has_model else None
-            policy = make_policy(vector_env, policy=self.policy, model=model, seed=seed, **self.policy_kwargs)
+            policy_kwargs = self._fitting_policy_kwargs(vector_env)
+            policy = make_policy(vector_env, policy=self.policy, model=model, seed=seed, **policy_kwargs)
 
         # Options of the agent
         config = replace(self.config, seed=seed)
@@ -202,6 +205,19 @@ class Recipe:
             options["generator"] = engine_type(policy, vector_env)
         agent_type = find_algorithm(self.algorithm)
         return agent_type(vector_env, policy, config, device=self.device, **options)
+
+    def _fitting_policy_kwargs(self, env: VectorEnv) -> dict[str, Any]:
+        """Return the arguments of the policy, for images without the normalization that other policies have.
+
+        A preset for observations that are vectors has it, and a wrapper may show images instead.
+        """
+        from algos.envs.images import is_image  # loads torch
+
+        policy_kwargs = dict(self.policy_kwargs)
+        chooses_cnn = self.policy == "auto" and is_image(env.single_observation_space)
+        if chooses_cnn and policy_kwargs.pop("normalize_observations", False):
+            logger.info("the observations are images, whose pixels are divided: normalize_observations is left out")
+        return policy_kwargs
 
     def _agent_makes_penalty(self) -> bool:
         """Return True if the agent makes the KL penalty of one of our environments.

@@ -59,7 +59,12 @@ def store(rollout: TensorDict, buffer: "TensorDictReplayBuffer", *, num_actions:
             "replay buffer of DQN, SAC and TD3 needs: use PPO or A2C"
         )
     columns = rollout.select(*STORED, "next_action_mask", strict=False)
-    steps = _as_stored(columns[rollout["mask"]], num_actions)
+    mask = rollout["mask"]
+    if mask.sum() > buffer.storage.max_size:
+        # It keeps what it is given last: the newest steps of all slots, not all steps of the last slots
+        columns = columns.transpose(0, 1)
+        mask = mask.transpose(0, 1)
+    steps = _as_stored(columns[mask], num_actions)
     if len(steps) and not len(buffer):
         _warn_of_memory(steps, buffer.storage.max_size)
     buffer.extend(steps)

@@ -58,7 +58,7 @@ class SAC(Agent[SACConfig]):
         device: str | torch.device | None = None,
         **fields: Any,
     ) -> None:
-        if not isinstance(policy, SACPolicy | None):
+        if isinstance(env, VectorEnv) and not isinstance(policy, SACPolicy | VectorEnv | None):
             raise TypeError(
                 f"policy is a {type(policy).__name__}, but SAC trains only a SACPolicy or SACGSDEPolicy: omit it"
             )

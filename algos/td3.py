@@ -54,7 +54,7 @@ class TD3(Agent[TD3Config]):
         device: str | torch.device | None = None,
         **fields: Any,
     ) -> None:
-        if not isinstance(policy, TD3Policy | None):
+        if isinstance(env, VectorEnv) and not isinstance(policy, TD3Policy | VectorEnv | None):
             raise TypeError(f"policy is a {type(policy).__name__}, but TD3 trains only a TD3Policy: omit it")
         refuse_unknown(fields, [field.name for field in dataclasses.fields(TD3Config)], owner="TD3Config")
         super().__init__(env, policy, config, device=device, **fields)

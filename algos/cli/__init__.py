@@ -30,7 +30,7 @@ from algos.cli.sample import Sample
 from algos.cli.serve import Serve
 from algos.cli.show import Envs, Runs, Show
 from algos.cli.tables import print_table
-from algos.cli.train import Train, switches, train_command
+from algos.cli.train import Train, switches, train_command, with_preset_arguments
 from algos.cli.tune import Tune
 from algos.cli.user_code import UserExit, end_in_spite_of_threads, escaped_traceback, exits_are_errors, output_on_stderr
 from algos.config import CONFIGS, find_config
@@ -131,6 +131,7 @@ def _parse(words: list[str]) -> Any:
     arguments = with_files(words, switches())
     _refuse_foreign_flags(arguments, words)
     refuse_repeated(words)
+    arguments = with_preset_arguments(arguments, words)
     commands = train_command(arguments) | train_command(arguments, "plan", Plan)
     for name, kind in COMMANDS.items():
         commands |= Annotated[kind, tyro.conf.subcommand(name)]

@@ -13,7 +13,9 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from tyro.constructors import PrimitiveConstructorSpec
 
 from algos.make import PROMPTS
 from algos.storage.run_files import CHECKPOINTS, CONFIG, RUN
@@ -44,6 +46,29 @@ class Command:
     """True if the command prints an address while it runs, also with JSON."""
     json: bool = False
     """Print one JSON object at the end, instead of a table."""
+
+
+def _whole_number(words: list[str]) -> int:
+    """Return a whole number, which may be written as 1e6 or 1_000_000."""
+    number = None
+    with suppress(ValueError):
+        number = float(words[0])
+    if number is None or not number.is_integer():
+        raise ValueError(f"{words[0]!r} is no whole number, such as 10000 or 1e4")
+    return int(number)
+
+
+WholeNumber = Annotated[
+    int,
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=_whole_number,
+        is_instance=lambda value: isinstance(value, int),
+        str_from_instance=lambda number: [str(number)],
+    ),
+]
+"""An option that is an integer, such as a number of steps."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import tyro
 
-from algos.cli.arguments import Command
+from algos.cli.arguments import Command, WholeNumber
 from algos.cli.pass_rates import PassRateOptions
 from algos.lab.comparison.compare import DEFAULT_CASES, compare
 
@@ -24,7 +24,7 @@ class Compare(PassRateOptions, Command):
     CartPole-v1:ppo:lstm; ENV may be module:id."""
     seeds: int = 3
     """Runs per case."""
-    total_steps: int | None = None
+    total_steps: WholeNumber | None = None
     """Steps of every run; by default those of each case's preset."""
     wrapper: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Function that wraps each environment of all cases, as in algos train."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVa
 import tyro
 
 from algos import presets
-from algos.cli.arguments import Command, ModelCommand, flag, json_object, named, one_thread, options
+from algos.cli.arguments import Command, ModelCommand, WholeNumber, flag, json_object, named, one_thread, options
 from algos.cli.pass_rates import PassRateOptions
 from algos.cli.sample import check_model_name
 from algos.config import CONFIGS, AlgorithmName, Config, field_values
@@ -41,6 +41,8 @@ AnyConfig = TypeVar("AnyConfig", bound=Config)
 COUNT_OPTIONS = ("num_envs", "num_episodes", "eval_num_episodes", "checkpoint_every", "eval_every", "patience")
 """Options that are at least 1."""
 
+KWARGS = ("policy_kwargs", "env_kwargs")
+"""Options that are JSON objects."""
 UNSTORED_OPTIONS = ("run_dir", "resume", "overwrite", "config")
 """Options of one start, which ``run.yaml`` does not repeat, and ``config``, which it has in its resolved form."""
 
@@ -159,7 +161,7 @@ class Train(
     It may be left out with --prompts."""
     algo: AlgorithmName = "ppo"
     """Algorithm; the options --config.NAME are its hyper-parameters."""
-    total_steps: int = 500_000
+    total_steps: WholeNumber = 500_000
     """Steps to train for: actions in control, sampled tokens in text."""
     num_envs: int = 8
     """Number of environment slots."""
@@ -171,16 +173,19 @@ class Train(
     lstm, --config.minibatch-size is a number of slots; see presets.CARTPOLE_LSTM. gsde, and for SAC sac_gsde, have
     state-dependent noise, for Box actions."""
     policy_kwargs: str = "{}"
-    """Further arguments of the policy as a JSON object, such as '{"normalize_observations": true}'."""
+    """Further arguments of the policy as a JSON object, such as '{"normalize_observations": true}'; those of the preset
+    stay, unless they are given, too."""
     device: str | None = None
     """Device of all models: auto (the GPU, if there is one), cpu, cuda, cuda:1 or mps; None is the CPU."""
     shard: bool = False
     """Several processes (torchrun): share the weights among them while they train (FSDP2), for large models."""
     env_kwargs: str = "{}"
-    """Further arguments of the environment as a JSON object, such as '{"dataset": "chain_sum"}'."""
+    """Further arguments of the environment as a JSON object, such as '{"dataset": "chain_sum"}'; those of the preset
+    stay, unless they are given, too."""
     wrapper: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Control only: function that wraps each environment, package.module:function or file.py:function, such as
-    minigrid.wrappers:ImgObsWrapper; repeat the flag for several, the innermost first."""
+    minigrid.wrappers:ImgObsWrapper; repeat the flag for several, the innermost first. They replace those of the
+    preset."""
     process_timeout: float | None = None
     """Control only, for slow or unstable environments: run each in its own process, which is replaced if it crashes or
     if a step takes longer than this number of seconds (60 suits most)."""
@@ -481,7 +486,7 @@ class Train(
     def _options(self) -> dict[str, Any]:
         """Return the options by name; those in JSON are parsed."""
         options = field_values(self)
-        for name in ("policy_kwargs", "env_kwargs"):
+        for name in KWARGS:
             options[name] = json_object(options[name], flag(name))
         return options
 
@@ -560,6 +565,39 @@ def train_command(arguments: Sequence[str], name: str = "train", kind: Any = Tra
     """
     if arguments[:1] != [name]:
         arguments = [name]
+    recipe = _preset(arguments)
+    preset = recipe.to_dict()
+    defaults = {option: preset[option] for option in ("algo", "total_steps", "num_envs", "policy", "kl_coef")}
+    for option in KWARGS:
+        defaults[option] = json.dumps(preset[option])
+    default = kind(env=tyro.MISSING, config=recipe.config, **defaults)
+    return Annotated[kind[type(recipe.config)], tyro.conf.subcommand(name, default=default)]
+
+
+def with_preset_arguments(arguments: list[str], typed: Sequence[str]) -> list[str]:
+    """Return the words of ``train`` or ``plan`` with the preset's arguments beside those typed as JSON.
+
+    Options of a file, and those of a run to resume, are complete as they are.
+
+    Args:
+        arguments: all words, see `with_files`.
+        typed: words of the command line.
+    """
+    _, typed_options = options(typed, switches())
+    names = [name for name in KWARGS if name.replace("_", "-") in typed_options]
+    if arguments[:1] not in (["train"], ["plan"]) or not names or "resume" in typed_options:
+        return arguments
+    preset = _preset(arguments).to_dict()
+    words = list(arguments)
+    for name in names:
+        with suppress(ValueError):  # raised again when the command is checked
+            further = json_object(named(arguments, flag(name)), flag(name))
+            words.append(f"{flag(name)}={json.dumps(preset[name] | further)}")
+    return words
+
+
+def _preset(arguments: Sequence[str]) -> Recipe:
+    """Return the preset for the environment, algorithm, policy and model that words of the command line name."""
     algorithm = named(arguments, "--algo", "ppo")
     policy = named(arguments, "--policy", "auto")
     env_id, named_options = options(arguments, switches())
@@ -578,13 +616,7 @@ def train_command(arguments: Sequence[str], name: str = "train", kind: Any = Tra
     if "model" in named_options and "policy" not in named_options and env_id and not is_text(env_id, env_kwargs):
         policy = "words"
 
-    recipe = presets.recipe(env_id, algorithm, model, policy=policy, env_kwargs=env_kwargs)
-    preset = recipe.to_dict()
-    defaults = {option: preset[option] for option in ("algo", "total_steps", "num_envs", "policy", "kl_coef")}
-    for option in ("policy_kwargs", "env_kwargs"):
-        defaults[option] = json.dumps(preset[option])
-    default = kind(env=tyro.MISSING, config=recipe.config, **defaults)
-    return Annotated[kind[type(recipe.config)], tyro.conf.subcommand(name, default=default)]
+    return presets.recipe(env_id, algorithm, model, policy=policy, env_kwargs=env_kwargs)
 
 
 def switches() -> set[str]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from algos.cli.arguments import Command, one_thread, with_files
+from algos.cli.arguments import Command, WholeNumber, one_thread, with_files
 from algos.cli.tables import print_table
 from algos.cli.train import Train, switches, train_command
 from algos.config import AlgorithmName
@@ -23,7 +23,7 @@ class Tune(Command):
     """File of options of algos train to start from, such as a run's run.yaml: your prompts, rewards, an adapter."""
     algo: AlgorithmName | None = None
     """Algorithm whose hyper-parameters are searched; default ppo."""
-    total_steps: int | None = None
+    total_steps: WholeNumber | None = None
     """Steps of each training; by default those of the preset."""
     model: str | None = None
     """Language model, for text or to play control in words: embedded, a folder written by save_pretrained, or a hub

@@ -359,6 +359,8 @@ def check_policy(policy: object, *, call: str) -> None:
     """Raise a TypeError unless an argument is a policy; the message shows the right call."""
     if not isinstance(policy, Policy) and isinstance(getattr(policy, "policy", None), Policy):
         raise TypeError(f"policy is a {type(policy).__name__}, an agent: give its policy, agent.policy")
+
+    # Frequent mistakes
     if isinstance(policy, Config):
         raise TypeError(
             f"policy is a {type(policy).__name__}: give a config by its name, as in PPO(env, config=config)"
@@ -372,6 +374,7 @@ def check_policy(policy: object, *, call: str) -> None:
         raise TypeError(
             f"policy is a {type(policy).__name__}, a model of transformers: give algos.LMPolicy(model, tokenizer)"
         )
+
     if isinstance(policy, type) or not isinstance(policy, Policy):
         raise TypeError(
             f"policy is {policy!r:.100}, expected an algos.Policy (your own must inherit it), such as "

@@ -8,6 +8,7 @@ import torch
 
 from algos import presets
 from algos.config import compares_groups
+from algos.lab.comparison.summary import Case
 from algos.make import find_algorithm, is_text, make_policy, make_vector_environment
 from algos.policies.registry import CONTROL_POLICIES, find_policy
 
@@ -74,6 +75,7 @@ def test_wrappers_of_a_recipe_are_for_policies_that_read_vectors():
     wrapped = presets.recipe("minigrid:MiniGrid-Unlock-v0").env_kwargs
     assert wrapped == {"wrappers": ["minigrid.wrappers:FlatObsWrapper"]}
     assert presets.recipe("minigrid:MiniGrid-Unlock-v0", policy="mlp").env_kwargs == wrapped
+    assert presets.recipe("minigrid:MiniGrid-Unlock-v0", policy="lstm").env_kwargs == wrapped
     assert presets.recipe("minigrid:MiniGrid-Unlock-v0", policy="cnn").env_kwargs == {}
     assert presets.recipe("minigrid:MiniGrid-Unlock-v0", policy="words").env_kwargs == {}
 
@@ -84,6 +86,19 @@ def test_a_recipe_gives_other_policies_only_what_they_take(policy):
     for env_id, algorithm in CONTROL:
         arguments = presets.recipe(env_id, algorithm, policy=policy).policy_kwargs
         assert set(arguments) <= set(parameters), (env_id, algorithm)
+
+
+def test_a_limit_of_steps_is_for_every_policy():
+    for policy in ("auto", "mlp", "lstm", "words"):
+        assert presets.recipe("CliffWalking-v1", policy=policy).env_kwargs == {"max_episode_steps": 200}
+
+
+def test_a_case_adds_its_arguments_to_those_of_the_preset():
+    limit = {"max_episode_steps": 200}
+    slippery = {"is_slippery": True}
+    assert Case("CliffWalking-v1", env_kwargs=slippery).recipe.env_kwargs == limit | slippery
+    assert Case("CliffWalking-v1", env_kwargs={"max_episode_steps": 50}).recipe.env_kwargs == {"max_episode_steps": 50}
+    assert Case("CliffWalking-v1").recipe == presets.recipe("CliffWalking-v1")
 
 
 def test_a_policy_has_its_own_settings():

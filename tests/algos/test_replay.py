@@ -139,3 +139,13 @@ def test_stored_steps_are_those_of_the_game(algorithm, game, num_steps):
             num_ends += 1
             observation, _ = game_again.reset()
     assert len(stored) >= 600 and num_ends >= 2
+
+
+def test_a_buffer_smaller_than_a_rollout_has_the_newest_steps_of_all_slots():
+    env = gymnasium.make_vec("MountainCar-v0", num_envs=8)
+    agent = DQN(env, num_steps=10, buffer_size=24, learning_starts=8, batch_size=8)
+    rollout = agent.collect()
+    agent.update(rollout)
+    newest = rollout["observation"][:, -3:].flatten(0, 1)
+    held = agent.buffer[:]["observation"]
+    assert sorted(held.tolist()) == sorted(newest.tolist())

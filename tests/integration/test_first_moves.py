@@ -18,7 +18,10 @@ from gymnasium.vector.utils import batch_space
 import algos
 import textenv
 from algos import (
+    DQN,
     PPO,
+    SAC,
+    TD3,
     A2CConfig,
     Collector,
     DQNConfig,
@@ -198,7 +201,10 @@ def test_swapped_arguments_get_a_sentence():
     (lambda env: PPO(env, PPOConfig(num_steps=8)), ["policy is a PPOConfig", r"PPO\(env, config=config\)"]),
     (lambda env: PPO(env, "mlp"), ["policy is 'mlp'", "algos.make_policy"]),
     (lambda env: PPO(env, make_gpt2()), ["policy is a GPT2LMHeadModel", r"algos.LMPolicy\(model, tokenizer\)"]),
-    (lambda env: PPO(made(env), env), ["env is a MLPPolicy, a policy", r"PPO\(env, policy\), in this order"]),
+    (lambda env: PPO(made(env), env), ["env is MLPPolicy", r"environment first and then the policy, as in PPO\(env"]),
+    *[(lambda env, agent=agent: agent("MlpPolicy", env), ["env is 'MlpPolicy' and policy a", "environment first"])
+      for agent in (PPO, DQN, SAC, TD3)],
+    (lambda env: DQN(env, made(env)), ["policy is a MLPPolicy, but DQN trains only a QPolicy"]),
     (lambda env: PPOConfig(policy_loss=lambda log_ratio, advantage: -advantage),
      ["policy_loss is", r"called with log_ratio=..., advantage=..., mask=..., clip_range=...: .*'mask'"]),
     (lambda env: SFTConfig(n_epochs=2), ["SFTConfig has no 'n_epochs': did you mean 'num_epochs'"]),

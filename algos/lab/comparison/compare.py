@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from algos import presets
 from algos.config import CONFIGS, check_total_steps
 from algos.envs.wrapping import Wrapper
 from algos.lab.comparison.jobs import Job, check_case, check_folder, make_jobs, num_finished
@@ -178,7 +179,8 @@ def compare(
         run_dir: folder for the report and a run folder for each training; other runs that an earlier call has
             trained there stay in the report.
         quiet: print nothing.
-        wrappers: what wraps each environment of all cases, see `algos.make.make_vector_environment`.
+        wrappers: what wraps each environment of all cases instead of the wrappers of its preset, and outside of those
+            that a case is given, see `algos.make.make_vector_environment`.
         seeds, total_steps, processes, overwrite, dynamics_every: see `train_all`.
         k, num_samples, num_prompts, by, success, answer: for text, several samples of each prompt in the evaluations
             before and after training, as in `algos.evaluate`; the table and the page then have the pass rates.
@@ -237,8 +239,14 @@ def compare(
 
 
 def _wrapped(case: Case, wrappers: Sequence[Wrapper]) -> Case:
-    """Return the case with these wrappers around its environment, outside of its own."""
-    own_wrappers = case.recipe.env_kwargs.get("wrappers", ())
+    """Return the case with these wrappers around its environment: outside of its own, but instead of its preset's."""
+    recipe = case.recipe
+    own_wrappers = recipe.env_kwargs.get("wrappers", ())
+    if isinstance(recipe.env, str):
+        policy = recipe.policy if isinstance(recipe.policy, str) else "auto"
+        preset = presets.recipe(recipe.env, recipe.algorithm, policy=policy, env_kwargs=recipe.env_kwargs)
+        if own_wrappers == preset.env_kwargs.get("wrappers", ()):
+            own_wrappers = ()
     env_kwargs = {**case.recipe.env_kwargs, "wrappers": [*own_wrappers, *wrappers]}
     return Case(recipe=case.recipe, env_kwargs=env_kwargs, name=case.name)
 

@@ -66,7 +66,7 @@ class Case:
         algorithm: name of an algorithm, or a class of your own, which inherits `Agent`; by default ``"ppo"``.
         policy: name of a policy (`algos.policies.registry`), or a function of environment and seed; None: the recipe's.
         config, total_steps, num_envs, kl_coef, env_kwargs: fields of the recipe to replace; None leaves them.
-            ``env_kwargs`` has ``wrappers`` too.
+            ``env_kwargs`` has ``wrappers`` too; those of a preset stay, unless they are given, too.
         name: name in tables, figures and files; by default environment and algorithm, and the policy, if it is named
             and not the recipe's own. Cases of several environments may share a name, such as "λ = .9": a figure for a
             paper then puts those of different games together.
@@ -107,6 +107,7 @@ class Case:
                 read_module(module)
             policy_name = policy if isinstance(policy, str) else "auto"
             recipe = presets.recipe(env_id, algorithm or "ppo", policy=policy_name, env_kwargs=env_kwargs)
+            env_kwargs = {**recipe.env_kwargs, **(env_kwargs or {})}
 
         # What differs from it
         settings = {

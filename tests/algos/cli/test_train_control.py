@@ -5,10 +5,14 @@ import logging
 
 import numpy as np
 import pytest
+import yaml
 
 import algos
 from algos import LSTMPolicy, MLPPolicy
 from algos.cli import main
+
+PENDULUM = {"log_std_init": -1.0, "sde_sample_freq": 4}
+"""Arguments of the policy in the preset of Pendulum-v1."""
 
 
 @pytest.mark.heavy
@@ -28,6 +32,21 @@ def test_control_and_its_saved_agent_run_by_name(env_id, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["episodes"] == 3
 
 
+@pytest.mark.parametrize("steps", ["128", "1.28e2", "128.0"])
+def test_steps_may_be_written_as_in_python(steps, tmp_path):
+    short = ["--num-envs", "2", "--config.num-steps", "64", "--num-episodes", "1", "--json"]
+    main(["train", "CartPole-v1", "--total-steps", steps, "--run-dir", str(tmp_path), *short])
+    assert yaml.safe_load((tmp_path / "run.yaml").read_text())["total_steps"] == 128
+
+
+@pytest.mark.parametrize("steps", ["1.5", "many"])
+def test_steps_that_are_no_whole_number_are_refused(steps, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "CartPole-v1", "--total-steps", steps, "--run-dir", str(tmp_path / "run")])
+    said = capsys.readouterr().err
+    assert "--total-steps" in said and steps in said
+
+
 def test_an_outdated_version_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["train", "Taxi-v3"])
@@ -40,6 +59,22 @@ def test_no_slots_and_no_episodes_are_refused_at_once(option, tmp_path, capsys):
         main(["train", "CartPole-v1", option, "0", "--total-steps", "100", "--run-dir", str(tmp_path / "run")])
     assert "expected at least 1" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("words", "option", "expected"), [
+    (["Pendulum-v1", "--policy-kwargs", '{"hidden": [32]}'], "policy_kwargs", PENDULUM | {"hidden": [32]}),
+    (["Pendulum-v1", "--policy-kwargs={\"log_std_init\": 0.5}"], "policy_kwargs", PENDULUM | {"log_std_init": 0.5}),
+    (["CliffWalking-v1", "--env-kwargs", '{"is_slippery": true}'],
+     "env_kwargs", {"max_episode_steps": 200, "is_slippery": True}),
+    (["CliffWalking-v1", "--policy", "lstm", "--env-kwargs", '{"max_episode_steps": 9}'],
+     "env_kwargs", {"max_episode_steps": 9}),
+])  # fmt: skip
+def test_arguments_are_added_to_those_of_the_preset(words, option, expected, tmp_path):
+    short = ["--run-dir", str(tmp_path), "--total-steps", "64", "--config.num-steps", "8", "--num-episodes", "1"]
+    main(["train", *words, *short, "--num-envs", "2", "--json"])
+    assert yaml.safe_load((tmp_path / "run.yaml").read_text())[option] == expected
+    main(["train", "--resume", str(tmp_path), "--total-steps", "128", "--json"])
+    assert yaml.safe_load((tmp_path / "run.yaml").read_text())[option] == expected
 
 
 @pytest.mark.parametrize("options", [["--policy", "lstm"], ["--policy", "mlp"]])

@@ -269,6 +269,18 @@ def test_minigrid_is_played_by_its_name(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["episodes"] == 2
 
 
+@pytest.mark.heavy
+def test_a_wrapper_takes_the_place_of_that_of_a_preset(tmp_path, capsys):
+    """Unlock's flattens observations and has them normalized, which images are not; in `compare`, too."""
+    pytest.importorskip("minigrid")
+    named = ["minigrid:MiniGrid-Unlock-v0", "--wrapper", "minigrid.wrappers:ImgObsWrapper"]
+    main(["train", *named, "--run-dir", str(tmp_path / "run"), *SHORT])
+    assert isinstance(algos.load(tmp_path / "run"), CNNPolicy)
+    main(["compare", *named, "--run-dir", str(tmp_path / "compare"), "--seeds", "1", "--total-steps", "64", "--json"])
+    (folder,) = (tmp_path / "compare").glob("*-1")
+    assert isinstance(algos.load(folder), CNNPolicy)
+
+
 def test_an_unreadable_observation_asks_for_a_wrapper():
     pytest.importorskip("minigrid")
     with refused(ValueError, "MissionSpace", "--wrapper", "minigrid.wrappers:ImgObsWrapper"):

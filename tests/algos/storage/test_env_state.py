@@ -161,8 +161,7 @@ def test_what_is_called_goes_on_where_the_environment_begins_anew(tmp_path, capl
 @pytest.mark.parametrize("name", ["own_env", "textenvironments", "algos_of_mine"])
 def test_an_environment_in_a_file_is_not_taken_for_ours(name, tmp_path, monkeypatch, caplog):
     """A file of the working folder is imported under a name inside `textenv.importing`; others begin as ours do."""
-    source = "from tests.algos.storage.test_env_state import Own\nclass Mine(Own): pass\n"
-    (tmp_path / f"{name}.py").write_text(source)
+    (tmp_path / f"{name}.py").write_text("import gymnasium\nclass Mine(gymnasium.Env): pass\n")
     monkeypatch.chdir(tmp_path)
     module = read_module(name)
     monkeypatch.delitem(sys.modules, name)
