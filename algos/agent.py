@@ -334,6 +334,12 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         restore_state(self.penalty, state["penalty"])
         restore_state(self.fitted_value, state.get("value_fit", {}))
 
+    def __repr__(self) -> str:
+        """Return algorithm, policy and environment."""
+        spec = getattr(self.env, "spec", None)
+        env = type(self.env).__name__ if spec is None else spec.id
+        return f"<{type(self).__name__} of a {type(self.policy).__name__} on {env}>"
+
     learn = check_names(learn)
 
     def save(self, folder: str | Path) -> Path:

@@ -28,6 +28,10 @@ class FieldRule(NamedTuple):
     expected: str
     """Allowed values in words, for the error."""
 
+    def __repr__(self) -> str:
+        """Return the allowed values, as the command line shows them with a type."""
+        return self.expected
+
 
 def _number(in_range: Callable[[float], bool], expected: str, *, integer: bool = False) -> FieldRule:
     """Rule of a finite number, or an integer, in a range; True and False are no numbers."""

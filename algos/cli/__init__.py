@@ -8,6 +8,7 @@ import math
 import os
 import platform
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields
@@ -128,6 +129,7 @@ def _print_versions() -> None:
 
 def _parse(words: list[str]) -> Any:
     """Return the command that the words of the command line make; tyro ends the program with help on wrong ones."""
+    _refuse_foreign_command(words)
     arguments = with_files(words, switches())
     _refuse_foreign_flags(arguments, words)
     refuse_repeated(words)
@@ -136,7 +138,9 @@ def _parse(words: list[str]) -> Any:
     for name, kind in COMMANDS.items():
         commands |= Annotated[kind, tyro.conf.subcommand(name)]
     description = "Train and compare policies for control and text with one kit of algorithms."
-    command = tyro.cli(commands, args=arguments, prog="algos", description=description)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The field `")  # of tyro; a wrong value gets a sentence of ours
+        command = tyro.cli(commands, args=arguments, prog="algos", description=description)
     _refuse_model_of_control(command, words)
     return command
 
@@ -288,6 +292,15 @@ def _message_about_flag(
     if our_name not in options:
         our_name = f"config.{our_name}"
     return f"there is no {flag_as_typed}: did you mean {flag(our_name)}?"
+
+
+def _refuse_foreign_command(words: Sequence[str]) -> None:
+    """Raise a ValueError that suggests a command, if the first word is none but nearly one; tyro answers others."""
+    names = [*COMMANDS, "train", "plan"]
+    if words and words[0] not in names and not words[0].startswith("-"):
+        name = nearest(words[0], names)
+        if name is not None:
+            raise ValueError(f"there is no command {words[0]}: did you mean {name}?")
 
 
 def _refuse_model_of_control(command: Any, words: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from textenv.checks.env_checker import CheckResult, raise_if_broken
-from textenv.checks.reward_probes import VERY_LONG, Probe, Trial, long_answer, make_rows, mean_of, run_probes
+from textenv.checks.reward_probes import VERY_LONG, Probe, Row, Trial, long_answer, make_rows, mean_of, run_probes
 from textenv.extras.human import HumanReward
 from textenv.rendering import printable
 from textenv.rewards.calling import line_of_error, reward_name
@@ -67,6 +67,8 @@ class RewardCheckReport(JupyterMixin):
     seconds_per_row: float
     ordinary: str = ""
     """First of the ordinary completions."""
+    columns: list[str] = field(default_factory=list)
+    """Columns from which some of the ordinary completions are, as there were no others."""
 
     @property
     def broken(self) -> list[CheckResult]:
@@ -89,6 +91,9 @@ class RewardCheckReport(JupyterMixin):
         parts: list[Table | Text] = [checks]
         if self.probes:
             parts.append(_probe_table(self))
+        if self.columns:
+            names = printable(", ".join(self.columns))
+            parts.append(Text(f"Some ordinary completions are entries of the columns: {names}."))
         names_with_note = [probe.name for probe in self.probes if probe.note]
         if names_with_note:
             parts.append(Text(f"Read these, for a policy will find them: {', '.join(names_with_note)}."))
@@ -199,7 +204,18 @@ def run_reward_checks(
         highest=max(ordinary, default=None),
         seconds_per_row=seconds,
         ordinary=trial.rows[0].answer,
+        columns=_columns_as_answers(trial.rows),
     )
+
+
+def _columns_as_answers(rows: Sequence[Row]) -> list[str]:
+    """Return the names of columns whose entries are completions (`make_rows`)."""
+    names: dict[str, None] = {}
+    for row in rows:
+        for name, entry in row.columns.items():
+            if str(entry) == row.answer:
+                names[name] = None
+    return list(names)
 
 
 def _spread(scores: Sequence[float]) -> float:

@@ -47,6 +47,18 @@ def test_steps_that_are_no_whole_number_are_refused(steps, tmp_path, capsys):
     assert "--total-steps" in said and steps in said
 
 
+@pytest.mark.parametrize(("words", "sentence"), [
+    (["trian", "CartPole-v1"], "there is no command trian: did you mean train?"),
+    (["train", "CartPole-v1", "--policy", "lstmm"], "policy is 'lstmm', expected one of auto, mlp"),
+    (["train", "CartPole-v1", "--config.learning-rate", "abc"], "Annotated[float, a number above 0]"),
+])  # fmt: skip
+def test_a_misspelt_word_gets_a_sentence_and_no_more(words, sentence, capsys, recwarn):
+    with pytest.raises(SystemExit):
+        main(words)
+    said = capsys.readouterr().err
+    assert sentence in said and "0x" not in said and not recwarn.list
+
+
 def test_an_outdated_version_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["train", "Taxi-v3"])

@@ -147,6 +147,15 @@ def test_sound_functions_pass(function):
     report.raise_if_broken()
 
 
+def test_completions_that_are_of_a_column_are_named_so():
+    """A label, such as "good", may be no answer at all."""
+    rows = [{"prompt": f"write {number}", "tone": "good"} for number in range(8)]
+    report = check_reward(lambda completions, **columns: [float(len(text)) for text in completions], rows)
+    assert report.columns == ["tone"] and "entries of the columns: tone." in str(report)
+    report = check_reward(lambda completions: [float(len(text)) for text in completions])
+    assert report.columns == [] and "entries of" not in str(report)
+
+
 def test_columns_are_passed_row_by_row():
     n = 8
     columns = {"answer": [str(row) for row in range(n)]}
