@@ -151,6 +151,18 @@ def test_show_has_changed_fields_and_curves(runs, capsys):
     assert "gamma" in text and "█" in text and provenance()["machine"]["host"] in text
 
 
+class Own(algos.PPO):
+    """An algorithm of the user's, with PPO's config."""
+
+
+def test_an_own_algorithm_shows_only_what_was_changed(tmp_path, capsys):
+    env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    Own(env, num_steps=32, vf_coef=0.7).learn(64, run_dir=tmp_path)
+    config = json.loads(printed(capsys, "show", tmp_path, "--json"))["config"]
+    assert config["vf_coef"] == 0.7 and config["num_steps"] == 32
+    assert not {"skip_nonfinite", "num_epochs", "clip_range", "policy_loss"} & config.keys()
+
+
 def test_show_escapes_control_characters_of_samples(runs, capsys):
     entries = [{"prompt": f"p{i}", "completion": "done\x1b[2J", "score": i} for i in range(9)]
     path = runs / "first" / "samples.jsonl"
