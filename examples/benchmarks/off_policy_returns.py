@@ -108,14 +108,14 @@ def table(runs):
     """Columns and rows: a row for each game, algorithm and number of steps."""
     rows = []
     for env, algorithm, steps in sorted({(run["env"], run["algorithm"], run["steps"]) for run in runs}):
-        cells = [f"{env}, {algorithm.upper()}", f"{steps:,}"]
+        cells = [f"{env}, {algorithm.upper()}, {steps:,} steps"]
         for library in (OURS, THEIRS):
             settings = (env, algorithm, steps, library)
             names = ("env", "algorithm", "steps", "library")
             chosen = [run for run in runs if tuple(run[name] for name in names) == settings]
             cells += _returns_and_seconds(sorted(chosen, key=lambda run: run["seed"]))
         rows.append(cells)
-    return ["game, algorithm", "steps", OURS, "processor seconds", THEIRS, "processor seconds"], rows
+    return ["game, algorithm, steps", OURS, "processor seconds", THEIRS, "processor seconds"], rows
 
 
 def _returns_and_seconds(runs):

@@ -59,18 +59,18 @@ def test_the_table_has_the_mean_of_each_seed(benchmark_script, call, tmp_path):
     ]
     (tmp_path / "runs" / "off-policy.jsonl").write_text("\n".join(lines) + "\n")
     assert call(benchmark_script, "--table").splitlines()[2] == (
-        "| Pendulum-v1, SAC | 5,000 | -850.0 (-1,500.0, -200.0) | 12 | -100.0 (-100.0) | 20 |"
+        "| Pendulum-v1, SAC, 5,000 steps | -850.0 (-1,500.0, -200.0) | 12 | -100.0 (-100.0) | 20 |"
     )
     call(benchmark_script, "--json", tmp_path / "table.json")
     data = json.loads((tmp_path / "table.json").read_text())
-    assert data["rows"][0][2] == "-850.0 (-1,500.0, -200.0)" and data["runs"] == list(map(json.loads, lines))
+    assert data["rows"][0][1] == "-850.0 (-1,500.0, -200.0)" and data["runs"] == list(map(json.loads, lines))
 
 
 def test_of_many_seeds_the_table_has_the_interval_of_the_mean(benchmark_script):
     """Of the numbers 1 to 20, the deviation of a mean is √(33.25/20) = 1.29: the interval is 10.5 ± 2.5."""
     run = {"env": "Pendulum-v1", "algorithm": "td3", "steps": 9, "library": "ours", "seconds": 2}
     runs = [run | {"seed": seed, "returns": [seed]} for seed in range(1, 21)]
-    _, ((_, _, ours, _, theirs, _),) = benchmark_script.table(runs)
+    _, ((_, ours, _, theirs, _),) = benchmark_script.table(runs)
     mean, low, high = ours.replace("[", "").replace(",", "").replace("]", "").split()[:3]
     assert ours.endswith("], 20 seeds") and mean == "10.5" and theirs == "–"
     assert float(low) == pytest.approx(8.0, abs=0.2) and float(high) == pytest.approx(13.0, abs=0.2)
