@@ -202,7 +202,7 @@ def _warn_of_repeated_prompts(rows: Sequence[object], name: str) -> None:
             continue
         prompt = row.get("prompt")
         completion = row.get("completion")
-        if isinstance(prompt, str) and isinstance(completion, str):
+        if isinstance(prompt, str) and isinstance(completion, str) and prompt.strip():
             num_prompts += 1
             if completion.lstrip().startswith(prompt.strip()):
                 repeating.append(index)
