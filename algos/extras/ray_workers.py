@@ -40,6 +40,7 @@ from textenv.envs.turn import Turn
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.extras.human import HumanReward
 from textenv.optional import package
+from textenv.programs.vector_env import ProgramVectorEnv
 from textenv.prompts.prompts import PromptOrder
 from textenv.rewards.scores import Scores, merge
 from textenv.rewards.training import NOW, training
@@ -168,6 +169,8 @@ def _problem(agent: Learner[Config], workers: int | str, staleness: int) -> str 
         return f"do not know the rate at which {type(agent).__name__} explores: use none, or PPO"
     if is_episode_env(env) and not isinstance(env, TextVectorEnv):
         return f"cannot play a {type(env).__name__}: use none"
+    if isinstance(env, ProgramVectorEnv):
+        return "send back what was written, but not the programs, of which the metrics are: use none, or torchrun"
     if isinstance(env, TextVectorEnv) and env.sampler is not None:
         return "each play a part of the episodes, but a sampler learns from all: use none, or leave the sampler out"
     if isinstance(env, TextVectorEnv) and isinstance(env.task, FunctionTask):

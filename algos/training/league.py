@@ -32,13 +32,18 @@ class League(Callback):
         every: iterations between one version and the next.
         size: maximum number of versions; the oldest one is removed.
 
+    A training begins without versions, also where an earlier one has left some in the environment.
+
     Raises:
-        ValueError: if one of the two is below 1.
+        ValueError: if one of the two is below 1; or in a training of several processes, which have environments of
+            their own.
 
     Example:
         >>> env = ProgramVectorEnv(play, agents=2, opponents=[None], tokenizer=tokenizer)  # doctest: +SKIP
         >>> PPO(env, policy).learn(100_000, callbacks=[League(every=20, size=5)])  # doctest: +SKIP
     """
+
+    several_processes = False
 
     def __init__(self, every: int = 10, size: int = 5) -> None:
         if every < 1 or size < 1:
@@ -47,6 +52,8 @@ class League(Callback):
         self.size = size
         self.weights: dict[str, dict[str, Tensor]] = {}
         """By name of a version: its weights, the oldest first."""
+        self._is_restored = False
+        """Whether the weights are those of the training that is resumed."""
 
     def on_start(self, run: Run) -> None:
         """See `Callback.on_start`; adds the versions of a resumed run.
@@ -55,6 +62,15 @@ class League(Callback):
             ValueError: if the environment has no opponents.
         """
         opponents = _opponents(run)
+        earlier = [name for name, opponent in opponents.by_name.items() if isinstance(opponent, _Version)]
+        for name in earlier:
+            opponents.remove(name)
+        if not self._is_restored:
+            self.weights = {}
+        self._is_restored = False
+
+        # The newest versions of a resumed run, which may have had room for more
+        self.weights = dict(list(self.weights.items())[-self.size :])
         self._player = PolicyOpponent(run.agent.policy, _environment(run))
         for name, weights in self.weights.items():
             opponents.add(name, _Version(self._player, weights))
@@ -65,7 +81,7 @@ class League(Callback):
         if iterations % self.every:
             return
         opponents = _opponents(run)
-        if len(self.weights) == self.size:
+        if len(self.weights) >= self.size:
             oldest = next(iter(self.weights))
             del self.weights[oldest]
             opponents.remove(oldest)
@@ -81,6 +97,7 @@ class League(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Callback.load_state_dict`."""
         self.weights = state["weights"]
+        self._is_restored = True
 
 
 class PolicyOpponent:

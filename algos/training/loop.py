@@ -247,6 +247,11 @@ def _check_callbacks(callbacks: Sequence[Callback], on_iteration: object) -> Non
                 "here calls: see algos.Callback for the methods, and mind that True ends the training"
             )
         _check_hooks(callback)
+        if not callback.several_processes and collectives.world_size() > 1:
+            raise ValueError(
+                f"{type(callback).__name__} works in one process, and {collectives.world_size()} train together: leave "
+                "it out, or train without torchrun"
+            )
     if on_iteration is not None and not callable(on_iteration):
         raise TypeError(
             f"on_iteration is {on_iteration!r:.200}, expected a function of the metrics; an algos.Callback goes "

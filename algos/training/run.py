@@ -186,6 +186,9 @@ class Callback:
         ...         return metrics["time/seconds"] > 3600  # True ends the training
     """
 
+    several_processes = True
+    """Whether it can be used where several processes train together (`algos.ranks`): it is called in the first."""
+
     def on_start(self, run: "Run") -> None:
         """Act before the first iteration, and after a resume."""
 

@@ -147,6 +147,12 @@ class _ParallelGame(_Game):
     def reset(self, seed: int | None) -> None:
         super().reset(seed)
         observations, infos = self.env.reset(seed=seed)
+        missing = [agent for agent in self.agents if agent not in self.env.agents]
+        if missing:
+            raise ValueError(
+                f"{', '.join(map(str, missing))} of possible_agents are not in the game when it begins: agents that "
+                "join later are not supported, so begin with all of them, or leave them out of possible_agents"
+            )
         self._see(observations, infos)
 
     def step(self, actions: Sequence[Any]) -> None:

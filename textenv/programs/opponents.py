@@ -106,8 +106,18 @@ def _answer_together(opponent: BatchOpponent, runs: Sequence[ProgramRun], words:
         run.question.seed = int(run.opponent_rng.integers(2**62))
         questions.append(run.question)
     answers = opponent.answer(questions)
+    if not isinstance(answers, Sequence) or isinstance(answers, str) or len(answers) != len(questions):
+        raise TypeError(
+            f"the opponent {runs[0].opponent_name!r} returned {answers!r:.200} for {len(questions)} questions, "
+            "expected a list with an answer to each"
+        )
     for run, text in zip(runs, answers, strict=True):
-        run.give_text(words.get(text.strip(), text))
+        try:
+            _check_answer(run, text, words)
+        except (TypeError, ValueError) as error:
+            run.refuse_question(error)
+        else:
+            run.give_text(words.get(text.strip(), text))
 
 
 def _answer_alone(run: ProgramRun, words: Mapping[str, str]) -> None:
@@ -115,29 +125,38 @@ def _answer_alone(run: ProgramRun, words: Mapping[str, str]) -> None:
     opponent = run.opponent
     assert question is not None and callable(opponent)
     content: str | list[Message] = question.content if isinstance(question.content, str) else list(question.content)
-    allowed = question.allowed
-    if allowed is None and words:
-        allowed = tuple(words.values())
     names = inspect.signature(opponent).parameters
     options: dict[str, object] = {}
     if "allowed" in names:
-        options["allowed"] = allowed
+        options["allowed"] = _allowed(run, words)
     if "rng" in names:
         options["rng"] = run.opponent_rng
 
     # Ask it; whatever is wrong with its answer is raised in the program
     try:
         text = opponent(content, **options)
-        if not isinstance(text, str):
-            raise TypeError(f"the opponent {run.opponent_name!r} returned {text!r:.200}, expected a text")
-        if allowed is not None and words.get(text.strip(), text) not in allowed:
-            raise ValueError(
-                f"the opponent {run.opponent_name!r} answered {text!r:.200}, expected one of {list(allowed)}"
-            )
+        _check_answer(run, text, words)
     except Exception as error:  # a user's function may raise anything
         run.refuse_question(error)
         return
     run.give_text(words.get(text.strip(), text))
+
+
+def _allowed(run: ProgramRun, words: Mapping[str, str]) -> Sequence[str] | None:
+    """Return the answers that a question allows, by default the environment's words; None if it allows all."""
+    assert run.question is not None
+    if run.question.allowed is None and words:
+        return tuple(words.values())
+    return run.question.allowed
+
+
+def _check_answer(run: ProgramRun, text: object, words: Mapping[str, str]) -> None:
+    """Raise a TypeError if an opponent's answer is no text, and a ValueError if the question does not allow it."""
+    if not isinstance(text, str):
+        raise TypeError(f"the opponent {run.opponent_name!r} returned {text!r:.200}, expected a text")
+    allowed = _allowed(run, words)
+    if allowed is not None and words.get(text.strip(), text) not in allowed:
+        raise ValueError(f"the opponent {run.opponent_name!r} answered {text!r:.200}, expected one of {list(allowed)}")
 
 
 def opponent_metrics(runs: Sequence[ProgramRun]) -> dict[str, float]:

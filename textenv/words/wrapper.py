@@ -122,17 +122,22 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
         """What a player must know before the first observation; may be empty."""
 
         self._available_words: tuple[str, ...] | None = None
+        self._available: tuple[int, ...] | None = None
+        """Indices of the actions that the mask allows now; None if it allows all, or there is none."""
         self._last_description = ""
 
     @property
     def available_words(self) -> tuple[str, ...] | None:
-        """Texts of the actions that ``info["action_mask"]`` allows now; None if it allows all, or there is none."""
+        """Texts of the actions that ``info["action_mask"]`` allows now; None if it allows all, or there is none.
+
+        None, too, for free text, where an action that is not allowed is answered as one that cannot be read.
+        """
         return self._available_words
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Begin an episode; return the description of its first observation."""
         observation, info = self.env.reset(seed=seed, options=options)
-        self._available_words = self._words_of_mask(info.get("action_mask"))
+        self._read_mask(info.get("action_mask"))
         self._last_description = self._text_of(observation)
         return self._last_description, info
 
@@ -149,9 +154,14 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
         if indices is None:
             reply = f"That is no action. Write {self.action_words.options}.\n{self._last_description}"
             return reply, 0.0, False, False, {"unreadable": True}
+        if self._reader is not None and self._available is not None and indices[0] not in self._available:
+            [choice] = self.action_words.choices
+            words = ", ".join(choice[index].strip() for index in self._available)
+            reply = f"That is not available now. Write one of: {words}.\n{self._last_description}"
+            return reply, 0.0, False, False, {"unreadable": True}
 
         observation, reward, terminated, truncated, info = self.env.step(self.action_words.action(indices))
-        self._available_words = self._words_of_mask(info.get("action_mask"))
+        self._read_mask(info.get("action_mask"))
         if self._reader is not None:
             info = {**info, "unreadable": False}
         self._last_description = self._text_of(observation)
@@ -166,14 +176,18 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
             raise ValueError(f"the action is {action!r:.200}, expected {self.action_words.options}")
         return indices
 
-    def _words_of_mask(self, action_mask: object) -> tuple[str, ...] | None:
-        """Return what `available_words` is with this mask, which an environment may not give (None)."""
-        if action_mask is None or self.words is None or len(self.action_words.choices) > 1:
-            return None
+    def _read_mask(self, action_mask: object) -> None:
+        """Note which actions a mask allows, which an environment may not give (None); it is of a single choice."""
+        self._available = None
+        self._available_words = None
+        if action_mask is None or len(self.action_words.choices) > 1:
+            return
         mask = np.asarray(action_mask, dtype=bool).ravel()
-        if len(mask) != len(self.words) or mask.all() or not mask.any():
-            return None
-        return tuple(word for word, is_available in zip(self.words, mask, strict=True) if is_available)
+        if len(mask) != len(self.action_words.choices[0]) or mask.all() or not mask.any():
+            return
+        self._available = tuple(mask.nonzero()[0].tolist())
+        if self.words is not None:
+            self._available_words = tuple(self.words[index] for index in self._available)
 
     def _text_of(self, observation: object) -> str:
         """Describe an observation."""

@@ -11,7 +11,7 @@ import gymnasium as gym
 import pytest
 import torch
 
-from algos import A2C, PPO, Callback, LSTMPolicy
+from algos import A2C, PPO, Callback, LSTMPolicy, PPOConfig
 from algos.collection import Collector
 from algos.extras.ray_workers import Worker, join_cluster, rollout_workers
 from algos.ranks import collectives
@@ -20,6 +20,7 @@ from algos.training.loop import iterate
 from algos.training.metrics import EpisodeMeter
 from tests.helpers.models import WORDS, make_tokenizer
 from tests.helpers.one_process_ray import OneProcessRay
+from tests.helpers.programs import program_env, word_policy
 from tests.helpers.ranks import weights
 from tests.helpers.resumable_agents import AGENTS, mlp, normalized
 from tests.helpers.warm_start import path_of_python
@@ -253,6 +254,10 @@ def test_what_workers_cannot_do_is_refused_in_words(tmp_path):
     for agent, workers, staleness, said in cases:
         with pytest.raises(ValueError, match=said), rollout_workers(agent, cartpole, workers, staleness=staleness):
             pass
+    env = program_env(lambda agent: float(len(agent("a"))), SLOTS)
+    agent = PPO(env, word_policy(), PPOConfig(num_episodes=SLOTS, num_steps=None))
+    with pytest.raises(ValueError, match="programs, of which the metrics are"), rollout_workers(agent, text, 2):
+        pass
     agent = text_agent("ppo_text")
     agent.env.task.rewards.functions["asked"] = (HumanReward(tmp_path / "answers.jsonl"), 1.0)
     with (

@@ -100,6 +100,43 @@ def test_versions_answer_with_the_words_of_the_environment():
     assert answers == {"good", "bad"}
 
 
+def opponents_after(agent, league, *, iterations, **options):
+    """Names of the opponents at the end of a short training."""
+    agent.learn(10**4, callbacks=[league], on_iteration=lambda row: row["iteration"] >= iterations, **options)
+    return list(agent.env.task.opponents.by_name)
+
+
+def test_a_training_does_not_play_the_versions_of_an_earlier_one():
+    """In the same environment, and with the same object."""
+    env = contest_env()
+    config = PPOConfig(num_episodes=16, num_steps=None)
+    first = PPO(env, word_policy(head=True), config, seed=1)
+    league = League(every=1, size=2)
+    assert opponents_after(first, league, iterations=3) == ["self", "after 2", "after 3"]
+    second = PPO(env, word_policy(head=True), config, seed=2)
+    assert opponents_after(second, League(every=2, size=2), iterations=3) == ["self", "after 2"]
+    assert opponents_after(second, league, iterations=1) == ["self", "after 1"] and list(league.weights) == ["after 1"]
+
+
+def test_a_resumed_league_may_be_smaller(tmp_path):
+    config = PPOConfig(num_episodes=16, num_steps=None)
+
+    def small():
+        return PPO(contest_env(), word_policy(head=True), config, seed=1)
+
+    opponents_after(small(), League(every=1, size=4), iterations=5, run_dir=tmp_path, checkpoint_every=1)
+    names = opponents_after(small(), League(every=1, size=2), iterations=7, run_dir=tmp_path, resume=tmp_path)
+    assert names == ["self", "after 6", "after 7"]
+
+
+def test_several_processes_are_refused(monkeypatch):
+    """Each has an environment, of which the callback sees that of the first."""
+    agent = PPO(contest_env(), word_policy(head=True), CONFIG, seed=1)
+    monkeypatch.setattr("algos.training.loop.collectives.world_size", lambda: 2)
+    with pytest.raises(ValueError, match="League works in one process, and 2 train together"):
+        agent.learn(100, callbacks=[League()])
+
+
 def test_environments_without_opponents_are_refused():
     env = make_env()
     with pytest.raises(ValueError, match="League is for games of programs, not for a TextVectorEnv"):

@@ -87,6 +87,21 @@ def test_agents_that_are_out_wait_for_the_others():
         assert torch.equal(rollout["reward"][slot, in_game], rollout["action"][slot, in_game].float())
 
 
+class Late(Tag):
+    """Agent c joins later, as the package allows."""
+
+    def reset(self, seed=None, options=None):
+        super().reset()
+        self.agents = ["a", "b"]
+        return {agent: self.observe(agent) for agent in self.agents}, {agent: {} for agent in self.agents}
+
+
+def test_a_game_that_an_agent_joins_later_is_refused_in_words():
+    env = from_pettingzoo(Late, num_envs=1)
+    with pytest.raises(ValueError, match="c of possible_agents are not in the game when it begins"):
+        env.reset(seed=1)
+
+
 def test_a_rollout_of_a_game_in_turns_is_what_the_package_plays():
     """The same moves in PettingZoo's own loop: observations, masks, rewards and who moves."""
     env = from_pettingzoo(TICTACTOE, num_envs=3)

@@ -85,6 +85,27 @@ def test_questions_to_a_batch_opponent_are_answered_together():
     assert sum(batch.sizes) == 16 and len(batch.sizes) <= 2 and len(set(batch.seeds)) == 16
 
 
+class Answers:
+    """Answers all questions as it was told to."""
+
+    def __init__(self, answers):
+        self.answers = answers
+
+    def answer(self, questions):
+        return self.answers(questions)
+
+
+def test_answers_of_a_batch_opponent_are_checked_as_those_of_a_function(caplog):
+    options = dict(agents=2, allowed=["good", "bad"], episodes=16)
+    with pytest.raises(RuntimeError, match="the opponent 'Answers' answered 'much', expected one of"):
+        played(higher, opponents=[Answers(lambda questions: ["much" for _ in questions])], **options)
+    with pytest.raises(RuntimeError, match="the opponent 'Answers' returned None, expected a text"):
+        played(higher, opponents=[Answers(lambda questions: [None for _ in questions])], **options)
+    for wrong in (lambda questions: ["good"] * (len(questions) + 1), lambda questions: "good", lambda questions: None):
+        with pytest.raises(TypeError, match="'Answers' returned .* questions, expected a list with an answer to each"):
+            played(higher, opponents=[Answers(wrong)], **options)
+
+
 def test_an_opponent_that_fails_fails_the_program(caplog):
     def fails(content, rng):
         if rng.random() < 0.5:

@@ -344,6 +344,16 @@ class Corridor(gymnasium.Env):
         return {"action_mask": np.array([self.position > 0, True], dtype=np.int8)}
 
 
+def test_an_action_in_free_text_that_the_mask_forbids_is_not_taken():
+    """The corridor itself raises an error if it is."""
+    env = LanguageWrapper(Corridor(), str, "free", instructions="")
+    env.reset()
+    reply, reward, terminated, truncated, info = env.step("0")
+    assert reply == "That is not available now. Write one of: 1.\n0" and info == {"unreadable": True}
+    assert (reward, terminated, truncated) == (0.0, False, False) and env.available_words is None
+    assert env.step("I take 1")[0] == "1" and env.step("0")[0] == "0"
+
+
 @pytest.mark.heavy
 def test_only_available_words_are_written():
     """The embedded model before training would go left half of the time."""
