@@ -336,9 +336,10 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
 
     def __repr__(self) -> str:
         """Return algorithm, policy and environment."""
-        spec = getattr(self.env, "spec", None)
-        env = type(self.env).__name__ if spec is None else spec.id
-        return f"<{type(self).__name__} of a {type(self.policy).__name__} on {env}>"
+        env = getattr(self, "env", None)
+        spec = getattr(env, "spec", None)
+        env_name = type(env).__name__ if spec is None else spec.id
+        return f"<{type(self).__name__} of a {type(getattr(self, 'policy', None)).__name__} on {env_name}>"
 
     learn = check_names(learn)
 

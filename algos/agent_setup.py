@@ -267,8 +267,8 @@ def check_environment(env: object, policy: object, config: Config) -> Policy:
     """
     if isinstance(env, Policy) or isinstance(policy, VectorEnv):
         raise TypeError(
-            f"env is {env!r:.100} and policy a {type(policy).__name__}: give the environment first and then the "
-            "policy, as in PPO(env, policy)"
+            f"env is a {type(env).__name__} and policy a {type(policy).__name__}: give the environment first and then "
+            "the policy, as in PPO(env, policy)"
         )
     if not isinstance(env, VectorEnv):
         raise TypeError(

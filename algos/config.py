@@ -5,7 +5,7 @@ Fields that depend on the environment and the policy are None by default; the ag
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from inspect import Parameter, signature
 from types import NoneType, UnionType
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, ge
 
 from tyro.conf import FlagConversionOff, arg
 
-from textenv.names import NamedFields
+from textenv.names import NamedFields, check_call
 from textenv.plain import plain
 
 if TYPE_CHECKING:
@@ -329,7 +329,14 @@ class ClippedConfig(PolicyGradientConfig):
                 raise ValueError(
                     f"{name} is the class {choice.__name__}, expected an object of it: {choice.__name__}()"
                 )
-        _check_called_with(self.policy_loss, ("log_ratio", "advantage", "mask", "clip_range"), name="policy_loss")
+        # The policy loss, with what `algos.losses.weighted_policy_loss` gives it
+        keywords = ["log_ratio", "advantage", "mask", "clip_range"]
+        if self.clip_higher is not None:
+            keywords.append("clip_higher")
+        if hasattr(self.policy_loss, "select"):
+            keywords.append("selected")
+        if callable(self.policy_loss):
+            check_call(self.policy_loss, keywords=keywords, name="policy_loss")
         if self.clip_higher is not None:
             _check_takes(self.policy_loss, "clip_higher", value=f"clip_higher is {self.clip_higher}")
             if self.policy_loss == "kl_cov_policy_loss":
@@ -656,21 +663,6 @@ def _refuse_minibatches(config: ActorCriticConfig) -> None:
             f"{type(config).__name__}.normalize_advantage is 'minibatch', but the policy takes one step on the whole "
             "rollout: set it to 'rollout' or False"
         )
-
-
-def _check_called_with(function: object, keywords: Sequence[str], *, name: str) -> None:
-    """Raise a TypeError if a function cannot be called with these keywords; a name in place of a function passes."""
-    if not callable(function):
-        return
-    try:
-        parameters = signature(function)
-    except (TypeError, ValueError):  # it says none, as some functions in C
-        return
-    try:
-        parameters.bind(**dict.fromkeys(keywords))
-    except TypeError as error:
-        call = ", ".join(f"{keyword}=..." for keyword in keywords)
-        raise TypeError(f"{name} is {function!r:.100}, which is called with {call}: {error}") from error
 
 
 def _check_takes(function: object, argument: str, *, value: str) -> None:

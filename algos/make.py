@@ -101,6 +101,10 @@ def make_vector_environment(
             f"max_episode_steps is {limit!r}, expected an integer of at least 1, None (the default) or, for control, "
             f"{NO_LIMIT} (no limit)"
         )
+    registered = gymnasium.registry.get(env_id)
+    if has_no_limit and registered is not None and registered.max_episode_steps is None:
+        limit = None  # there is none to leave out
+        has_no_limit = False
     if limit is None:
         arguments.pop("max_episode_steps", None)  # some native environments compare it with their steps
     if process_timeout is not None and is_text_env:

@@ -216,7 +216,7 @@ class Recipe:
         policy_kwargs = dict(self.policy_kwargs)
         chooses_cnn = self.policy == "auto" and is_image(env.single_observation_space)
         if chooses_cnn and policy_kwargs.pop("normalize_observations", False):
-            logger.info("the observations are images, whose pixels are divided: normalize_observations is left out")
+            logger.warning("normalize_observations is left out: the observations are images, whose pixels are divided")
         return policy_kwargs
 
     def _agent_makes_penalty(self) -> bool:

@@ -5,7 +5,7 @@ import functools
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
@@ -160,6 +160,30 @@ def check_names(function: Callable[P, R]) -> Callable[P, R]:
         return function(*plain_args, **plain_options)
 
     return checked
+
+
+def check_call(
+    function: Callable[..., object], arguments: Sequence[str] = (), *, keywords: Sequence[str] = (), name: str
+) -> None:
+    """Raise a TypeError if a user's function cannot be called with these arguments and keywords.
+
+    One that does not say its parameters, as some in C, passes.
+
+    Example:
+        >>> check_call(lambda mask: mask, keywords=["mask", "advantage"], name="loss")
+        Traceback (most recent call last):
+            ...
+        TypeError: loss is called with mask=..., advantage=...: got an unexpected keyword argument 'advantage'
+    """
+    try:
+        parameters = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        parameters.bind(*arguments, **dict.fromkeys(keywords))
+    except TypeError as error:
+        call = ", ".join([*arguments, *(f"{keyword}=..." for keyword in keywords)])
+        raise TypeError(f"{name} is called with {call}: {error}") from error
 
 
 class NamedFields:

@@ -200,10 +200,10 @@ def read_examples(index: int, row: object, tokenizer: PreTrainedTokenizerBase) -
         index: index of the row, for errors.
         row: a text (targets: all tokens but the first, and EOS); ``{"prompt", "completion"}`` with the completion as
             target; or ``{"messages"}``, a chat with the assistant's messages as targets. A chat may have the columns
-            ``"tools"`` (schemas) and ``"chat_template_kwargs"`` for its template, each also as JSON. A ``"weight"``, of
-            a row or a message, may only be 1; other columns are ignored. The completion of a chat is messages, or a
-            text that the model writes after the template's start of an answer. If a prompt ends with an assistant's
-            message, that is the beginning of the answer.
+            ``"tools"`` (schemas) and ``"chat_template_kwargs"`` for its template, each also as JSON. A ``"weight"`` of
+            a row, and each of `WEIGHTS` of an answer, may only be 1; other columns are ignored. The completion of a
+            chat is messages, or a text that the model writes after the template's start of an answer. If a prompt ends
+            with an assistant's message, that is the beginning of the answer.
         tokenizer: the model's tokenizer; a text and a completion of a text end with exactly one EOS.
 
     Raises:
@@ -234,7 +234,7 @@ def read_examples(index: int, row: object, tokenizer: PreTrainedTokenizerBase) -
 def _refuse_weights(index: int, row: Mapping[str, object]) -> None:
     """Raise a ValueError if a row or an assistant's message has a weight other than 1, which would be ignored."""
     values = [("weight", row.get("weight"))]
-    for name in ("messages", "prompt", "completion"):
+    for name in ("messages", "completion"):
         messages: Any = row.get(name)
         if not is_messages(messages):
             continue
@@ -246,9 +246,8 @@ def _refuse_weights(index: int, row: Mapping[str, object]) -> None:
         is_missing = value is None or (isinstance(value, Real) and math.isnan(value))  # as tables fill it
         if not is_one and not is_missing:
             raise ValueError(
-                f"example {index} has the {name} {value!r:.100}, expected 1, as there are no weights: leave out rows "
-                "of weight 0, give earlier messages that are not to be learnt as the prompt, and rename a column of "
-                "another meaning"
+                f"example {index} has {name}={value!r:.100}, expected 1 or True, as there are no weights: leave out "
+                "what is not to be learnt, give earlier messages as the prompt, and rename a column of another meaning"
             )
 
 

@@ -1,6 +1,7 @@
 """Supervised fine-tuning (SFT) of a language model on examples, the usual starting point of PPO."""
 
 import math
+import re
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -204,7 +205,7 @@ def _warn_of_repeated_prompts(rows: Sequence[object], name: str) -> None:
         completion = row.get("completion")
         if isinstance(prompt, str) and isinstance(completion, str) and prompt.strip():
             num_prompts += 1
-            if completion.lstrip().startswith(prompt.strip()):
+            if re.match(rf"\s*{re.escape(prompt.strip())}(?!\w)", completion):
                 repeating.append(index)
     if 2 * len(repeating) > num_prompts:
         warnings.warn(

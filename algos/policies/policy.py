@@ -370,10 +370,8 @@ def check_policy(policy: object, *, call: str) -> None:
             f"policy is {policy!r:.100}, expected an algos.Policy: algos.make_policy(env) makes an MLPPolicy, "
             "or another one by its name (policy=...), and LMPolicy.load(name) loads a language model"
         )
-    if type(policy).__module__.startswith("transformers."):
-        raise TypeError(
-            f"policy is a {type(policy).__name__}, a model of transformers: give algos.LMPolicy(model, tokenizer)"
-        )
+    if type(policy).__module__.startswith(("transformers.", "peft.")):
+        raise TypeError(f"policy is a {type(policy).__name__}, a model: give algos.LMPolicy(model, tokenizer)")
 
     if isinstance(policy, type) or not isinstance(policy, Policy):
         raise TypeError(

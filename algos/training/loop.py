@@ -46,7 +46,7 @@ from algos.training.save import plain_config, spec_of
 from algos.training.signals import SIGNALS, Request, deferred_signals
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.kl.penalty import KLPenalty
-from textenv.names import check_names
+from textenv.names import check_call, check_names, nearest
 from textenv.processes import end_if_forked
 from textenv.rewards.training import training
 from textenv.rollout import is_episode_env, to_device
@@ -56,10 +56,8 @@ Diagnosis = Callable[[Any, TensorDict], Metrics]
 """Function that gets the agent, of whatever class, and its rollout after an update; returns metrics."""
 Scalar = int | float | str | bool | None
 """Value of a run's configuration, as loggers get it."""
-HOOKS = {
-    "on_start": ["run"], "on_rollout": ["run", "rollout"], "on_iteration": ["run", "metrics"], "on_end": ["run"],
-}  # fmt: skip
-"""Methods of a `Callback` that the training calls, with their arguments."""
+HOOKS = ("on_start", "on_rollout", "on_iteration", "on_end")
+"""Methods of a `Callback` that the training calls."""
 HOOKS_OF_STABLE_BASELINES3 = (
     "_on_step", "_on_rollout_start", "_on_rollout_end", "_on_training_start", "_on_training_end",
 )  # fmt: skip
@@ -261,25 +259,17 @@ def _check_callbacks(callbacks: Sequence[Callback], on_iteration: object) -> Non
 
 def _check_hooks(callback: Callback) -> None:
     """Raise a TypeError if a method cannot be called as a `Callback`'s is; warn of one that nothing calls."""
-    for name, arguments in HOOKS.items():
-        method = getattr(callback, name)
-        try:
-            signature(method).bind(*arguments)
-        except TypeError as error:
-            call = ", ".join(["self", *arguments])
-            raise TypeError(
-                f"{type(callback).__name__}.{name} is called with {', '.join(arguments)}, expected def {name}({call}): "
-                f"{error}"
-            ) from error
-    methods = [
-        name for name in dir(callback) if name.startswith("on_") and callable(getattr(type(callback), name, None))
-    ]
-    unknown = [name for name in methods if name not in HOOKS]
-    if unknown:
-        logger.warning(
-            "%s has %s, which the training does not call: a callback's methods are %s",
-            type(callback).__name__, ", ".join(unknown), ", ".join(HOOKS),
-        )  # fmt: skip
+    kind = type(callback).__name__
+    for name in HOOKS:
+        _, *arguments = signature(getattr(Callback, name)).parameters
+        check_call(getattr(callback, name), arguments, name=f"{kind}.{name}")
+    for name in dir(type(callback)):
+        hook = nearest(name, HOOKS)
+        if hook is not None and name not in HOOKS and name.startswith("on_"):
+            logger.warning(
+                "%s has %s, which the training does not call: did you mean %s? A callback's methods are %s",
+                kind, name, hook, ", ".join(HOOKS),
+            )  # fmt: skip
 
 
 def _train(run: Run, logs: Logs, observers: _Observers, *, checkpoint_every: int | None, request: Request) -> None:

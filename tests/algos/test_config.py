@@ -96,3 +96,25 @@ def test_text_takes_numbers_of_numpy(tmp_path):
     algos.PPO(made, policy, **settings).save(tmp_path / "made")
     kwargs = read_description(tmp_path / "made")["environment"]["kwargs"]
     assert kwargs == {"task": "Reviews", "kl_coef": 0.5, "max_new_tokens": 4}
+
+
+class Chooses:
+    """A policy loss that chooses steps, as `KLCovLoss` does, and takes nothing else than what it is given."""
+
+    def select(self, *, log_prob, advantage, mask, generator):
+        return mask
+
+    def __call__(self, *, log_ratio, advantage, mask, clip_range, selected):
+        return -log_ratio * advantage
+
+
+def test_a_policy_loss_may_take_just_what_it_is_called_with():
+    """By a training, too: see `algos.losses.weighted_policy_loss`."""
+    algos.PPO(gymnasium.make_vec("CartPole-v1", num_envs=2), num_steps=8, policy_loss=Chooses()).learn(16)
+
+    def higher(*, log_ratio, advantage, mask, clip_range, clip_higher):
+        return -log_ratio * advantage
+
+    algos.PPO(gymnasium.make_vec("CartPole-v1", num_envs=2), num_steps=8, policy_loss=higher, clip_higher=0.3).learn(16)
+    with pytest.raises(TypeError, match="policy_loss is called with .*clip_range=...: missing .*'clip_higher'"):
+        algos.PPOConfig(policy_loss=higher)

@@ -201,12 +201,12 @@ def test_swapped_arguments_get_a_sentence():
     (lambda env: PPO(env, PPOConfig(num_steps=8)), ["policy is a PPOConfig", r"PPO\(env, config=config\)"]),
     (lambda env: PPO(env, "mlp"), ["policy is 'mlp'", "algos.make_policy"]),
     (lambda env: PPO(env, make_gpt2()), ["policy is a GPT2LMHeadModel", r"algos.LMPolicy\(model, tokenizer\)"]),
-    (lambda env: PPO(made(env), env), ["env is MLPPolicy", r"environment first and then the policy, as in PPO\(env"]),
-    *[(lambda env, agent=agent: agent("MlpPolicy", env), ["env is 'MlpPolicy' and policy a", "environment first"])
+    (lambda env: PPO(made(env), env), ["env is a MLPPolicy and policy a CartPoleVectorEnv", "environment first"]),
+    *[(lambda env, agent=agent: agent("MlpPolicy", env), ["env is a str and policy a", "environment first"])
       for agent in (PPO, DQN, SAC, TD3)],
     (lambda env: DQN(env, made(env)), ["policy is a MLPPolicy, but DQN trains only a QPolicy"]),
     (lambda env: PPOConfig(policy_loss=lambda log_ratio, advantage: -advantage),
-     ["policy_loss is", r"called with log_ratio=..., advantage=..., mask=..., clip_range=...: .*'mask'"]),
+     [r"policy_loss is called with log_ratio=..., advantage=..., mask=..., clip_range=...: .*'mask'"]),
     (lambda env: SFTConfig(n_epochs=2), ["SFTConfig has no 'n_epochs': did you mean 'num_epochs'"]),
     (lambda env: PPO(env, made(env)).learn(64, callback=print), ["has no 'callback': did you mean 'callbacks'"]),
     (lambda env: PPO(env, made(env)).learn(total_timesteps=64), ["did you mean 'total_steps'"]),

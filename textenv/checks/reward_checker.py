@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from textenv.checks.env_checker import CheckResult, raise_if_broken
-from textenv.checks.reward_probes import VERY_LONG, Probe, Row, Trial, long_answer, make_rows, mean_of, run_probes
+from textenv.checks.reward_probes import VERY_LONG, Probe, Trial, long_answer, make_rows, mean_of, run_probes
 from textenv.extras.human import HumanReward
 from textenv.rendering import printable
 from textenv.rewards.calling import line_of_error, reward_name
@@ -204,18 +204,8 @@ def run_reward_checks(
         highest=max(ordinary, default=None),
         seconds_per_row=seconds,
         ordinary=trial.rows[0].answer,
-        columns=_columns_as_answers(trial.rows),
+        columns=list(dict.fromkeys(row.source for row in trial.rows if row.source)),
     )
-
-
-def _columns_as_answers(rows: Sequence[Row]) -> list[str]:
-    """Return the names of columns whose entries are completions (`make_rows`)."""
-    names: dict[str, None] = {}
-    for row in rows:
-        for name, entry in row.columns.items():
-            if str(entry) == row.answer:
-                names[name] = None
-    return list(names)
 
 
 def _spread(scores: Sequence[float]) -> float:

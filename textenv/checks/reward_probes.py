@@ -38,10 +38,12 @@ class Row:
     answer: str
     columns: Mapping[str, object]
     ended: bool = True
+    source: str = ""
+    """Column of which the answer is the entry, as there was no completion; else empty."""
 
     def saying(self, answer: str, *, ended: bool = True) -> Row:
         """Return the same row with another completion."""
-        return replace(self, answer=answer, ended=ended)
+        return replace(self, answer=answer, ended=ended, source="")
 
 
 class Trial:
@@ -180,20 +182,21 @@ def make_rows(
     # Invent what is missing; every fourth invented completion is cut
     openings, answers = _sample_reviews(num_rows)
     ended = [row % 4 != 3 for row in range(num_rows)]
+    sources = [""] * num_rows
     if completions is not None:
         answers = [answer_text(completion) for completion in completions]
         ended = [True] * num_rows
     elif all_columns:
         # Every second completion is the entry of a column, each column in turn, so that some are right
-        sources = list(all_columns.values())
+        names = list(all_columns)
         for row in range(0, num_rows, 2):
-            source = sources[row // 2 % len(sources)]
-            answers[row] = str(source[row])
+            sources[row] = names[row // 2 % len(names)]
+            answers[row] = str(all_columns[sources[row]][row])
 
     rows = []
     for row, prompt in enumerate(shown_prompts or openings):
         row_columns = {name: column[row] for name, column in all_columns.items()}
-        rows.append(Row(prompt, answers[row], row_columns, ended[row]))
+        rows.append(Row(prompt, answers[row], row_columns, ended[row], sources[row]))
     return rows
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -105,8 +105,10 @@ def _answer_together(opponent: BatchOpponent, runs: Sequence[ProgramRun], words:
         assert run.question is not None
         run.question.seed = int(run.opponent_rng.integers(2**62))
         questions.append(run.question)
-    answers = opponent.answer(questions)
-    if not isinstance(answers, Sequence) or isinstance(answers, str) or len(answers) != len(questions):
+    answers: Any = opponent.answer(questions)
+    if isinstance(answers, Iterable) and not isinstance(answers, str):
+        answers = list(answers)
+    if not isinstance(answers, list) or len(answers) != len(questions):
         raise TypeError(
             f"the opponent {runs[0].opponent_name!r} returned {answers!r:.200} for {len(questions)} questions, "
             "expected a list with an answer to each"

@@ -109,23 +109,25 @@ def _read_calls(calls: object, message: object, where: str, from_data: bool) -> 
     read: list[dict[str, Any]] = []
     for call in calls:
         call = plain_json(call, without_none=from_data)
-        # Most have the name and arguments in "function", some by themselves
-        function = call.get("function")
-        if isinstance(function, dict):
-            call["function"] = _with_object(function, where)
-        else:
-            call = _with_object(call, where)
+        # Some have name and arguments by themselves
+        if "function" not in call and "name" in call:
+            function = {name: call.pop(name) for name in ("name", "arguments") if name in call}
+            call = {"type": "function", **call, "function": function}
+        if isinstance(call.get("function"), dict):
+            call["function"] = _with_object(call["function"], where)
         read.append(call)
     return read
 
 
 def _with_object(function: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a call's function with its arguments as an object, where they are JSON text, as in OpenAI's protocol."""
+    """Return a call's function with its arguments as an object; OpenAI's protocol has them as JSON text."""
     arguments = function.get("arguments")
+    if not arguments:  # none, which a table fills with None
+        return function | {"arguments": {}}
     if not isinstance(arguments, str):
         return function
     try:
-        value = parse_json(arguments or "{}")
+        value = parse_json(arguments)
     except ValueError as error:
         raise ValueError(f"{where} has a call with the arguments {arguments!r:.200}: {error}") from error
     if not isinstance(value, dict):

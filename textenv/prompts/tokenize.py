@@ -676,7 +676,7 @@ def _with_arguments_as_text(messages: Sequence[Message]) -> list[Message]:
     changed: list[Message] = []
     for message in messages:
         calls = []
-        for call in message.get("tool_calls", []):
+        for call in message.get("tool_calls") or []:
             function = call.get("function")
             if isinstance(function, Mapping) and isinstance(function.get("arguments"), Mapping):
                 text = json.dumps(function["arguments"], ensure_ascii=False)

@@ -141,6 +141,9 @@ class RewardModel:
         for prompt, asked_ids, answer_ids, has_ended in zip(
             prompts, prompt_ids, completion_ids, terminated, strict=True
         ):
+            if not answer_ids:  # which a reward may be asked about, though a policy writes at least one token
+                rows.append(None)
+                continue
             ids = [*asked_ids, *answer_ids]
             last = answer_ids[-1]
             if has_ended and last not in end_ids:

@@ -256,8 +256,9 @@ def _observed_lengths(games: StringGames, tokenizer: PreTrainedTokenizerBase) ->
 
 def _random_text(wrapper: LanguageWrapper, rng: np.random.Generator) -> str:
     """Draw the text of an action that is available."""
-    if wrapper.available_words is not None:
-        return str(rng.choice(wrapper.available_words))
+    if wrapper.available_actions is not None:
+        [choice] = wrapper.action_words.choices
+        return choice[int(rng.choice(wrapper.available_actions))]
     words = [str(rng.choice(choice)) for choice in wrapper.action_words.choices]
     return " ".join(words)
 

@@ -41,8 +41,8 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
 
     With ``actions="free"``, any text is an action: the last one of the words in it counts (`WordReader`). A text
     without any costs a turn: the environment is not stepped, the reward is 0, the observation says so, lists the words
-    and repeats the last description, and ``info["unreadable"]`` is True. In a training, ``reward/log/unreadable`` is
-    the fraction of such turns.
+    and repeats the last description, and ``info["unreadable"]`` is True. So does an action that the mask forbids. In a
+    training, ``reward/log/unreadable`` is the fraction of such turns.
 
     Args:
         env: the environment. Rendering, seeds and its limits stay as they are.
@@ -122,7 +122,7 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
         """What a player must know before the first observation; may be empty."""
 
         self._available_words: tuple[str, ...] | None = None
-        self._available: tuple[int, ...] | None = None
+        self.available_actions: tuple[int, ...] | None = None
         """Indices of the actions that the mask allows now; None if it allows all, or there is none."""
         self._last_description = ""
 
@@ -154,9 +154,9 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
         if indices is None:
             reply = f"That is no action. Write {self.action_words.options}.\n{self._last_description}"
             return reply, 0.0, False, False, {"unreadable": True}
-        if self._reader is not None and self._available is not None and indices[0] not in self._available:
+        if self._reader is not None and self.available_actions is not None and indices[0] not in self.available_actions:
             [choice] = self.action_words.choices
-            words = ", ".join(choice[index].strip() for index in self._available)
+            words = ", ".join(choice[index].strip() for index in self.available_actions)
             reply = f"That is not available now. Write one of: {words}.\n{self._last_description}"
             return reply, 0.0, False, False, {"unreadable": True}
 
@@ -178,16 +178,16 @@ class LanguageWrapper(gymnasium.Wrapper[str, str, Any, Any], RecordConstructorAr
 
     def _read_mask(self, action_mask: object) -> None:
         """Note which actions a mask allows, which an environment may not give (None); it is of a single choice."""
-        self._available = None
+        self.available_actions = None
         self._available_words = None
         if action_mask is None or len(self.action_words.choices) > 1:
             return
         mask = np.asarray(action_mask, dtype=bool).ravel()
         if len(mask) != len(self.action_words.choices[0]) or mask.all() or not mask.any():
             return
-        self._available = tuple(mask.nonzero()[0].tolist())
+        self.available_actions = tuple(mask.nonzero()[0].tolist())
         if self.words is not None:
-            self._available_words = tuple(self.words[index] for index in self._available)
+            self._available_words = tuple(self.words[index] for index in self.available_actions)
 
     def _text_of(self, observation: object) -> str:
         """Describe an observation."""

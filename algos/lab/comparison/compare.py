@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from algos import presets
 from algos.config import CONFIGS, check_total_steps
 from algos.envs.wrapping import Wrapper
 from algos.lab.comparison.jobs import Job, check_case, check_folder, make_jobs, num_finished
@@ -240,13 +239,9 @@ def compare(
 
 def _wrapped(case: Case, wrappers: Sequence[Wrapper]) -> Case:
     """Return the case with these wrappers around its environment: outside of its own, but instead of its preset's."""
-    recipe = case.recipe
-    own_wrappers = recipe.env_kwargs.get("wrappers", ())
-    if isinstance(recipe.env, str):
-        policy = recipe.policy if isinstance(recipe.policy, str) else "auto"
-        preset = presets.recipe(recipe.env, recipe.algorithm, policy=policy, env_kwargs=recipe.env_kwargs)
-        if own_wrappers == preset.env_kwargs.get("wrappers", ()):
-            own_wrappers = ()
+    own_wrappers: Sequence[Wrapper] = ()
+    if case.own_wrappers:
+        own_wrappers = case.recipe.env_kwargs.get("wrappers", ())
     env_kwargs = {**case.recipe.env_kwargs, "wrappers": [*own_wrappers, *wrappers]}
     return Case(recipe=case.recipe, env_kwargs=env_kwargs, name=case.name)
 

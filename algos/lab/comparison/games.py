@@ -81,7 +81,8 @@ def _parts_of_control(env_id: str, env_kwargs: Mapping[str, Any]) -> list[str]:
     defaults: dict[str, Any] = {}
     if spec is not None:
         defaults = {LIMIT: spec.max_episode_steps, **spec.kwargs}
-    if env_kwargs.get(LIMIT, 0) is None:
+    limit = env_kwargs.get(LIMIT, 0)
+    if limit is None or (limit == NO_LIMIT and defaults.get(LIMIT) is None):
         env_kwargs = {name: value for name, value in env_kwargs.items() if name != LIMIT}
     parts = []
     for name, value in sorted(env_kwargs.items()):
@@ -109,7 +110,8 @@ def solved_return(spec: EnvSpec | None) -> float | None:
     is_text = game_spec.id.startswith(TEXT)
     if is_text and game_spec.id not in PAY_AT_MOST_1 and parts_of_text_game(game_spec.id, game_kwargs):
         return None
-    if game_kwargs.get(LIMIT) not in (None, game_spec.max_episode_steps):
+    limit = game_kwargs.get(LIMIT)
+    if limit not in (None, game_spec.max_episode_steps or NO_LIMIT):
         return None
     if game_spec.id.startswith("FrozenLake") and not game_kwargs.get("is_slippery", True):
         return 1.0

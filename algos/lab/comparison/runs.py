@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -230,11 +231,22 @@ def _without_folders(value: str) -> str:
     Example:
         >>> _without_folders('["/home/me/rewards.py:short", "/home/me/rewards.py:polite=0.3"]')
         'rewards.py:short, rewards.py:polite=0.3'
+        >>> _without_folders("/home/me/prompts.jsonl"), _without_folders("yes /and/or no")
+        ('prompts.jsonl', 'yes /and/or no')
     """
-    text = re.sub(r'(?<![^\s"])/(?:[^/"]+/)+(?=[^/"])', "", value)
-    if text.startswith('["'):
-        text = text.strip("[]").replace('"', "")
-    return text
+    entries: Any = value
+    with suppress(ValueError):
+        entries = json.loads(value)
+    if not isinstance(entries, list):
+        entries = [value]
+    if not all(isinstance(entry, str) for entry in entries):
+        return value
+    shown = []
+    for entry in entries:
+        if entry.startswith("/") and not re.search(r"\s", entry):
+            _, _, entry = entry.rstrip("/").rpartition("/")
+        shown.append(entry)
+    return ", ".join(shown)
 
 
 def settings_of(run: RunResult) -> dict[str, str]:

@@ -81,6 +81,8 @@ class Case:
     recipe: Recipe = field(hash=False)
     name: str = ""
     _game: str = field(init=False, repr=False, compare=False)
+    own_wrappers: bool = field(init=False, repr=False, compare=False)
+    """Whether the environment's wrappers were given, and are not those of a preset."""
 
     def __init__(
         self,
@@ -100,6 +102,7 @@ class Case:
             raise TypeError("a case has either an environment (and an algorithm), such as 'CartPole-v1', or a recipe")
 
         # The recipe; the module registers the environment, and so says whether it is one of text
+        own_wrappers = recipe is not None or "wrappers" in (env_kwargs or {})
         if recipe is None:
             env_id = env if isinstance(env, str) else ""
             module, _, _ = env_id.rpartition(":")
@@ -122,6 +125,7 @@ class Case:
         changes: dict[str, Any] = {setting: value for setting, value in settings.items() if value is not None}
         object.__setattr__(self, "recipe", replace(recipe, **changes))
         object.__setattr__(self, "name", name)
+        object.__setattr__(self, "own_wrappers", own_wrappers)
         # Now, because a training may change the state of a reward, and the working folder
         object.__setattr__(self, "_game", game_of(self.env_id, self.recipe.env_kwargs))
 

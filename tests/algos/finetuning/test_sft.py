@@ -150,15 +150,23 @@ CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "good
             {"messages": CHAT, "chat_template_kwargs": {"chat_template": "x"}},
             "the chat_template_kwargs of example 3 has chat_template, expected",
         ),
-        ({"prompt": "a", "completion": "b", "weight": 0.5}, "example 3 has the weight 0.5, expected 1"),
-        ({"messages": [CHAT[0], CHAT[1] | {"weight": 0}]}, "example 3 has the weight 0, expected 1"),
-        ({"prompt": [CHAT[0]], "completion": [CHAT[1] | {"weight": [0, 1]}]}, r"example 3 has the weight \[0, 1\]"),
-        ({"messages": [CHAT[0], CHAT[1] | {"train": False}]}, "example 3 has the train False, expected 1"),
+        ({"prompt": "a", "completion": "b", "weight": 0.5}, "example 3 has weight=0.5, expected 1"),
+        ({"messages": [CHAT[0], CHAT[1] | {"weight": 0}]}, "example 3 has weight=0, expected 1"),
+        ({"prompt": [CHAT[0]], "completion": [CHAT[1] | {"weight": [0, 1]}]}, r"example 3 has weight=\[0, 1\]"),
+        ({"messages": [CHAT[0], CHAT[1] | {"train": False}]}, "example 3 has train=False, expected 1"),
     ],
 )
 def test_an_example_of_another_kind_is_refused(example, said):
     with pytest.raises(ValueError, match=said):
         read_example(3, example, chat_tokenizer())
+
+
+def test_an_answer_in_the_prompt_is_not_learnt_whatever_its_weight():
+    """As the error advises."""
+    earlier = [CHAT[0], CHAT[1] | {"weight": 0, "train": False}, CHAT[0]]
+    example = read_example(0, {"prompt": earlier, "completion": [CHAT[1]]}, chat_tokenizer())
+    plain = read_example(0, {"prompt": [CHAT[0], CHAT[1], CHAT[0]], "completion": [CHAT[1]]}, chat_tokenizer())
+    assert example == plain
 
 
 @pytest.mark.parametrize("weight", [1, 1.0, None, float("nan"), np.float32(1)])

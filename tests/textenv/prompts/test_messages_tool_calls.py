@@ -103,6 +103,17 @@ def test_null_in_json_text_is_an_argument():
     assert answer["tool_calls"][0]["function"]["arguments"] == {"a": None}
 
 
+@pytest.mark.parametrize("arguments", [{"arguments": {}}, {"arguments": None}, {"arguments": ""}, {}])
+@pytest.mark.parametrize("by_itself", [False, True])
+def test_a_call_without_arguments_has_none(arguments, by_itself):
+    """Also one that has the name without a "function" around it."""
+    function = {"name": "clock", **arguments}
+    call = function if by_itself else {"type": "function", "function": function}
+    asked, answer, _ = chat("clock", {})
+    (_, answer) = read_messages([asked, answer | {"tool_calls": [call]}], where="row")
+    assert answer["tool_calls"] == [{"type": "function", "function": {"name": "clock", "arguments": {}}}]
+
+
 @pytest.mark.parametrize(("arguments", "words"), [('{"a": 2', "not JSON"), ("[2]", "expected a JSON object")])
 def test_arguments_that_are_no_object_are_refused_with_their_row(arguments, words):
     with pytest.raises(ValueError, match=f"prompt 1 has a call with the arguments .*{words}"):

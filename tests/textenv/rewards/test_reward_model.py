@@ -242,6 +242,13 @@ def test_an_answer_that_a_stop_text_ended_is_read_without_it(words, reads_ends):
     assert paying(rate, tokenizer, [good, stop], stop=[WORDS[4]]) == pytest.approx(expected, abs=1e-4)
 
 
+def test_an_answer_without_ids_is_read_as_text():
+    """Checks of rewards ask about one; the policy itself writes at least one token."""
+    rate = RewardModel(make_model("llama"), make_tokenizer(WORDS))
+    ids = {"prompt_ids": [[0, 1]], "completion_ids": [[]], "terminated": [False], "tokenizer": make_tokenizer(WORDS)}
+    assert rate(["a b"], [""], **ids) == pytest.approx([alone(rate.model, [0, 1])[0].item()], abs=1e-4)
+
+
 def test_ids_that_are_too_many_lose_their_beginning(caplog):
     rate = RewardModel(make_model("gpt2", positions=8), make_tokenizer(WORDS))
     ids = [[1, 2, 3, 4, 5, 6], [0, 1, 2, 3]]
