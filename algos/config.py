@@ -329,6 +329,13 @@ class ClippedConfig(PolicyGradientConfig):
                 raise ValueError(
                     f"{name} is the class {choice.__name__}, expected an object of it: {choice.__name__}()"
                 )
+        if self.clip_higher is not None:
+            _check_takes(self.policy_loss, "clip_higher", value=f"clip_higher is {self.clip_higher}")
+            if self.policy_loss == "kl_cov_policy_loss":
+                raise ValueError(
+                    f"clip_higher is {self.clip_higher}, but kl_cov_policy_loss clips nothing: leave it at None"
+                )
+
         # The policy loss, with what `algos.losses.weighted_policy_loss` gives it
         keywords = ["log_ratio", "advantage", "mask", "clip_range"]
         if self.clip_higher is not None:
@@ -337,12 +344,7 @@ class ClippedConfig(PolicyGradientConfig):
             keywords.append("selected")
         if callable(self.policy_loss):
             check_call(self.policy_loss, keywords=keywords, name="policy_loss")
-        if self.clip_higher is not None:
-            _check_takes(self.policy_loss, "clip_higher", value=f"clip_higher is {self.clip_higher}")
-            if self.policy_loss == "kl_cov_policy_loss":
-                raise ValueError(
-                    f"clip_higher is {self.clip_higher}, but kl_cov_policy_loss clips nothing: leave it at None"
-                )
+
         if self.max_importance_weight is not None and self.importance_weights is not None:
             _check_takes(
                 self.importance_weights, "limit", value=f"max_importance_weight is {self.max_importance_weight}"

@@ -132,7 +132,9 @@ def test_a_resumed_league_may_be_smaller(tmp_path):
 def test_several_processes_are_refused(monkeypatch):
     """Each has an environment, of which the callback sees that of the first."""
     agent = PPO(contest_env(), word_policy(head=True), CONFIG, seed=1)
-    monkeypatch.setattr("algos.training.loop.collectives.world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     with pytest.raises(ValueError, match="League works in one process, and 2 train together"):
         agent.learn(100, callbacks=[League()])
 
