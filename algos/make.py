@@ -143,6 +143,8 @@ def make_vector_environment(
             env = gymnasium.make_vec(env_id, num_envs=num_envs, **arguments)
         if not is_text_env:
             flat_shape(env.single_observation_space)  # raises now if no policy can read the observations
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ValueError(f"cannot make environment {env_id!r}, which needs a package: {error}") from error
     except gymnasium.error.Error as error:
         text_env_ids = ", ".join(sorted(name for name in gymnasium.registry if name.startswith("textenv/")))
         raise ValueError(

@@ -235,6 +235,21 @@ def test_whether_it_reads_strings_is_asked_again_where_it_may_differ(tmp_path):
     gymnasium.registry.pop("Asked-v0")
 
 
+class Lacking(gymnasium.Env):
+    """An environment whose package is not there."""
+
+    def __init__(self):
+        raise gymnasium.error.DependencyNotInstalled("Dice is not installed, run `pip install dice`")
+
+
+gymnasium.register("Lacking-v0", Lacking)
+
+
+def test_a_missing_package_is_named_and_nothing_else():
+    with pytest.raises(ValueError, match="'Lacking-v0', which needs a package: Dice is .*pip install dice`$"):
+        make_vector_environment("Lacking-v0", 2)
+
+
 def test_prompts_in_a_list_are_texts_and_no_files(tmp_path, monkeypatch):
     """One has the name of a file, and one is longer than such a name may be."""
     monkeypatch.chdir(tmp_path)
