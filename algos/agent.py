@@ -336,10 +336,11 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
 
     def __repr__(self) -> str:
         """Return algorithm, policy and environment."""
-        env = getattr(self, "env", None)
+        env = getattr(self, "env", None)  # absent, as the policy, while the agent is made
+        policy = getattr(self, "policy", None)
         spec = getattr(env, "spec", None)
         env_name = type(env).__name__ if spec is None else spec.id
-        return f"<{type(self).__name__} of a {type(getattr(self, 'policy', None)).__name__} on {env_name}>"
+        return f"<{type(self).__name__} of a {type(policy).__name__} on {env_name}>"
 
     learn = check_names(learn)
 

@@ -94,19 +94,12 @@ def make_vector_environment(
     arguments = absolute_paths(arguments)
     wrappers = absolute_paths({"wrappers": wrappers})["wrappers"]
     is_text_env = is_text(env_id, arguments)
-    limit = arguments.get("max_episode_steps")
-    has_no_limit = limit == NO_LIMIT and not is_text_env
-    if limit is not None and not has_no_limit and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-        raise ValueError(
-            f"max_episode_steps is {limit!r}, expected an integer of at least 1, None (the default) or, for control, "
-            f"{NO_LIMIT} (no limit)"
-        )
+    _check_limit(arguments, is_text_env=is_text_env)
+    leaves_out_limit = arguments.get("max_episode_steps") == NO_LIMIT
     registered = gymnasium.registry.get(env_id)
-    if has_no_limit and registered is not None and registered.max_episode_steps is None:
-        limit = None  # there is none to leave out
-        has_no_limit = False
-    if limit is None:
-        arguments.pop("max_episode_steps", None)  # some native environments compare it with their steps
+    if leaves_out_limit and registered is not None and registered.max_episode_steps is None:
+        del arguments["max_episode_steps"]  # there is none
+        leaves_out_limit = False
     if process_timeout is not None and is_text_env:
         raise ValueError(f"process_timeout is {process_timeout}, expected None for a text environment ({env_id})")
     is_string_env = has_text_spaces(env_id, arguments)
@@ -131,7 +124,7 @@ def make_vector_environment(
             from algos.envs.subprocess_env import SubprocessVectorEnv
 
             env = SubprocessVectorEnv([make_single] * num_envs, timeout=process_timeout)
-        elif wrappers or not spec.vector_entry_point or has_no_limit or (seed_each and not is_text_env):
+        elif wrappers or not spec.vector_entry_point or leaves_out_limit or (seed_each and not is_text_env):
             # SAME_STEP spends no step on a reset. Native environments take "no limit" for a number of steps
             def make_copying() -> gymnasium.Env:
                 return CopiesFinalObservation(make_single())
@@ -157,6 +150,24 @@ def make_vector_environment(
     env.spec = dataclasses.replace(spec, kwargs=spec.kwargs | arguments | {"wrappers": wrappers})
     vars(env.spec)["module"] = module or None
     return env
+
+
+def _check_limit(arguments: dict[str, Any], *, is_text_env: bool) -> None:
+    """Raise a ValueError on a wrong limit of steps; remove one that is None, which is the default.
+
+    Some native environments compare None with their steps.
+    """
+    limit = arguments.get("max_episode_steps")
+    if limit is None:
+        arguments.pop("max_episode_steps", None)
+        return
+    if limit == NO_LIMIT and not is_text_env:
+        return
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        raise ValueError(
+            f"max_episode_steps is {limit!r}, expected an integer of at least 1, None (the default) or, for control, "
+            f"{NO_LIMIT} (no limit)"
+        )
 
 
 def _words_environment(env_id: str, num_envs: int, **arguments: Any) -> VectorEnv:

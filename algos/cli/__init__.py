@@ -129,7 +129,7 @@ def _print_versions() -> None:
 
 def _parse(words: list[str]) -> Any:
     """Return the command that the words of the command line make; tyro ends the program with help on wrong ones."""
-    _refuse_foreign_command(words)
+    _refuse_misspelt_command(words)
     arguments = with_files(words, switches())
     _refuse_foreign_flags(arguments, words)
     refuse_repeated(words)
@@ -294,7 +294,7 @@ def _message_about_flag(
     return f"there is no {flag_as_typed}: did you mean {flag(our_name)}?"
 
 
-def _refuse_foreign_command(words: Sequence[str]) -> None:
+def _refuse_misspelt_command(words: Sequence[str]) -> None:
     """Raise a ValueError that suggests a command, if the first word is none but nearly one; tyro answers others."""
     names = [*COMMANDS, "train", "plan"]
     if words and words[0] not in names and not words[0].startswith("-"):

@@ -114,12 +114,12 @@ def _read_calls(calls: object, message: object, where: str, from_data: bool) -> 
             function = {name: call.pop(name) for name in ("name", "arguments") if name in call}
             call = {"type": "function", **call, "function": function}
         if isinstance(call.get("function"), dict):
-            call["function"] = _with_object(call["function"], where)
+            call["function"] = _with_arguments_as_object(call["function"], where)
         read.append(call)
     return read
 
 
-def _with_object(function: dict[str, Any], where: str) -> dict[str, Any]:
+def _with_arguments_as_object(function: dict[str, Any], where: str) -> dict[str, Any]:
     """Return a call's function with its arguments as an object; OpenAI's protocol has them as JSON text."""
     arguments = function.get("arguments")
     if not arguments:  # none, which a table fills with None
