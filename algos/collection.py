@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from tensordict import TensorDict, pad
 
@@ -35,7 +36,7 @@ from algos.envs.gymnasium_results import (
 from algos.envs.spaces import fit_actions
 from algos.envs.subprocess_env import FAILED
 from algos.policies.generator import Generator, collect_turns
-from algos.policies.policy import Policy, Step, check_policy, check_step, refuse_strings
+from algos.policies.policy import Policy, Step, check_available, check_policy, check_step, refuse_strings
 from algos.policies.random_streams import episode_seeds, row_seeds
 from textenv.envs.kept_sets import KeptSets
 from textenv.envs.vector_env import TextVectorEnv
@@ -59,6 +60,8 @@ _COMPARED: "WeakKeyDictionary[PreTrainedTokenizerBase, PreTrainedTokenizerBase]"
 """The policy's tokenizer that an environment's was compared with: only once, because vocabularies are large."""
 MOST_RESETS = 3
 """Largest number of further steps where a rollout has only reset slots: one suffices unless the environment fails."""
+ENOUGH_STEPS_OF_TURNS = 32
+"""Steps of a rollout from which on few of the rewards that come while an agent waits are cut off by its end."""
 
 
 @check_names
@@ -144,6 +147,8 @@ class Collector:
         """int ``[N]`` from the environment's ``info["lives"]``, as Atari games have it; None if it has none."""
         self.is_init = np.zeros(0, dtype=bool)
         """bool ``[N]``: slots at the first observation of an episode."""
+        self.agents_wait = False
+        """Whether an agent has waited for others so far."""
         self.group_seeds: np.random.Generator | None = None
         """Generator of the groups' reset seeds (control); None before the first group."""
 
@@ -300,6 +305,13 @@ class Collector:
             if any(is_step.any() for is_step in columns["mask"]):
                 break
             self._step(columns, deterministic)
+        if self.agents_wait and num_steps < ENOUGH_STEPS_OF_TURNS:
+            _warn_once(
+                "agents wait for one another, and a rollout has only %s steps: what an agent earns after a rollout's "
+                "last step, before its next turn, is not learnt from. Take num_steps of at least %s",
+                num_steps,
+                ENOUGH_STEPS_OF_TURNS,
+            )
         return _rollout(columns)
 
     def _collect_groups(self, num_episodes: int, group_size: int, deterministic: bool) -> TensorDict:
@@ -410,6 +422,8 @@ class Collector:
         slots = len(outcome.done)
         self.failed = flags(outcome.info, FAILED, slots=slots)
         waiting = flags(outcome.info, WAITING, slots=slots)
+        if WAITING in outcome.info and waiting.any():
+            self.agents_wait = True
         is_step = ~(self.only_resets | self.failed | waiting)
         is_init = self.is_init | self.failed
 
@@ -446,6 +460,8 @@ class Collector:
         step = self.policy.act(self.observation, action_mask=self.action_mask, deterministic=deterministic)
         space = env.single_action_space
         check_step(step, self.policy, slots=slots, action_shape=space.shape)
+        if self.action_mask is not None and isinstance(space, spaces.Discrete):
+            check_available(step, self.policy, action_mask=self.action_mask, space=space)
 
         # Environment. It may need another dtype, or bounds; the rollout keeps the sampled action.
         env_action = fit_actions(space, step.action.cpu().numpy())

@@ -5,7 +5,7 @@ Fields that depend on the environment and the policy are None by default; the ag
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from inspect import Parameter, signature
 from types import NoneType, UnionType
@@ -54,6 +54,11 @@ def _function(literal: object) -> FieldRule:
         return callable(value) or value in names
 
     return FieldRule(allows, f"a function, or one of {', '.join(map(repr, names))}")
+
+
+def _one_of(names: Sequence[str]) -> FieldRule:
+    """Rule of a text that is one of these."""
+    return FieldRule(lambda x: isinstance(x, str) and x in names, " or ".join(map(repr, names)))
 
 
 _COUNT_RULE = _number(lambda x: x >= 1, "an integer of at least 1", integer=True)
@@ -134,6 +139,7 @@ def _rule_of(field_type: object) -> tuple[FieldRule | None, bool]:
     if get_origin(field_type) in (Union, UnionType):
         parts = get_args(field_type)
     rules = [part.__metadata__[0] for part in parts if get_origin(part) is Annotated]
+    rules += [_one_of(get_args(part)) for part in parts if get_origin(part) is Literal]
     if bool in parts:
         rules.append(FieldRule(lambda x: isinstance(x, bool), "bool"))
     first_rule = rules[0] if rules else None

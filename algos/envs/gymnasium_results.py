@@ -9,7 +9,7 @@ from weakref import WeakSet
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from algos.envs.flatten import flatten, flatten_one
 from algos.envs.images import check_pixels
@@ -139,7 +139,6 @@ def with_final_observations(
         )
 
     # Each final observation in place of the next episode's first one
-    _warn_of_overwritten(info, done, env)
     space = env.single_observation_space
     shape = observation.shape[1:]
     with_final = observation.copy()
@@ -156,24 +155,37 @@ def with_final_observations(
                 "gymnasium.make_vec(id, wrappers=[...])"
             )
         with_final[slot] = final
+    unchanged = done & (with_final == observation).reshape(len(done), -1).all(axis=1)
+    _warn_of_overwritten(info, done, unchanged, env)
     return with_final
 
 
-def _warn_of_overwritten(info: Mapping[str, Any], done: np.ndarray, env: VectorEnv) -> None:
+def _warn_of_overwritten(info: Mapping[str, Any], done: np.ndarray, unchanged: np.ndarray, env: VectorEnv) -> None:
     """Log a warning, once, if a final observation is the array that the reset after it has returned.
 
-    Gymnasium's ``SyncVectorEnv`` resets before it copies, and keeps what the reset has returned in ``_env_obs``.
+    Gymnasium's ``SyncVectorEnv`` resets before it copies, and keeps what the reset has returned in ``_env_obs``. So do
+    the processes of ``AsyncVectorEnv``, of which only the observations can be compared.
+
+    Args:
+        info: of the step.
+        done: bool ``[N]``.
+        unchanged: bool ``[N]``: slots whose last observation equals the next episode's first one.
+        env: the environment.
     """
     unwrapped = env.unwrapped
-    if not isinstance(unwrapped, SyncVectorEnv) or unwrapped in _WARNED_OF_OVERWRITTEN:
+    if unwrapped in _WARNED_OF_OVERWRITTEN:
         return
     for slot in np.flatnonzero(done):
-        if _are_one_array(info["final_obs"][slot], unwrapped._env_obs[slot]):
+        if isinstance(unwrapped, SyncVectorEnv):
+            is_overwritten = _are_one_array(info["final_obs"][slot], unwrapped._env_obs[slot])
+        else:
+            is_overwritten = isinstance(unwrapped, AsyncVectorEnv) and unchanged[slot]
+        if is_overwritten:
             _WARNED_OF_OVERWRITTEN.add(unwrapped)
             logger.warning(
-                "the environment in slot %d returns the same array from step and reset: unless it is always the same "
-                "observation, the reset has written over the last one of the episode, from which time limits are "
-                "bootstrapped. Return a copy, or use AutoresetMode.NEXT_STEP instead of SAME_STEP",
+                "the environment in slot %d returns the same array from step and reset, or the same observation: "
+                "unless it is always the same one, the reset has written over the last one of the episode, from which "
+                "time limits are bootstrapped. Return a copy, or use AutoresetMode.NEXT_STEP instead of SAME_STEP",
                 slot,
             )
             return

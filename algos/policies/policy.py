@@ -30,6 +30,7 @@ from algos.storage.serialization import write_weights
 from textenv.acceleration import accelerated
 from textenv.names import check_names
 from textenv.rollout import Evaluation, Reference, is_episode_env
+from textenv.state import is_our_code
 
 logger = logging.getLogger(__name__)
 OBSERVATIONS_AT_ONCE = 1024
@@ -421,6 +422,33 @@ def check_step(step: object, policy: object, *, slots: int, action_shape: tuple[
     if step.log_prob.requires_grad:
         raise ValueError(
             f"{name}.act returned a log_prob with a gradient, expected none: decorate it by @torch.no_grad()"
+        )
+
+
+def check_available(step: Step, policy: object, *, action_mask: Tensor, space: spaces.Discrete) -> None:
+    """Check that a policy of the user's own takes no action that the mask forbids.
+
+    Args:
+        step: what its `act` returned.
+        policy: the policy; those of this library are not checked.
+        action_mask: bool ``[N, A]``.
+        space: space of the actions.
+
+    Raises:
+        ValueError: names a forbidden action.
+    """
+    if is_our_code(type(policy)):
+        return
+    num_actions = int(space.n)
+    index = step.action.cpu().long() - int(space.start)
+    is_action = (index >= 0) & (index < num_actions)
+    is_available = action_mask.gather(1, index.clamp(0, num_actions - 1)[:, None]).squeeze(1)
+    allowed = is_action & is_available
+    if not allowed.all():
+        slot = int(allowed.int().argmin())
+        raise ValueError(
+            f"{type(policy).__name__}.act took action {step.action[slot].item()} in slot {slot}, which action_mask "
+            "forbids: give forbidden actions probability 0, here and in evaluate (rollout['action_mask'])"
         )
 
 

@@ -1,6 +1,7 @@
 """Save and restore mid-episode state of Gymnasium environments, and the states of the objects that they call."""
 
 import copy
+import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping
@@ -8,9 +9,10 @@ from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import gymnasium
+import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers.utils import RunningMeanStd
@@ -36,17 +38,27 @@ KNOWN_PACKAGES = (
 INERT_TYPES = (spaces.Space, EnvSpec, gymnasium.Env, gymnasium.vector.VectorEnv, Enum, str, int, float, type(None))
 """Types of attributes that hold no state of an episode, or whose state is saved elsewhere."""
 
-NO_SETTINGS = ("num_envs", "vectorization_mode", "render_mode")
-"""Arguments of environments that do not change an episode, or are compared elsewhere."""
+NO_SETTINGS = ("num_envs", "vectorization_mode", "render_mode", "_np_random_seed")
+"""Arguments and attributes of environments that do not change an episode, or are compared elsewhere."""
 
 AnyEnv: TypeAlias = gymnasium.Env | gymnasium.vector.VectorEnv
 """One environment, or several in a vector."""
 PartState = TypedDict(
     "PartState",
-    {"class": str, "state": dict[str, Any], "objects": dict[str, dict[str, object]], "made_with": str},
+    {
+        "class": str,
+        "state": dict[str, Any],
+        "objects": dict[str, dict[str, object]],
+        "made_with": str,
+        "unchanged": dict[str, str],
+    },
     total=False,
 )
-"""State of one wrapper or environment, with the name of its class, the objects that it holds, and its arguments."""
+"""State of one wrapper or environment, with the name of its class, the objects that it holds, its arguments, and a
+digest of each attribute that the training has not changed."""
+
+_BEFORE: WeakKeyDictionary[AnyEnv, dict[str, str]] = WeakKeyDictionary()
+"""Digests of the attributes of wrappers and environments when their first training began."""
 
 _WARNED: WeakSet[AnyEnv] = WeakSet()
 """Environments that cannot be saved, for which a warning was logged."""
@@ -98,7 +110,40 @@ def _state_of(part: AnyEnv) -> PartState:
         if not object_state or object_state.keys() != vars(value).keys():
             raise TypeError(f"{class_name(part)} cannot be saved mid-episode: its {name} is a {type(value).__name__}")
         objects[name] = object_state
-    return {"class": class_name(part), "state": state, "objects": objects, "made_with": _made_with(part)}
+    before = _BEFORE.get(part, {})
+    unchanged = {name: digest for name, digest in _digests(part).items() if before.get(name) == digest}
+    return {
+        "class": class_name(part),
+        "state": state,
+        "objects": objects,
+        "made_with": _made_with(part),
+        "unchanged": unchanged,
+    }
+
+
+def note_settings(env: AnyEnv) -> None:
+    """Note the attributes of an environment before a training, so that `changed_arguments` knows its settings.
+
+    Settings are the attributes that the training does not change: Gymnasium knows the arguments only of environments
+    that ``make`` has made.
+    """
+    for part in _parts(env):
+        if _is_known(part) and not isinstance(part, Stateful):
+            _BEFORE.setdefault(part, _digests(part))
+
+
+def _digests(part: AnyEnv) -> dict[str, str]:
+    """Return a digest of each attribute that can be saved and may be a setting."""
+    digests = {}
+    for name, value in attributes(part).items():
+        if name in NO_SETTINGS or isinstance(value, np.random.Generator):
+            continue
+        tensors: dict[str, Tensor] = {}
+        digest = hashlib.blake2b(json.dumps(to_json(value, tensors)).encode(), digest_size=16)
+        for tensor in tensors.values():
+            digest.update(tensor.cpu().numpy().tobytes())
+        digests[name] = digest.hexdigest()
+    return digests
 
 
 def _made_with(part: object) -> str:
@@ -120,8 +165,8 @@ def changed_arguments(env: AnyEnv, state: list[PartState]) -> str:
     """Say which arguments an environment was made with, and which the saved one; empty if they are equal or unknown.
 
     Args:
-        env: an environment.
-        state: of `env_state`; those of earlier versions do not know the arguments.
+        env: an environment, noted by `note_settings`.
+        state: of `env_state`; those of earlier versions do not know the arguments, or not the settings.
     """
     for part, saved in zip(_parts(env), state, strict=False):
         if saved["class"] != class_name(part) or "made_with" not in saved:
@@ -129,6 +174,13 @@ def changed_arguments(env: AnyEnv, state: list[PartState]) -> str:
         made_with = _made_with(part)
         if _without_empty_wrappers(saved["made_with"]) != _without_empty_wrappers(made_with):
             return f"{class_name(part)} was made with {saved['made_with']}, now with {made_with}"
+
+        # What Gymnasium does not know of: attributes that stayed as they were in the saved run, and are others now
+        unchanged = saved.get("unchanged", {})
+        for name, digest in _BEFORE.get(part, {}).items():
+            if unchanged.get(name, digest) != digest:
+                what = "the arguments" if name == "_saved_kwargs" else name
+                return f"{class_name(part)} had {what} {saved['state'][name]!r:.200}, now {vars(part).get(name)!r:.200}"
     return ""
 
 

@@ -47,6 +47,15 @@ def holds_run(folder: str | Path) -> bool:
     return any(_size(Path(folder) / name) for name in RESULTS)
 
 
+def refuse_tilde(name: str, path: str | os.PathLike[str] | None) -> None:
+    """Raise a ValueError on a path that begins with ``~``, which would become a folder of this name."""
+    if path is not None and Path(path).parts[:1] == ("~",):
+        raise ValueError(
+            f"{name} is {os.fspath(path)!r}, but only a shell reads ~ as the home folder: give the whole path, "
+            f"pathlib.Path({os.fspath(path)!r}).expanduser()"
+        )
+
+
 def check_new(folder: str | Path, *, overwrite: bool = False) -> None:
     """Raise a FileExistsError, with advice, if a new run in this folder would replace the files of another one."""
     if holds_run(folder) and not overwrite:
@@ -278,6 +287,19 @@ def agent_steps(folder: Path) -> int | None:
         return int(steps)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def check_agent_of_run(folder: str | Path, *, steps: int) -> None:
+    """Raise a FileExistsError if a folder holds an ended run whose agent was trained for longer than ``steps``."""
+    folder = Path(folder)
+    if not (folder / METRICS).is_file() or (folder / HOLDER).is_file():  # the training itself saves its agents
+        return
+    trained_steps = agent_steps(folder)
+    if trained_steps is not None and trained_steps > steps:
+        raise FileExistsError(
+            f"{folder} holds a run whose agent was trained for {trained_steps} steps, and this agent was for {steps}: "
+            "give another folder"
+        )
 
 
 def was_broken_off(folder: Path) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 from textenv.errors import InvariantError as InvariantError
 from textenv.lm.model import language_model_of
 from textenv.rollout import Evaluation, least_precise_dtype, ratio_gap, start_tolerance, tolerance_note
+from textenv.state import is_our_code
 
 if TYPE_CHECKING:
     from algos.policies.policy import Policy
@@ -61,7 +62,7 @@ def check_finite(rollout: TensorDict, *names: str) -> None:
         # A sum is finite if all its terms are, unless it overflows; then the terms are checked.
         if column is None or not column.is_floating_point() or math.isfinite(column.sum().item()):
             continue
-        bad = not_finite(column, rollout)
+        bad = _not_finite_where_used(name, column, rollout)
         if not bad.any():
             continue
 
@@ -92,12 +93,18 @@ def first_not_finite(batch: TensorDict) -> tuple[str, Tensor] | None:
         column = batch.get(name, None)
         if column is None or not column.is_floating_point():
             continue
-        bad = not_finite(column, batch)
-        if name.startswith("next_") and "terminated" in batch.keys():  # not used after termination
-            bad = bad & ~batch["terminated"]
+        bad = _not_finite_where_used(name, column, batch)
         if bad.any():
             return name, bad
     return None
+
+
+def _not_finite_where_used(name: str, column: Tensor, batch: TensorDict) -> Tensor:
+    """`not_finite` of a column, without what comes after a termination, which is not used."""
+    bad = not_finite(column, batch)
+    if name.startswith("next_") and "terminated" in batch.keys():
+        bad = bad & ~batch["terminated"]
+    return bad
 
 
 def check_inert(rollout: TensorDict, *names: str) -> None:
@@ -171,6 +178,37 @@ def check_whitened(batch: TensorDict, *, raw: Tensor) -> None:
         )
 
 
+def check_evaluation(evaluation: Evaluation, policy: object, *, shape: torch.Size) -> None:
+    """Check what `evaluate` of a policy of the user's own returned; those of this library are not checked.
+
+    Args:
+        evaluation: the result.
+        policy: the policy.
+        shape: expected shape of each tensor.
+
+    Raises:
+        ValueError: if a part is no tensor of this shape, or the log-probabilities of a policy that learns have no
+            gradient.
+    """
+    if is_our_code(type(policy)):
+        return
+    name = type(policy).__name__
+    for part, value in evaluation._asdict().items():
+        if part == "value" and value is None:  # refused where values are learnt
+            continue
+        if not isinstance(value, Tensor) or value.shape != shape:
+            found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.100}"
+            raise ValueError(
+                f"{name}.evaluate returned an Evaluation whose {part} is {found}, expected a tensor of shape "
+                f"{tuple(shape)}, as log_prob in the rollout"
+            )
+    if torch.is_grad_enabled() and not evaluation.log_prob.requires_grad:
+        raise ValueError(
+            f"{name}.evaluate returned a log_prob without a gradient, so the policy would not learn: compute it from "
+            "the weights, outside of torch.no_grad() and without detach()"
+        )
+
+
 def check_first(
     log_ratio: Tensor, *, batch: TensorDict, evaluation: Evaluation, policy: "Policy", tolerance: float | None = None
 ) -> None:
@@ -184,10 +222,13 @@ def check_first(
         tolerance: maximum of `textenv.rollout.ratio_gap`, nats; None: `start_tolerance` of the dtype.
 
     Raises:
+        ValueError: as `check_evaluation`.
         InvariantError: on log-probabilities that differ by more than the tolerance, so that a ratio is not 1; or on a
             negative entropy of discrete actions. NaN is left to the gradient check, since the gradient is NaN too
             (`algos.optimizer.Optimizer.step`); an infinite ratio is refused here: its gradient may be 0.
     """
+    check_evaluation(evaluation, policy, shape=log_ratio.shape)
+
     # Tolerance
     if log_ratio.isnan().any():
         return

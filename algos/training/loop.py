@@ -22,6 +22,7 @@ from algos.storage.run_files import UNFINISHED
 from algos.storage.run_folder import (
     has_nothing_to_resume,
     lock_run_folder,
+    refuse_tilde,
     remove,
     run_folder_of,
 )
@@ -381,10 +382,11 @@ def _check_lengths(total_steps: int, checkpoint_every: int | None, run_dir: str 
         )
 
 
-def _check_path(name: str, path: object, expected: str) -> None:
-    """Raise a TypeError unless an argument is a path or None."""
+def _check_path(name: str, path: Any, expected: str) -> None:
+    """Raise a TypeError unless an argument is a path or None, and a ValueError if it begins with ``~``."""
     if not isinstance(path, (str, os.PathLike, NoneType)):
         raise TypeError(f"{name} is {path!r:.200}, expected {expected}, or None")
+    refuse_tilde(name, path)
 
 
 class FolderLostError(OSError):
@@ -443,7 +445,7 @@ def iterate(
             "the reward return None or fail for every answer?"
         )
     rollout = to_device(rollout, agent.policy.device)
-    check_finite(rollout, "observation", "reward", "log_prob")
+    check_finite(rollout, "observation", "reward", "log_prob", "next_observation")
     collected = time.perf_counter()
 
     # Charge the KL penalty

@@ -148,8 +148,9 @@ def minibatch_means(batch: TensorDict, entries: dict[str, Tensor]) -> StepMetric
         batch: the minibatch or part, with the column ``log_weight``.
         entries: one number per entry, 0 where the mask is False.
     """
-    stacked = torch.stack([x.detach().flatten() for x in entries.values()])
-    means = stacked @ batch["log_weight"].flatten()
+    weight = batch["log_weight"].flatten()
+    stacked = torch.stack([x.detach().flatten().to(weight.dtype) for x in entries.values()])
+    means = stacked @ weight
     return dict(zip(entries, means.unbind(), strict=True))
 
 

@@ -18,6 +18,7 @@ from algos.storage.env_state import (
     PartState,
     changed_arguments,
     env_state,
+    note_settings,
     object_states,
     restore_objects,
     set_env_state,
@@ -277,7 +278,10 @@ class Run:
         """Folder of the run that this one continues, which may be its own; None if it began anew."""
         self.has_ended = False
         """True if the resumed run is as long as asked for, and its agent is saved: the folder stays as it is."""
-        self.unsaved = UnsavedState(agent) if has_folder else None
+        self.unsaved: UnsavedState | None = None
+        if has_folder:
+            self.unsaved = UnsavedState(agent)
+            note_settings(agent.env)
         self._has_warned = False
         """Whether a warning has said that no checkpoint can be written."""
         self.frozen_checksum: int | None = None

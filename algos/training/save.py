@@ -19,7 +19,7 @@ from algos.envs.wrapping import NO_LIMIT, VECTOR_ONLY, vector_wrappers
 from algos.storage.hub import agent_folder, download
 from algos.storage.provenance import provenance
 from algos.storage.run_files import CONFIG, POLICY
-from algos.storage.run_folder import replacing
+from algos.storage.run_folder import refuse_tilde, replacing
 from algos.storage.run_reader import AgentRecord, DamagedRunError, check_record, read_record
 from algos.storage.saved_environment import UnnamedCodeError
 from textenv.device import find_device
@@ -53,11 +53,13 @@ def save(agent: Learner[Config], folder: str | Path) -> Path:
 
     Raises:
         OSError: if they cannot be written (a full disk, a read-only folder).
+        ValueError: if the path begins with ``~``.
     """
     from safetensors import SafetensorError
 
     from algos.storage.env_state import save_objects
 
+    refuse_tilde("folder", folder)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     try:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import typing
 
 import gymnasium
 import numpy as np
@@ -118,3 +119,21 @@ def test_a_policy_loss_may_take_just_what_it_is_called_with():
     algos.PPO(gymnasium.make_vec("CartPole-v1", num_envs=2), num_steps=8, policy_loss=higher, clip_higher=0.3).learn(16)
     with pytest.raises(TypeError, match="policy_loss is called with .*clip_range=...: missing .*'clip_higher'"):
         algos.PPOConfig(policy_loss=higher)
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_a_choice_by_name_takes_no_other_name(kind):
+    """Each field that is one of several names, or a function; ``baseline="agents"`` was the rollout's mean."""
+    default = kind()
+    hints = typing.get_type_hints(kind)
+    choices = [name for name, hint in hints.items() if "Literal" in str(hint)]
+    for name in choices:
+        for wrong in ("no such name", 0.5):
+            with pytest.raises(ValueError, match=f"{name} is {wrong!r}, expected"):
+                dataclasses.replace(default, **{name: wrong})
+
+
+@pytest.mark.parametrize("baseline", [None, "agents", "", 0.0, ["agent"]])
+def test_an_unknown_baseline_is_refused(baseline):
+    with pytest.raises(ValueError, match="expected 'rollout' or 'agent'"):
+        algos.REINFORCEConfig(baseline=baseline)

@@ -50,7 +50,7 @@ def from_pettingzoo(make_env: str | Callable[[], Any] | Any, num_envs: int = 1) 
     if isinstance(make_env, str):
         interface = "parallel" if make_env in pettingzoo.parallel_registry else "aec"
         make_env = functools.partial(pettingzoo.make, interface, make_env)
-    is_game = hasattr(make_env, "possible_agents")
+    is_game = hasattr(make_env, "possible_agents") and not isinstance(make_env, type)
 
     # The games
     games = []

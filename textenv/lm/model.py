@@ -132,7 +132,7 @@ class LanguageModel(nn.Module):
         """How an encoder-decoder reads rows; None for a decoder-only model."""
         self.hard_choices = hard_choices(plain_model(model))
         """What the model chooses by the order of scores, so that rounding may make outputs jump; see `hard_choices`."""
-        self.context = _context(model.config.get_text_config())
+        self.context = most_positions(model.config.get_text_config())
         """Maximum text length, in tokens; None without a limit. With LongRoPE it is the original length, because longer
         texts change all logits."""
         self.cached: dict[int, bool] = {}
@@ -524,9 +524,12 @@ def _scattered(mask: Tensor, values: Tensor) -> Tensor:
     return torch.zeros(mask.shape, dtype=torch.float32, device=mask.device).masked_scatter(mask, values)
 
 
-def _context(config: PreTrainedConfig) -> int | None:
-    """Value of `LanguageModel.context`: number of positions, with LongRoPE only those with short factors."""
-    limits = [setting(config, "max_position_embeddings")]
+def most_positions(config: PreTrainedConfig) -> int | None:
+    """Return the maximum text length of a model, in tokens: its number of positions; None without a limit.
+
+    With LongRoPE only the positions with short factors count.
+    """
+    limits = [setting(config, "max_position_embeddings"), setting(config, "max_seq_len")]  # the latter: MPT
     rope_parameters = setting(config, "rope_parameters") or {}
     for rope in (rope_parameters, *rope_parameters.values()):  # for all layers, or per layer type
         if not isinstance(rope, dict) or rope.get("rope_type") != "longrope":

@@ -311,7 +311,10 @@ class Programs:
         """Return the reward of an agent; raise a `RewardError` unless the program has returned one for each agent."""
         assert run.end is not None
         result = run.end.result
-        count = len(result) if isinstance(result, (list, tuple, np.ndarray)) else None
+        is_number = isinstance(result, np.ndarray) and result.ndim == 0
+        count: int | None = None
+        if isinstance(result, (list, tuple, np.ndarray)) and not is_number:
+            count = len(result)
         if self.agents > 1 and result is not None and count != self.agents:
             raise RewardError(
                 f"{self.name} returned {result!r:.200}, expected a list of {self.agents} rewards, one for each agent"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from algos import PPO, LSTMPolicy, MLPPolicy, PPOConfig, collect, evaluate
@@ -228,6 +228,16 @@ def test_windows_of_one_array_are_not_written_over(caplog):
     env = SyncVectorEnv([Window], autoreset_mode=AutoresetMode.SAME_STEP)
     collect(env, MLPPolicy(Window.observation_space, Window.action_space), num_steps=10)
     assert "same array" not in caplog.text
+
+
+def test_a_last_observation_that_another_process_writes_over_is_told(caplog):
+    """Of AsyncVectorEnv, in which a constant observation cannot be told from an overwritten one, but others can."""
+    for make_env, is_lost in ((Overwrites, True), (Window, False)):
+        env = AsyncVectorEnv([make_env] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+        collect(env, MLPPolicy(env.single_observation_space, env.single_action_space), num_steps=10)
+        env.close()
+        assert caplog.text.count("same array from step and reset") == is_lost
+        caplog.clear()
 
 
 @MODES

@@ -545,6 +545,8 @@ INSIDE = {
     "algos.policies.distributions:_refuse_mask",
     "algos.ranks.collectives:world_size",
     "algos.ranks.collectives:_joined",
+    "textenv.state:is_our_code",
+    "textenv.state:_root",
 }
 """What only words of errors, conditions of `closed_form` or empty objects depend on."""
 

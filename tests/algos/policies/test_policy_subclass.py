@@ -4,17 +4,19 @@ import importlib
 import json
 import re
 import sys
+import typing
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from safetensors.torch import load_model, save_model
 from torch import nn
 
 import algos
-from algos import PPO, LMPolicy, MLPPolicy, Policy, evaluate
+from algos import PPO, LMPolicy, MLPPolicy, Policy, evaluate, losses
 from algos.cli import main
 from algos.policies import Step, step_values, unflatten
 from tests.helpers.errors import refused
@@ -235,3 +237,88 @@ def test_replaced_layers_are_warned_of_when_the_agent_is_saved(tmp_path, caplog)
     replaced.learn(32, run_dir=tmp_path / "run", checkpoint_every=8)
     (record,) = caplog.records
     assert "the MLPPolicy has other layers than its constructor makes (actor.1, critic.0)" in record.getMessage()
+
+
+# --- what is checked of an own policy --------------------------------------------------------------------------------
+
+
+class OneActionOnly(gymnasium.Env):
+    """Only action 3 of the actions 2, 3 and 4 is ever available."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(3, start=2)
+    info: typing.ClassVar = {"action_mask": np.array([0, 1, 0], dtype=np.int8)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), self.info
+
+    def step(self, action):
+        assert action == 3
+        return np.zeros(1, np.float32), 1.0, self.np_random.random() < 0.2, False, self.info
+
+
+class NeverMasked(MLPPolicy):
+    """Acts as if every action were available."""
+
+    def act(self, observation, *, action_mask=None, deterministic=False):
+        return super().act(observation, deterministic=deterministic)
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_an_action_that_the_mask_forbids_is_refused(mode):
+    env = SyncVectorEnv([OneActionOnly] * 3, autoreset_mode=mode)
+    spaces = (env.single_observation_space, env.single_action_space)
+    algos.collect(env, MLPPolicy(*spaces), num_steps=30)
+    with refused(ValueError, "NeverMasked.act took action [24] in slot", "which action_mask forbids"):
+        algos.collect(env, NeverMasked(*spaces), num_steps=30)
+
+
+class Scores(MLPPolicy):
+    """Changes what `evaluate` returns by a function."""
+
+    def __init__(self, env, change):
+        super().__init__(env.single_observation_space, env.single_action_space)
+        self.change = change
+
+    def evaluate(self, rollout):
+        return self.change(super().evaluate(rollout))
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda scores: scores._replace(log_prob=scores.log_prob.detach()), "Scores.evaluate returned a log_prob without"),
+    (lambda scores: scores._replace(entropy=None), "Scores.evaluate returned an Evaluation whose entropy is None"),
+    (lambda scores: scores._replace(value=scores.value[:, None]), r"whose value is shape \(8, 1\), expected .* \(8,\)"),
+])  # fmt: skip
+@pytest.mark.parametrize("algorithm", [algos.PPO, algos.A2C, algos.TRPO])
+def test_scores_that_cannot_be_learnt_from_are_refused(algorithm, change, message):
+    env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    options = {"minibatch_size": 8} if algorithm is algos.PPO else {}
+    if algorithm is not algos.PPO:
+        message = message.replace("8", "(8|2)")
+    with pytest.raises(ValueError, match=message):
+        algorithm(env, Scores(env, change), num_steps=4, **options).learn(8)
+
+
+@pytest.mark.parametrize("algorithm", [algos.PPO, algos.A2C])
+def test_scores_in_float64_are_learnt_from(algorithm):
+    env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    policy = Scores(env, lambda scores: scores._replace(log_prob=scores.log_prob.double()))
+    before = [weight.clone() for weight in policy.parameters()]
+    algorithm(env, policy, num_steps=16).learn(64)
+    assert not all(map(torch.equal, before, policy.parameters()))
+
+
+def test_an_own_loss_in_float64_is_the_loss_in_float32():
+    def double(*, log_ratio, advantage, mask, clip_range):
+        return losses.clipped_policy_loss(
+            log_ratio=log_ratio.double(), advantage=advantage, mask=mask, clip_range=clip_range
+        )
+
+    policies = []
+    for policy_loss in (double, losses.clipped_policy_loss):
+        agent = algos.PPO(gymnasium.make_vec("CartPole-v1", num_envs=2), num_steps=32, policy_loss=policy_loss, seed=1)
+        agent.learn(128)
+        policies.append(agent.policy)
+    for one, other in zip(*(policy.parameters() for policy in policies), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)

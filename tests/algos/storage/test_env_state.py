@@ -7,8 +7,12 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.envs.classic_control import PendulumEnv
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.envs.toy_text.blackjack import BlackjackEnv
+from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from gymnasium.vector import SyncVectorEnv
-from gymnasium.wrappers import FrameStackObservation, TransformReward
+from gymnasium.wrappers import FrameStackObservation, RescaleAction, TimeLimit, TransformReward
 
 from algos import PPO, evaluate
 from algos.make import make_vector_environment
@@ -60,6 +64,43 @@ def test_an_empty_list_of_wrappers_is_none():
 
     assert changed_arguments(make(wrappers=[]), env_state(make())) == ""
     assert changed_arguments(make(), env_state(make(wrappers=[]))) == ""
+
+
+def directly(make_env):
+    return lambda value: SyncVectorEnv([lambda: make_env(value)] * 2)
+
+
+@pytest.mark.parametrize("make, one, other, said", [
+    (directly(lambda g: TimeLimit(PendulumEnv(g=g), 50)), 3.0, 30.0, "had g 3.0, now 30.0"),
+    (directly(lambda is_slippery: FrozenLakeEnv(is_slippery=is_slippery)), True, False, "had P "),
+    (directly(lambda sab: BlackjackEnv(sab=sab)), True, False, "had sab True, now False"),
+    (lambda limit: CartPoleVectorEnv(2, max_episode_steps=limit), 10, 500, "had max_episode_steps 10, now 500"),
+    (
+        lambda rows: gymnasium.make_vec("FrozenLake-v1", 2, vectorization_mode="sync", desc=np.array(rows, "c")),
+        ["SF", "HG"],
+        ["SH", "FG"],
+        "had desc ",
+    ),
+    (
+        directly(lambda low: RescaleAction(PendulumEnv(), np.array([low], "f"), np.array([1], "f"))),
+        -1,
+        -2,
+        "had the arguments {'min_action': array([-1.]",
+    ),
+])  # fmt: skip
+def test_other_settings_that_gymnasium_does_not_know_are_named(make, one, other, said, tmp_path, caplog):
+    """A run that is resumed with them began new episodes of the former environment without a word."""
+    PPO(make(one), num_steps=16, seed=1).learn(100, run_dir=tmp_path)
+    PPO(make(one), num_steps=16, seed=1).learn(200, run_dir=tmp_path, resume=tmp_path)
+    assert "begin anew" not in caplog.text
+
+    env = make(other)
+    before = env_state(env)
+    PPO(env, num_steps=16, seed=1).learn(300, run_dir=tmp_path, resume=tmp_path)
+    assert said in caplog.text and "its episodes begin anew" in caplog.text
+    for part, fresh in zip(env_state(env), before, strict=True):
+        for name in part["unchanged"]:
+            assert np.array_equal(part["state"][name], fresh["state"][name]), name
 
 
 # --- what wrappers call ----------------------------------------------------------------------------------------------

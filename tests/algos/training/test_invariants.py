@@ -4,9 +4,10 @@ import json
 import sys
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from safetensors.torch import load_file
 from tensordict import TensorDict
 from torch import nn
@@ -195,6 +196,40 @@ def test_a_nan_reward_or_observation_is_caught(what, column, kind, tmp_path):
     if kind in BY_VALUE:  # else each slot plays several episodes, and the wrapper counts on
         assert error.rows == [[2, column]]
     assert (~batch[what].isfinite()).any() and isinstance(error, FloatingPointError)
+
+
+class EndsAtInfinity(gym.Env):
+    """Shows infinity at its end, after four steps."""
+
+    observation_space = gym.spaces.Box(-float("inf"), float("inf"), (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, is_terminated):
+        self.is_terminated = is_terminated
+
+    def observe(self):
+        return np.array([np.inf if self.time == 4 else self.time], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.time += 1
+        is_over = self.time == 4
+        return self.observe(), 1.0, is_over and self.is_terminated, is_over and not self.is_terminated, {}
+
+
+@pytest.mark.parametrize("algorithm", [PPO, A2C])
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_an_infinite_last_observation_is_caught_where_it_is_bootstrapped(mode, algorithm):
+    """Where tanh makes its value finite, too; after a termination it is not read."""
+    env = SyncVectorEnv([lambda: EndsAtInfinity(False)] * 2, autoreset_mode=mode)
+    with pytest.raises(NonFiniteError, match="next_observation"):
+        algorithm(env, num_steps=8).learn(32)
+    env = SyncVectorEnv([lambda: EndsAtInfinity(True)] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    algorithm(env, num_steps=8).learn(32)
 
 
 def test_dqn_does_not_remember_what_is_no_number(tmp_path):
@@ -456,7 +491,7 @@ def test_a_taken_action_scored_impossible_is_caught():
     class Impossible(MLPPolicy):
         def evaluate(self, rollout):
             found = super().evaluate(rollout)
-            return found._replace(log_prob=torch.full_like(found.log_prob, -torch.inf))
+            return found._replace(log_prob=found.log_prob - torch.inf)
 
     env = cartpole()
     policy = Impossible(env.single_observation_space, env.single_action_space)

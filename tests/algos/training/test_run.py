@@ -113,6 +113,27 @@ def test_a_run_that_ended_without_its_agent_gets_it(tmp_path, caplog):
     assert f"{steps} steps already, and 64 are asked for\n" in caplog.text
 
 
+def test_the_agent_of_a_longer_run_is_not_written_over(tmp_path):
+    trained = cartpole_agent(seed=1)
+    trained.learn(64, run_dir=tmp_path)
+    steps = json.loads((tmp_path / "config.json").read_text())["steps"]
+    with pytest.raises(FileExistsError, match=r"trained for \d+ steps, and this agent was for 0: give another folder"):
+        cartpole_agent(seed=2).save(tmp_path)
+    trained.save(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["steps"] == steps == trained.steps > 0
+
+
+@pytest.mark.parametrize("argument", ["run_dir", "resume"])
+def test_a_tilde_is_no_folder(argument, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    agent = cartpole_agent()
+    with pytest.raises(ValueError, match=rf"{argument} is '~/runs', but only a shell reads ~ as the home folder"):
+        agent.learn(64, **{argument: "~/runs"})
+    with pytest.raises(ValueError, match="folder is '~/runs'"):
+        agent.save("~/runs")
+    assert not list(tmp_path.iterdir())
+
+
 class OwnLoss:
     def __init__(self, scale):
         self.scale = scale

@@ -152,6 +152,28 @@ def test_every_episode_is_counted_once():
     assert sum(result.returns) == 0, "what one wins the other loses"
 
 
+class TagOfAgents(Tag):
+    """`Tag` as a class that knows its agents before a game is made."""
+
+    possible_agents = ("a", "b", "c")
+
+
+def test_a_class_that_knows_its_agents_makes_games():
+    env = from_pettingzoo(TagOfAgents, num_envs=2)
+    assert env.num_envs == 6
+    env.reset(seed=0)
+    assert env.step(np.ones(6, int))[1].tolist() == [1] * 6
+
+
+@pytest.mark.parametrize("num_steps, is_told", [(1, True), (9, True), (32, False)])
+def test_short_rollouts_of_a_game_in_turns_are_warned_of(num_steps, is_told, caplog):
+    """What an agent earns after the last step of a rollout, before its next turn, is in no advantage."""
+    agent = PPO(from_pettingzoo(TICTACTOE), seed=1, num_steps=num_steps)
+    for _ in range(-(-64 // num_steps)):
+        agent.collect()
+    assert caplog.text.count("agents wait for one another") == is_told
+
+
 def test_different_spaces_are_padded_as_supersuit_does():
     pytest.importorskip("supersuit")
     env = from_pettingzoo(Uneven, num_envs=1)

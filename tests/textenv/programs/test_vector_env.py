@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -379,6 +380,16 @@ def test_a_program_may_return_none():
     rollout, env = played(lambda ask, rng: None if len(ask("a")) > 4 else 1.0, episodes=32)
     left_out = env.metrics["reward/left_out"]
     assert 0 < left_out < 32 and (~rollout["mask"].any(1)).sum() == left_out and not env.metrics["programs/failed"]
+
+
+@pytest.mark.parametrize("number", [np.array(2.0), np.float32(2), torch.tensor(2.0)])
+def test_a_program_may_return_a_number_of_an_array(number):
+    def pays(ask, rng):
+        ask("a")
+        return number
+
+    rollout, env = played(pays)
+    assert not env.metrics["programs/failed"] and rollout["reward"].sum(1).unique().tolist() == [2]
 
 
 def test_a_question_after_the_end_raises_in_the_program():

@@ -177,6 +177,25 @@ def test_a_long_text_loses_its_beginning(name, caplog):
     assert tokenizer.truncation_side == "right"
 
 
+def test_models_name_their_limit_in_other_ways(caplog):
+    """XLNet's -1 is no limit, by which the first token was dropped; MPT calls it ``max_seq_len``."""
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer(WORDS)
+    sizes = {"vocab_size": len(WORDS), "num_labels": 1, "d_model": 32}
+    ids = [1, 2, 3, 5] * 5
+    tokens = {"prompts": ["?"], "completions": ["?"], "prompt_ids": [ids[:10]], "completion_ids": [ids[10:]]}
+
+    xlnet = tr.XLNetForSequenceClassification(tr.XLNetConfig(**sizes, n_layer=2, n_head=4, d_inner=48)).eval()
+    paid = RewardModel(xlnet, tokenizer)(**tokens, tokenizer=tokenizer)
+    assert paid == pytest.approx([alone(xlnet, ids)[0].item()], abs=1e-6)
+    assert "cut at its beginning" not in caplog.text
+
+    mpt = tr.MptForSequenceClassification(tr.MptConfig(**sizes, n_heads=4, n_layers=2, max_seq_len=16)).eval()
+    paid = RewardModel(mpt, tokenizer)(**tokens, tokenizer=tokenizer)
+    assert paid == pytest.approx([alone(mpt, ids[-16:])[0].item()], abs=1e-6)
+    assert "cut at its beginning" in caplog.text
+
+
 def test_an_empty_text_is_scored():
     rate = RewardModel(make_model("llama"), make_tokenizer(WORDS))
     assert rate([], []) == [] and torch.isfinite(rate.scores(["", "a", ""])).all()
