@@ -44,9 +44,9 @@ def text_of(renderable: RenderableType, *, widest: int | None = None) -> str:
         renderable: what rich can print.
         widest: maximum width in characters where the output is no terminal; longer cells are folded. None: no limit.
     """
-    from rich.console import Console
+    from textenv.console import PipeConsole
 
-    console = Console()
+    console = PipeConsole()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         without_limit = console.options.update(width=100_000)
         width = console.measure(renderable, options=without_limit).maximum

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import select
 import sys
 import warnings
 from collections.abc import Sequence
@@ -99,8 +100,11 @@ def _main(arguments: Sequence[str] | None) -> None:
         _tell_lines([message, *_notes(stop), *findings_of(command)])
         raise SystemExit(stop.status) from stop
 
-    # Wrong input has status 2, what happened while the command ran 1
+    # Wrong input has status 2, what happened while the command ran 1; nobody may read the output
     except (ValueError, TypeError, OSError, ImportError, InvariantError, EnvironmentFailure) as error:
+        if isinstance(error, BrokenPipeError) and _has_no_reader():
+            _forget_output()
+            raise SystemExit(128 + SIGPIPE) from None
         _tell_lines([printable(text) for text in (str(error), *_notes(error))])
         status = 2
         if isinstance(error, (InvariantError, EnvironmentFailure, UserExit)):
@@ -145,6 +149,20 @@ def _parse(words: list[str]) -> Any:
     return command
 
 
+def _has_no_reader() -> bool:
+    """Return True if stdout is a pipe whose reader has gone."""
+    if sys.stdout is None or sys.stdout.closed:
+        return False
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return bool(poll.poll(0))
+
+
+def _forget_output() -> None:
+    """Send further output nowhere: where it cannot be written, Python would fail again when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _print_result(command: Any, result: dict[str, Any]) -> None:
     """Print the result of a command to stdout, if there is one; an output that cannot be written is told of."""
     if sys.stdout is None:
@@ -165,7 +183,7 @@ def _print_result(command: Any, result: dict[str, Any]) -> None:
         if isinstance(command, Train):
             message += f"; the run is complete and saved in {command.folder}"
         _tell(message)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again when it ends
+        _forget_output()
         status = 1
         if isinstance(error, BrokenPipeError):
             status = 128 + SIGPIPE

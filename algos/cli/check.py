@@ -71,9 +71,8 @@ class CheckReward(Command):
         if not self.functions:
             raise ValueError("there is no function to check: give one, such as my_rewards.py:score")
         load_torch()
-        from rich.console import Console
-
         from textenv.checks.reward_checker import run_reward_checks
+        from textenv.console import PipeConsole
         from textenv.prompts.files import load_prompts
         from textenv.tasks.own_prompts import read_rewards
 
@@ -95,7 +94,7 @@ class CheckReward(Command):
 
         if not self.json:
             for report in reports.values():
-                Console().print(report)
+                PipeConsole().print(report)
         results = {name: _report_for_json(report) for name, report in reports.items()}
         if len(results) == 1:
             return next(iter(results.values()))

@@ -235,11 +235,12 @@ def _typed_lines() -> Iterator[str]:
 
 def _show(title: str, answers: dict[str, str]) -> None:
     """Print the answers of the models side by side, below a title unless that is empty."""
-    from rich.console import Console
     from rich.text import Text
 
+    from textenv.console import PipeConsole
+
     if title:
-        Console().print(Text(printable(title), style="italic"))
+        PipeConsole().print(Text(printable(title), style="italic"))
     header: list[str] = []
     if len(answers) > 1:
         header = [*answers]

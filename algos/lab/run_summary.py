@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -92,7 +93,7 @@ def read_run(folder: Path) -> RunSummary:
         "status": status(folder),
         "steps": int(last.get("steps", 0)),
         "last_score": scores[-1] if scores else None,
-        "best_score": max(scores, default=None),
+        "best_score": max(filter(math.isfinite, scores), default=None),
         "seconds": last.get("time/seconds", 0.0),
         "made_by": description.get("made_by") or Provenance(),
         "config": config,

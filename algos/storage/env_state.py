@@ -110,8 +110,8 @@ def _state_of(part: AnyEnv) -> PartState:
         if not object_state or object_state.keys() != vars(value).keys():
             raise TypeError(f"{class_name(part)} cannot be saved mid-episode: its {name} is a {type(value).__name__}")
         objects[name] = object_state
-    before = _BEFORE.get(part, {})
-    unchanged = {name: digest for name, digest in _digests(part).items() if before.get(name) == digest}
+    first_digests = _BEFORE.get(part, {})
+    unchanged = {name: digest for name, digest in _digests(part).items() if first_digests.get(name) == digest}
     return {
         "class": class_name(part),
         "state": state,

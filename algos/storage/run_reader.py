@@ -5,9 +5,11 @@ The library reads ``config.json``, ``run.yaml``, ``metrics.jsonl`` and ``samples
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, TypeGuard, cast
+from typing import Any, ClassVar, NotRequired, TypedDict, TypeGuard, cast
 
 import yaml
 
@@ -166,7 +168,7 @@ def check_plain(value: object, where: str, *, levels: int = MOST_LEVELS) -> None
 
 
 def read_options_file(path: Path) -> dict[str, object]:
-    """Read the options in a YAML file (JSON is YAML): a mapping of plain data, without anchors and aliases.
+    """Read the options in a YAML or JSON file: a mapping of plain data, without anchors, aliases and repeated names.
 
     Raises:
         DamagedRunError: if it is something else, too large or too deep.
@@ -175,7 +177,10 @@ def read_options_file(path: Path) -> dict[str, object]:
         raise DamagedRunError(f"there is no file {path}")
     try:
         text = read_bytes(path, most=MOST_BYTES_OF_OPTIONS).decode("utf-8-sig")
-        options = _PlainLoader(text).get_single_data()
+        if path.suffix.lower() == ".json":  # not by the reader of YAML, which has other numbers and escapes
+            options = json.loads(text, object_pairs_hook=_without_repetition)
+        else:
+            options = _PlainLoader(text).get_single_data()
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise DamagedRunError(f"{path} is not {path.suffix[1:]} in UTF-8 ({reason:.500})") from error
@@ -185,8 +190,31 @@ def read_options_file(path: Path) -> dict[str, object]:
     return options
 
 
+def _without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return a dictionary; raise a ValueError if a name stands there twice."""
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"it has {name!r:.100} twice")
+    return dict(pairs)
+
+
 class _PlainLoader(yaml.SafeLoader):
-    """Loader of plain data in YAML, which refuses too much data before it builds it."""
+    """Loader of plain data in YAML, which refuses too much data before it builds it.
+
+    Numbers are those of YAML 1.2: 1e-5 is one, 010 and 1:30 are none.
+    """
+
+    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":int", ":float"))]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Refuse a name that stands there twice, of which the last value would count."""
+        names = [key.value for key, _ in node.value]
+        _without_repetition([(name, None) for name in names])
+        return super().construct_mapping(node, deep=deep)
 
     def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:  # noqa: N803 (PyYAML's name)
         """Refuse deeply nested flow collections: the scanner's time grows with the square of the depth."""
@@ -199,6 +227,16 @@ class _PlainLoader(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("it has an alias (*name): write the value itself")
         return super().compose_node(parent, index)
+
+
+_PlainLoader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
+_PlainLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
+    ),
+    list("-+.0123456789"),
+)
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:

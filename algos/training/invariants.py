@@ -197,9 +197,11 @@ def check_evaluation(evaluation: Evaluation, policy: object, *, shape: torch.Siz
         if part == "value" and value is None:  # refused where values are learnt
             continue
         if not isinstance(value, Tensor) or value.shape != shape:
-            found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.100}"
+            description = f"{value!r:.100}"
+            if isinstance(value, Tensor):
+                description = f"shape {tuple(value.shape)}"
             raise ValueError(
-                f"{name}.evaluate returned an Evaluation whose {part} is {found}, expected a tensor of shape "
+                f"{name}.evaluate returned an Evaluation whose {part} is {description}, expected a tensor of shape "
                 f"{tuple(shape)}, as log_prob in the rollout"
             )
     if torch.is_grad_enabled() and not evaluation.log_prob.requires_grad:

@@ -14,6 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from algos.training.loggers import Values
+from textenv.console import PipeConsole
 from textenv.rendering import printable, sparkline
 
 CURVES = {
@@ -37,14 +38,6 @@ LINE_SECONDS = 10.0
 """Seconds between plain lines."""
 NOTEBOOK_SECONDS = 0.5
 """Seconds between updates of the panel in a notebook."""
-
-
-class PipeConsole(Console):
-    """Console that raises a BrokenPipeError when nobody reads its pipe; rich would end the program and its stdout."""
-
-    def on_broken_pipe(self) -> None:
-        """Raise the error that is being handled."""
-        raise  # noqa: PLE0704
 
 
 class LiveView:

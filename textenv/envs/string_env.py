@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
@@ -204,7 +204,10 @@ class StringGames:
         self._made.add(env)
 
         env_seed = int(np.random.default_rng([seed, number]).integers(2**31))
-        observation, _ = env.reset(seed=env_seed)
+        result = env.reset(seed=env_seed)
+        if not isinstance(result, (tuple, list)) or len(result) != 2:
+            raise TypeError(f"{env!r}.reset returned {result!r:.200}, expected a tuple of 2: observation, info")
+        observation, _ = result
         text = _checked_observation(env, observation)
         return self.prompt(text, _Game(env, [text]))
 
@@ -219,6 +222,8 @@ class StringGames:
                 "truncated, info"
             )
         observation, reward, terminated, truncated, info = result
+        if not isinstance(info, Mapping):
+            raise TypeError(f"{game.env!r}.step returned the info {info!r:.200}, expected a dictionary")
         game.failed = bool(info.get(FAILED_KEY))
         if UNREADABLE_KEY in info:
             game.unreadable[turn.index] = float(info[UNREADABLE_KEY])

@@ -6,9 +6,12 @@ import asyncio
 import inspect
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, SupportsFloat
+
+import numpy as np
+from torch import Tensor
 
 from textenv.envs.tool_schemas import CALL_ID, ToolSchemas, arguments_of
 from textenv.envs.turn import ToolCall, Turn
@@ -126,16 +129,30 @@ class Tools:
         result: object = function(**arguments_of(call))
         if inspect.isawaitable(result):
             result = asyncio.run(_wait_for(result))
+        if isinstance(result, AsyncIterator):
+            result = asyncio.run(_list_of(result))
         if isinstance(result, Iterator):
             result = list(result)
         if isinstance(result, str):
             return result
-        return json.dumps(result, default=str, ensure_ascii=False)
+        return json.dumps(result, default=_numbers_or_text, ensure_ascii=False)
 
 
 async def _wait_for(result: Awaitable[object]) -> object:
     """Return what an ``async`` function returns."""
     return await result
+
+
+async def _list_of(results: AsyncIterator[object]) -> list[object]:
+    """Return what an ``async`` generator yields."""
+    return [result async for result in results]
+
+
+def _numbers_or_text(value: object) -> object:
+    """Return what JSON does not have: a number or an array of NumPy or torch as numbers and lists, others as text."""
+    if isinstance(value, (np.ndarray, np.generic, Tensor)):
+        return value.tolist()
+    return str(value)
 
 
 def _record(call: object, result: str | Exception) -> ToolCall:

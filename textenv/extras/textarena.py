@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,7 +28,8 @@ class _Ask(Protocol):
 class TextArena:
     """A game of textarena as a program: ``ProgramVectorEnv(TextArena("TicTacToe-v0"), agents=2, tokenizer=tok)``.
 
-    Each agent reads what the game tells it, and in a chat its own answers; its answer is the action. The reward of an
+    Each agent reads what the game tells it and what the others say, and in a chat its own answers; its answer is the
+    action. The reward of an
     agent is that of the game: 1 for a win, −1 for a loss, 0 for a draw. A game that is not over when the environment's
     limits are reached is left out.
 
@@ -80,7 +81,7 @@ class TextArena:
         while not is_over:
             player, observations = game.call("get_observation")
             transcript = transcripts[player]
-            transcript.add(self._texts(observations))
+            transcript.add(self._texts(observations, reader=player, names=game.names))
             answer = asks[player](transcript.content)
             transcript.add_answer(answer)
             action = answer if self._action is None else self._action(answer)
@@ -95,14 +96,26 @@ class TextArena:
         """Make the game, without the package's wrappers, which join all messages to one text."""
         return self._textarena.make(f"{self.__name__}-raw", **self._settings)
 
-    def _texts(self, observations: list[tuple[int, str, object]]) -> list[str]:
-        """Return what the game tells, without the player's own actions and repetitions."""
+    def _texts(
+        self, observations: list[tuple[int, str, object]], *, reader: int, names: Mapping[int, str]
+    ) -> list[str]:
+        """Return what the game tells a player, without repetitions, and what the others said, after their names.
+
+        Args:
+            observations: sender, text and kind of each message.
+            reader: number of the player; what he said himself he knows.
+            names: names of the players, as far as they have other ones than "Player 1".
+        """
         kinds = self._textarena.ObservationType
         texts: list[str] = []
-        for _, text, kind in observations:
+        for sender, text, kind in observations:
+            if kind is kinds.PLAYER_ACTION:
+                if sender != reader:
+                    texts.append(f"[{names.get(sender, f'Player {sender}')}] {text}")
+                continue
             if kind is kinds.PROMPT and self._rules is not None:
                 text = self._rules
-            if kind is not kinds.PLAYER_ACTION and text not in texts:
+            if text not in texts:
                 texts.append(text)
         return texts
 
@@ -114,6 +127,12 @@ class _Repeatable:
         self._game = game
         self.seed = seed
         self._state = random.Random(seed).getstate()
+
+    @property
+    def names(self) -> Mapping[int, str]:
+        """Names of players by number, in games that have roles."""
+        names: Mapping[int, str] = self._game.state.role_mapping
+        return names
 
     def call(self, method: str, **arguments: object) -> Any:
         """Call a method of the game."""

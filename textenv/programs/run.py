@@ -136,6 +136,8 @@ class ProgramRun:
         self.question: Question | None = None
         """The question that the model is answering."""
         self.num_questions = 0
+        self.num_abandoned = 0
+        """Questions whose answer nobody waited for any more: a client over HTTP had gone."""
         self.rows: list[Row] = []
         """Rows of the rollout, in the order in which they were begun."""
         self.end: _End | None = None
@@ -297,6 +299,8 @@ class ProgramRun:
         assert question is not None
         with self._lock:
             self._unanswered.discard(question)
+        if question.answer.cancelled():
+            self.num_abandoned += 1
         with suppress(InvalidStateError):  # nobody waits for it any more
             question.answer.set_result(text)
 

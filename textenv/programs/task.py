@@ -366,6 +366,7 @@ def program_metrics(runs: Sequence[ProgramRun]) -> dict[str, float]:
         - ``reward/failed``, ``programs/failed``: number of programs that raised an error, took too long or did not ask.
         - ``programs/timeouts``: those of them that took too long.
         - ``programs/limit``: those of them that did not catch `LimitReached`.
+        - ``programs/abandoned``: number of answers that no program waited for any more.
         - ``programs/questions``: mean number of questions of a program.
         - ``programs/rows``: mean number of rows of a program, 1 for each agent if every question continues the last.
         - those of `textenv.programs.opponents.opponent_metrics`.
@@ -377,6 +378,7 @@ def program_metrics(runs: Sequence[ProgramRun]) -> dict[str, float]:
         "programs/failed": sum(run.has_failed for run in runs),
         "programs/timeouts": sum(run.has_timed_out for run in runs),
         "programs/limit": sum(run.end is not None and isinstance(run.end.error, LimitReached) for run in runs),
+        "programs/abandoned": sum(run.num_abandoned for run in runs),
         "programs/questions": sum(run.num_questions for run in runs) / count,
         "programs/rows": sum(len(run.rows) for run in runs) / count,
     }

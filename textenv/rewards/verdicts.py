@@ -186,10 +186,11 @@ def _verdict_fields(text: str) -> Iterator[object]:
             end = position + 1
         else:
             by_name = {name.lower(): entry for name, entry in value.items()}
-            for name in VERDICT_FIELDS:
-                if name in by_name:
-                    yield by_name[name]
-                    break
+            names = [name for name in VERDICT_FIELDS if name in by_name]
+            if names:
+                yield by_name[names[0]]
+            else:  # perhaps an object inside of it has one
+                end = position + 1
         position = text.find("{", end)
 
 

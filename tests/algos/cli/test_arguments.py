@@ -7,6 +7,7 @@ import pytest
 
 from algos.cli import main
 from algos.cli.arguments import options, refuse_repeated, with_files
+from algos.storage.run_reader import read_options_file
 
 SWITCHES = {"quiet", "json"}
 
@@ -40,6 +41,43 @@ def test_a_later_file_replaces_options_of_an_earlier_one(tmp_path):
     other.write_text("env: Acrobot-v1")
     words = with_files(["train", "--config", str(base), "--config", str(other), "--config", str(over)], SWITCHES)
     assert words[1] == "Acrobot-v1" and "--config.gamma=0.5" in words and "--num-envs=4" in words
+
+
+JSON_FORMS = {
+    '{"env_kwargs": {"bonus": 1e-05, "most": 1e+20}}': {"env_kwargs": {"bonus": 1e-5, "most": 1e20}},
+    '{\n\t"stop": "\\ud83d\\ude00"\n}': {"stop": "\N{GRINNING FACE}"},
+    '{"words": {"no": "no"}}': {"words": {"no": "no"}},
+}
+YAML_FORMS = {
+    "env_kwargs: {bonus: 1e-5, low: -2E3, half: .5}": {"env_kwargs": {"bonus": 1e-5, "low": -2000.0, "half": 0.5}},
+    "seed: 010": {"seed": "010"}, "at: 1:30": {"at": "1:30"}, "n: 1_000": {"n": 1000}, "quiet: no": {"quiet": False},
+    "x: [0, -7, 1., ~]": {"x": [0, -7, 1.0, None]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind, text, values", [
+    *(("json", *form) for form in JSON_FORMS.items()), *(("yaml", *form) for form in YAML_FORMS.items()),
+])  # fmt: skip
+def test_values_of_a_file_are_those_of_its_format(kind, text, values, tmp_path):
+    """JSON's are those of Python's json; PyYAML reads 1e-5 as a text, 010 as 8 and 1:30 as 90."""
+    path = tmp_path / f"options.{kind}"
+    path.write_text(text)
+    found = read_options_file(path)
+    assert found == values and repr(found) == repr(values)
+    if kind == "json":
+        assert found == json.loads(text)
+
+
+@pytest.mark.parametrize("kind, text", [
+    ("json", '{"config": {"gamma": 0.9, "gamma": 0.5}}'), ("json", '{"gamma": 1, "gamma": 1}'),
+    ("yaml", "gamma: 1\ngamma: 2"), ("yaml", "config: {gamma: 1, gamma: 2}"),
+])  # fmt: skip
+def test_a_name_twice_in_a_file_is_refused(kind, text, tmp_path, capsys):
+    path = tmp_path / f"options.{kind}"
+    path.write_text(text)
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "CartPole-v1", "--config", str(path)])
+    assert stop.value.code == 2 and "it has 'gamma' twice" in capsys.readouterr().err
 
 
 def test_another_algorithm_than_that_of_the_run_is_refused(tmp_path):

@@ -17,6 +17,7 @@ from algos.cli import main
 from algos.config import PPOConfig
 from algos.lab.comparison.report import summaries_table
 from algos.lab.comparison.summary import summary
+from algos.lab.run_summary import read_run
 from algos.storage.provenance import commit, provenance
 from algos.storage.run_folder import lock_run_folder
 from tests.helpers.finished_runs import run_of
@@ -51,6 +52,25 @@ def runs(tmp_path_factory):
         agent().learn(512, run_dir=folder / "deep" / "second", on_iteration=broken)
     (folder / "empty").mkdir()
     return folder
+
+
+def test_an_evaluation_without_a_score_is_not_the_best(runs, tmp_path):
+    """Of NaN, Python's max depends on the order."""
+    for scores in ([float("nan"), 10.0, 40.0, 20.0], [10.0, float("nan"), 40.0, 20.0], [float("nan")] * 4):
+        folder = shutil.copytree(runs / "first", tmp_path / str(scores))
+        rows = [json.dumps({"steps": i, "iteration": i, "eval/mean_return": x}) for i, x in enumerate(scores)]
+        (folder / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+        assert read_run(folder)["best_score"] == max((x for x in scores if x == x), default=None)
+
+
+def test_a_table_that_nobody_reads_to_its_end_is_no_wrong_input(runs, capsys, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        with pytest.raises(SystemExit) as stop:
+            main(["show", str(runs / "first")])
+    assert stop.value.code == 141 and not capsys.readouterr().err
 
 
 def test_a_run_records_what_made_it(runs):

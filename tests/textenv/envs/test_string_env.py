@@ -421,6 +421,27 @@ def test_the_policy_scores_what_it_sampled():
     torch.testing.assert_close(log_prob[mask], rollout["log_prob"][mask], atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("returned, expected", [
+    ({"reset": "only"}, "reset returned 'only', expected a tuple of 2: observation, info"),
+    ({"reset": "ab"}, "reset returned 'ab', expected a tuple of 2"),
+    ({"step": ("hi", 1.0, False, False, None)}, "step returned the info None, expected a dictionary"),
+])  # fmt: skip
+def test_results_of_another_form_are_named(returned, expected):
+    class Odd(gymnasium.Env):
+        observation_space = action_space = gymnasium.spaces.Text(40)
+
+        def reset(self, *, seed=None, options=None):
+            return returned.get("reset", ("a", {}))
+
+        def step(self, action):
+            return returned["step"]
+
+    tokenizer = make_tokenizer(WORDS)
+    env = TokenVectorEnv(Odd, tokenizer=tokenizer, max_prompt_tokens=9, max_new_tokens=3, max_length=60)
+    with pytest.raises(TypeError, match=expected):
+        collect(env, LMPolicy(make_gpt2(), tokenizer), num_episodes=2)
+
+
 @pytest.mark.heavy
 def test_a_step_of_four_values_is_named():
     class Old(Parrot):

@@ -236,8 +236,40 @@ def squares(count: int) -> list:
     return (number * number for number in range(count))
 
 
+async def squares_later(count: int):
+    """Squares.
+
+    Args:
+        count: how many
+    """
+    for number in range(count):
+        yield number * number
+
+
+ARRAYS = [
+    (np.arange(5).sum(), "10"), (np.float32(1.5), "1.5"), (np.arange(3), "[0, 1, 2]"),
+    (torch.tensor([[0.5]]), "[[0.5]]"), ({"found": np.bool_(True)}, '{"found": true}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("array, text", ARRAYS)
+def test_arrays_are_told_as_numbers(array, text):
+    """A sum of NumPy's was the text "10", with its quotes."""
+
+    def give(what: str):
+        """Give it.
+
+        Args:
+            what: a name
+        """
+        return array
+
+    assert results(call("give", what="x"), tools=(give,)) == [text]
+
+
 def test_async_functions_are_awaited_and_generators_listed():
-    tools = (multiply_later, squares)
+    tools = (multiply_later, squares, squares_later)
+    assert results(call("squares_later", count=3), tools=tools) == ["[0, 1, 4]"]
     assert results(call("multiply_later", a=6, b=7), call("squares", count=3), tools=tools) == ["42", "[0, 1, 4]"]
     assert results(call("multiply_later", a=6, b=7), tools=tools, tool_timeout=60.0) == ["42"]
 

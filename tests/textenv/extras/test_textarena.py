@@ -79,6 +79,38 @@ def test_each_agent_reads_its_own_side_and_nothing_twice():
     assert len(set(map(tuple, cards))) > 3 and all(first != second for first, second in cards)
 
 
+@pytest.mark.parametrize("name, said", [
+    ("TruthAndDeception-v0", [["It is Fact 2, believe me", "Truly."], ["Is it?", "[Fact 1]"]]),
+    ("SimpleNegotiation-v0", [[f"I have wood {i}" for i in range(9)], [f"I want wheat {i}" for i in range(9)]]),
+])  # fmt: skip
+def test_players_read_what_the_others_say(name, said):
+    """And the names of those who said it, as the package's own wrapper for language models writes them."""
+    read = [[], []]
+    options = {"max_turns": 4}
+    TextArena(name, chat=False, **options)(*map(asking, said, read), rng=np.random.default_rng(3))
+
+    seed = int(np.random.default_rng(3).integers(2**31))
+    raw = textarena.make(f"{name}-raw", **options)
+    game = textarena.wrappers.LLMObservationWrapper(raw)
+    random.setstate(random.Random(seed).getstate())
+    game.reset(num_players=2, seed=seed)
+    answers = [iter(of_player) for of_player in said]
+    done = False
+    shown = [[], []]
+    while not done:
+        player, text = game.get_observation()
+        shown[player].append(text)
+        done, _ = game.step(action=next(answers[player]))
+    for player, other in ((0, 1), (1, 0)):
+        assert len(read[player]) == len(shown[player]) >= 2
+        assert said[other][0] in read[player][1]
+        for mine, theirs in zip(read[player], shown[player], strict=True):
+            names = raw.state.role_mapping
+            spoken = [f"[{names.get(other, f'Player {other}')}] {text}" for text in said[other]]
+            assert [text in mine for text in spoken] == [text in theirs for text in spoken]
+            assert all(mine.count(text) <= 1 for text in (*spoken, *said[player]))
+
+
 def test_a_wrong_move_is_told_to_the_one_who_made_it():
     read = [[], []]
     game = TextArena("TicTacToe-v0", action=bracketed, chat=False, rules="Play.")

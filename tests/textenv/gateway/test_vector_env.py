@@ -433,6 +433,7 @@ def test_a_client_that_goes_away_does_not_end_the_episode():
     with gateway() as env:
         rollout, _ = play_with(env, play)
         assert env.metrics["programs/failed"] == 0
+        assert env.metrics["programs/abandoned"] == env.metrics["programs/questions"] - 1
     assert rollout["reward"].sum() == 1
 
 

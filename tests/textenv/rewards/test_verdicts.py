@@ -27,7 +27,7 @@ READ = {
     '{"reasoning": "1 of 2", "verdict": 3}': 3, '{"score": 2, "reasoning": "it has 3 facts"}': 2,
     '```json\n{"Rating": "4/5"}\n```\nThe 2 facts are right.': 4, '{"score": 1} no: {"score": 5}': 5,
     '{"score": true}': None, '{"score": null} 4': None, '{"score": NaN}': None, '{"score": [4]}': None,
-    '{"reasoning": "good"} 4': 4,
+    '{"reasoning": "good"} 4': 4, '{"result": {"score": 4}, "confidence": 3}': 4, '{"a": {"b": {"score": "2/5"}}} 3': 2,
     # Thoughts
     "<think>2? 3?</think>4": 4, "2? </think> 4": 4, "<think>4": None, "<think>a <think>1</think> 2</think> 3": 3,
     "4 <think>or 5?</think>": 4, "<THINK>1</THINK>\n5": 5,
