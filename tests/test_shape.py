@@ -34,9 +34,8 @@ LAYERS = {
         rewards kl
         lm
         prompts embedded games words
-        rollout errors rendering
-        console progress acceleration device names foreign plain json_files loopback optional cache importing processes
-        state sandbox
+        rollout errors rendering progress acceleration device names foreign plain json_files loopback optional cache
+        importing processes state sandbox console
     """,
     "algos": """
         cli
