@@ -31,7 +31,7 @@ from algos.policies.registry import PolicyName, make_policy
 from algos.ranks import collectives
 from algos.ranks.sharding import Shards
 from algos.refills import refill_groups
-from algos.storage.run_folder import check_agent_of_run
+from algos.storage.run_folder import warn_of_longer_run
 from algos.storage.serialization import restore_state, saved_state
 from algos.storage.weights import load_weights, trained_weights
 from algos.training.learner import ValueEstimator
@@ -349,10 +349,10 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         """Write policy and config; `algos.load` reads the policy back.
 
         Raises:
-            FileExistsError: if the folder holds a run whose agent was trained for longer.
             OSError: if they cannot be written (a full disk, a read-only folder).
+            ValueError: if the path begins with ``~``.
         """
-        check_agent_of_run(folder, steps=self.steps)
+        warn_of_longer_run(folder, steps=self.steps)
         return save(self, folder)
 
     def export(self, path: str | Path, *, all_outputs: bool = False) -> Path:

@@ -147,8 +147,8 @@ class Collector:
         """int ``[N]`` from the environment's ``info["lives"]``, as Atari games have it; None if it has none."""
         self.is_init = np.zeros(0, dtype=bool)
         """bool ``[N]``: slots at the first observation of an episode."""
-        self.agents_wait = False
-        """Whether an agent has waited for others so far."""
+        self.pays_while_waiting = False
+        """Whether an agent has earned something so far while it waited for others."""
         self.group_seeds: np.random.Generator | None = None
         """Generator of the groups' reset seeds (control); None before the first group."""
 
@@ -305,10 +305,10 @@ class Collector:
             if any(is_step.any() for is_step in columns["mask"]):
                 break
             self._step(columns, deterministic)
-        if self.agents_wait and num_steps < ENOUGH_STEPS_OF_TURNS:
+        if self.pays_while_waiting and num_steps < ENOUGH_STEPS_OF_TURNS:
             _warn_once(
-                "agents wait for one another, and a rollout has only %s steps: what an agent earns after a rollout's "
-                "last step, before its next turn, is not learnt from. Take num_steps of at least %s",
+                "agents earn rewards while they wait for others, and a rollout has only %s steps: what an agent earns "
+                "after a rollout's last step, before its next turn, is not learnt from. Take num_steps of at least %s",
                 num_steps,
                 ENOUGH_STEPS_OF_TURNS,
             )
@@ -422,8 +422,8 @@ class Collector:
         slots = len(outcome.done)
         self.failed = flags(outcome.info, FAILED, slots=slots)
         waiting = flags(outcome.info, WAITING, slots=slots)
-        if WAITING in outcome.info and waiting.any():
-            self.agents_wait = True
+        if WAITING in outcome.info and (outcome.reward[waiting] != 0).any():
+            self.pays_while_waiting = True
         is_step = ~(self.only_resets | self.failed | waiting)
         is_init = self.is_init | self.failed
 

@@ -56,9 +56,13 @@ def _function(literal: object) -> FieldRule:
     return FieldRule(allows, f"a function, or one of {', '.join(map(repr, names))}")
 
 
-def _one_of(names: Sequence[str]) -> FieldRule:
-    """Rule of a text that is one of these."""
-    return FieldRule(lambda x: isinstance(x, str) and x in names, " or ".join(map(repr, names)))
+def _one_of(values: Sequence[object]) -> FieldRule:
+    """Rule of a value that is one of these."""
+
+    def allows(value: object) -> bool:
+        return any(type(value) is type(allowed) and value == allowed for allowed in values)
+
+    return FieldRule(allows, " or ".join(map(repr, values)))
 
 
 _COUNT_RULE = _number(lambda x: x >= 1, "an integer of at least 1", integer=True)
@@ -139,7 +143,9 @@ def _rule_of(field_type: object) -> tuple[FieldRule | None, bool]:
     if get_origin(field_type) in (Union, UnionType):
         parts = get_args(field_type)
     rules = [part.__metadata__[0] for part in parts if get_origin(part) is Annotated]
-    rules += [_one_of(get_args(part)) for part in parts if get_origin(part) is Literal]
+    choices = [value for part in parts if get_origin(part) is Literal for value in get_args(part)]
+    if choices and all(get_origin(part) is Literal or part is NoneType for part in parts):
+        rules.append(_one_of(choices))
     if bool in parts:
         rules.append(FieldRule(lambda x: isinstance(x, bool), "bool"))
     first_rule = rules[0] if rules else None

@@ -100,7 +100,7 @@ def _main(arguments: Sequence[str] | None) -> None:
         _tell_lines([message, *_notes(stop), *findings_of(command)])
         raise SystemExit(stop.status) from stop
 
-    # Wrong input has status 2, what happened while the command ran 1; nobody may read the output
+    # Wrong input has status 2, what happened while the command ran 1; the reader of the output may have gone
     except (ValueError, TypeError, OSError, ImportError, InvariantError, EnvironmentFailure) as error:
         if isinstance(error, BrokenPipeError) and _has_no_reader():
             _forget_output()
@@ -151,11 +151,12 @@ def _parse(words: list[str]) -> Any:
 
 def _has_no_reader() -> bool:
     """Return True if stdout is a pipe whose reader has gone."""
-    if sys.stdout is None or sys.stdout.closed:
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        return bool(poll.poll(0))
+    except (AttributeError, OSError, ValueError):  # there is no stdout, or it is no file
         return False
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    return bool(poll.poll(0))
 
 
 def _forget_output() -> None:

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -23,8 +23,8 @@ from algos.policies.registry import PolicyName
 from algos.recipe import Recipe
 from algos.statistics.pass_rates import Sampling, read_sampling
 from algos.storage.run_files import BEST, RUN
-from algos.storage.run_folder import check_new, mark_as_own, run_folder_of
-from algos.storage.run_reader import read_options_file
+from algos.storage.run_folder import check_new, mark_as_own, refuse_tilde, run_folder_of
+from algos.storage.run_reader import options_text, read_options_file
 from textenv.importing import absolute_name, read_module
 from textenv.startup import load_torch
 
@@ -260,12 +260,12 @@ class Train(
             check_environment(test_env, agent.policy, agent.config)  # its prompts may be longer
 
             # Train, and save the agent
-            options_yaml = self._to_yaml(agent.config)
+            stored_options = self._stored_options(agent.config)
             evaluations = self._evaluations(test_env, sampling_arguments)
-            callbacks = self._callbacks(options_yaml)
+            callbacks = self._callbacks(stored_options)
             if evaluations is not None:
                 callbacks.append(evaluations)
-            with self._collection(agent, recipe), _options_outlive_their_folder(self.folder / RUN, options_yaml):
+            with self._collection(agent, recipe), _options_outlive_their_folder(self.folder / RUN, stored_options):
                 history = agent.learn(
                     self.total_steps,
                     run_dir=self.folder,
@@ -336,7 +336,7 @@ class Train(
             **sampling_arguments,
         )
 
-    def _callbacks(self, options_yaml: str) -> "list[Callback]":
+    def _callbacks(self, stored_options: Mapping[str, object]) -> "list[Callback]":
         """Return the callbacks of the training, but that of `_evaluations`."""
         from algos.lab.insight.dynamics import Dynamics
         from algos.training.callbacks import StopAtKL
@@ -352,8 +352,8 @@ class Train(
                 if run.has_ended:
                     return
                 if resume is not None and run.steps < run.total_steps:
-                    _warn_of_other_options(run_folder_of(resume) / RUN, options_yaml)
-                (run_dir / RUN).write_text(options_yaml, encoding="utf-8")
+                    _warn_of_other_options(run_folder_of(resume) / RUN, stored_options)
+                (run_dir / RUN).write_text(options_text(stored_options), encoding="utf-8")
                 mark_as_own(run_dir)
 
         # Callbacks that options ask for
@@ -405,6 +405,7 @@ class Train(
     def _with_absolute_paths(self) -> Self:
         """Check the options and return the same command with absolute paths, which are valid in every folder."""
         self._check()
+        refuse_tilde("--run-dir", self.run_dir)
         model = self.model
         if model not in READY_MODELS:
             model = absolute_name(model)
@@ -494,10 +495,8 @@ class Train(
         """Return what the options train."""
         return Recipe.from_dict(self._options(), trusted=True)
 
-    def _to_yaml(self, config: Config) -> str:
-        """Return the options that repeat the run as YAML, with the agent's resolved config."""
-        import yaml
-
+    def _stored_options(self, config: Config) -> dict[str, object]:
+        """Return the options that repeat the run as plain data, with the agent's resolved config."""
         stored: dict[str, object] = {"env": self.env}
         for name, value in self._options().items():
             if name not in UNSTORED_OPTIONS:
@@ -507,8 +506,8 @@ class Train(
         hyper_parameters = field_values(config)
         stored["seed"] = hyper_parameters.pop("seed")
         stored["config"] = hyper_parameters
-        plain = json.loads(json.dumps(stored))  # with lists for tuples
-        return yaml.safe_dump(plain, sort_keys=False)
+        plain: dict[str, object] = json.loads(json.dumps(stored))  # with lists for tuples
+        return plain
 
 
 def _absolute_name_or_none(name: str | None) -> str | None:
@@ -518,17 +517,15 @@ def _absolute_name_or_none(name: str | None) -> str | None:
     return absolute_name(name)
 
 
-def _warn_of_other_options(path: Path, options_yaml: str) -> None:
+def _warn_of_other_options(path: Path, options_of_training: Mapping[str, object]) -> None:
     """Log a warning that names the options of a training that are not those of the run that it resumes.
 
     Hyper-parameters are left out, which the training tells itself, and options that do not change what is learnt.
 
     Args:
         path: file with the options of the run; a run of a Python program has none.
-        options_yaml: the options of the training.
+        options_of_training: the options of the training.
     """
-    import yaml
-
     if not path.is_file():
         return
     options_of_run = read_options_file(path)
@@ -536,7 +533,7 @@ def _warn_of_other_options(path: Path, options_yaml: str) -> None:
     for kind in (WatchOptions, PassRateOptions, Command):
         untold |= {field.name for field in fields(kind)}
     changes = []
-    for name, value in yaml.safe_load(options_yaml).items():
+    for name, value in options_of_training.items():
         if name not in untold and name in options_of_run and options_of_run[name] != value:
             changes.append(f"{flag(name)} {value} (before: {options_of_run[name]})")
     if changes:
@@ -544,14 +541,14 @@ def _warn_of_other_options(path: Path, options_yaml: str) -> None:
 
 
 @contextmanager
-def _options_outlive_their_folder(path: Path, text: str) -> Iterator[None]:
+def _options_outlive_their_folder(path: Path, stored_options: Mapping[str, object]) -> Iterator[None]:
     """Write the options of a run again, if its folder was removed or moved while it trained."""
     from algos.training.loop import FolderLostError
 
     try:
         yield
     except FolderLostError:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(options_text(stored_options), encoding="utf-8")
         raise
 
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from types import NoneType
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import gymnasium
 import numpy as np
@@ -21,6 +21,10 @@ _WARNED: WeakSet[VectorEnv] = WeakSet()
 """Environments of whose masks a warning was logged."""
 _WARNED_OF_OVERWRITTEN: WeakSet[VectorEnv] = WeakSet()
 """Environments of whose last observations a warning was logged."""
+_NUM_EQUAL_ENDS: WeakKeyDictionary[VectorEnv, int | None] = WeakKeyDictionary()
+"""Number of episodes so far whose last observation equals the first one of the next; None once one differs."""
+ENOUGH_EQUAL_ENDS = 10
+"""Number of such episodes after which a warning is logged."""
 
 
 class EnvironmentAdvice:
@@ -155,40 +159,60 @@ def with_final_observations(
                 "gymnasium.make_vec(id, wrappers=[...])"
             )
         with_final[slot] = final
-    unchanged = done & (with_final == observation).reshape(len(done), -1).all(axis=1)
-    _warn_of_overwritten(info, done, unchanged, env)
+    _warn_of_overwritten(info, done, env)
+    _warn_of_equal_ends(done, observation, with_final, env)
     return with_final
 
 
-def _warn_of_overwritten(info: Mapping[str, Any], done: np.ndarray, unchanged: np.ndarray, env: VectorEnv) -> None:
+def _warn_of_overwritten(info: Mapping[str, Any], done: np.ndarray, env: VectorEnv) -> None:
     """Log a warning, once, if a final observation is the array that the reset after it has returned.
 
-    Gymnasium's ``SyncVectorEnv`` resets before it copies, and keeps what the reset has returned in ``_env_obs``. So do
-    the processes of ``AsyncVectorEnv``, of which only the observations can be compared.
-
-    Args:
-        info: of the step.
-        done: bool ``[N]``.
-        unchanged: bool ``[N]``: slots whose last observation equals the next episode's first one.
-        env: the environment.
+    Gymnasium's ``SyncVectorEnv`` resets before it copies, and keeps what the reset has returned in ``_env_obs``.
     """
     unwrapped = env.unwrapped
-    if unwrapped in _WARNED_OF_OVERWRITTEN:
+    if not isinstance(unwrapped, SyncVectorEnv) or unwrapped in _WARNED_OF_OVERWRITTEN:
         return
     for slot in np.flatnonzero(done):
-        if isinstance(unwrapped, SyncVectorEnv):
-            is_overwritten = _are_one_array(info["final_obs"][slot], unwrapped._env_obs[slot])
-        else:
-            is_overwritten = isinstance(unwrapped, AsyncVectorEnv) and unchanged[slot]
-        if is_overwritten:
+        if _are_one_array(info["final_obs"][slot], unwrapped._env_obs[slot]):
             _WARNED_OF_OVERWRITTEN.add(unwrapped)
             logger.warning(
-                "the environment in slot %d returns the same array from step and reset, or the same observation: "
-                "unless it is always the same one, the reset has written over the last one of the episode, from which "
-                "time limits are bootstrapped. Return a copy, or use AutoresetMode.NEXT_STEP instead of SAME_STEP",
+                "the environment in slot %d returns the same array from step and reset: unless it is always the same "
+                "observation, the reset has written over the last one of the episode, from which time limits are "
+                "bootstrapped. Return a copy, or use AutoresetMode.NEXT_STEP instead of SAME_STEP",
                 slot,
             )
             return
+
+
+def _warn_of_equal_ends(done: np.ndarray, observation: np.ndarray, with_final: np.ndarray, env: VectorEnv) -> None:
+    """Log a warning, once, if the last observations of the first episodes all equal the first ones of the next.
+
+    The processes of Gymnasium's ``AsyncVectorEnv`` reset before they send what a step has returned, too, but their
+    arrays cannot be seen from here.
+
+    Args:
+        done: bool ``[N]``.
+        observation: flat observations ``[N, ...]``, those of done slots the first ones of the next episode.
+        with_final: the same with the last ones.
+        env: the environment.
+    """
+    unwrapped = env.unwrapped
+    num_equal = _NUM_EQUAL_ENDS.get(unwrapped, 0)
+    if not isinstance(unwrapped, AsyncVectorEnv) or num_equal is None:
+        return
+    if not np.array_equal(observation[done], with_final[done]):
+        _NUM_EQUAL_ENDS[unwrapped] = None
+        return
+    num_equal += int(done.sum())
+    _NUM_EQUAL_ENDS[unwrapped] = num_equal
+    if num_equal >= ENOUGH_EQUAL_ENDS:
+        _NUM_EQUAL_ENDS[unwrapped] = None
+        logger.warning(
+            "in %d episodes the last observation equals the first one of the next: if an environment returns the same "
+            "array from step and reset, the reset has written over the last one, from which time limits are "
+            "bootstrapped. Return a copy, or use AutoresetMode.NEXT_STEP instead of SAME_STEP",
+            num_equal,
+        )
 
 
 def _are_one_array(one: object, other: object) -> bool:

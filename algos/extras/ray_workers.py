@@ -31,7 +31,7 @@ from algos.config import ClippedConfig, Config, GroupsConfig, weighs_samples
 from algos.policies.policy import Policy
 from algos.policies.random_streams import ACTIONS, episode_seeds, stream_seed
 from algos.ranks import collectives
-from algos.storage.env_state import PartState, changed_arguments, env_state, set_env_state
+from algos.storage.env_state import PartState, changed_arguments, env_state, note_settings, set_env_state
 from algos.storage.weights import load_weights, trained_weights
 from algos.training.learner import Learner
 from algos.training.unsaved import UnsavedState
@@ -265,6 +265,7 @@ class Worker:
         policy.generator.manual_seed(stream_seed(seed, ACTIONS))
 
         # Go on, if the state was saved completely
+        note_settings(self.env)
         state = copy.deepcopy(state)  # Ray's arrays are read-only
         if isinstance(self.env, TextVectorEnv):
             assert state is not None

@@ -4,7 +4,7 @@ import copy
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
@@ -111,7 +111,8 @@ def _state_of(part: AnyEnv) -> PartState:
             raise TypeError(f"{class_name(part)} cannot be saved mid-episode: its {name} is a {type(value).__name__}")
         objects[name] = object_state
     first_digests = _BEFORE.get(part, {})
-    unchanged = {name: digest for name, digest in _digests(part).items() if first_digests.get(name) == digest}
+    digests = _digests(part, first_digests)
+    unchanged = {name: digest for name, digest in digests.items() if first_digests[name] == digest}
     return {
         "class": class_name(part),
         "state": state,
@@ -122,38 +123,62 @@ def _state_of(part: AnyEnv) -> PartState:
 
 
 def note_settings(env: AnyEnv) -> None:
-    """Note the attributes of an environment before a training, so that `changed_arguments` knows its settings.
+    """Note the attributes of a new environment before its training, so that `changed_arguments` knows its settings.
 
-    Settings are the attributes that the training does not change: Gymnasium knows the arguments only of environments
-    that ``make`` has made.
+    Settings are attributes that the training does not change. They stand for arguments that Gymnasium does not know
+    (of a class that was made directly), or that cannot be compared (arrays). An environment that has been reset before
+    is left out: its attributes may be the state of an episode.
     """
-    for part in _parts(env):
-        if _is_known(part) and not isinstance(part, Stateful):
-            _BEFORE.setdefault(part, _digests(part))
+    parts = list(_parts(env))
+    if any(vars(part).get("_np_random") is not None for part in parts):
+        return
+    for part in parts:
+        if _is_known(part) and not isinstance(part, Stateful) and not _are_arguments_known(part):
+            _BEFORE.setdefault(part, _digests(part, vars(part)))
 
 
-def _digests(part: AnyEnv) -> dict[str, str]:
-    """Return a digest of each attribute that can be saved and may be a setting."""
+def _are_arguments_known(part: AnyEnv) -> bool:
+    """Return True if Gymnasium knows all arguments of a wrapper or environment, and JSON can hold them."""
+    arguments = _arguments(part)
+    try:
+        json.dumps(arguments)
+    except (TypeError, ValueError):
+        return False
+    return bool(arguments)
+
+
+def _digests(part: AnyEnv, names: Iterable[str]) -> dict[str, str]:
+    """Return a digest of each of these attributes that can be saved and may be a setting."""
     digests = {}
-    for name, value in attributes(part).items():
+    for name in names:
+        value = vars(part).get(name)
         if name in NO_SETTINGS or isinstance(value, np.random.Generator):
             continue
         tensors: dict[str, Tensor] = {}
-        digest = hashlib.blake2b(json.dumps(to_json(value, tensors)).encode(), digest_size=16)
+        try:
+            text = json.dumps(to_json(value, tensors))
+        except TypeError:  # it cannot be saved
+            continue
+        digest = hashlib.blake2b(text.encode(), digest_size=16)
         for tensor in tensors.values():
             digest.update(tensor.cpu().numpy().tobytes())
         digests[name] = digest.hexdigest()
     return digests
 
 
-def _made_with(part: object) -> str:
-    """Return the arguments with which a wrapper or environment was made, as JSON, as far as Gymnasium knows them."""
-    arguments = dict(vars(part).get("_saved_kwargs", {}))
+def _arguments(part: object) -> dict[str, object]:
+    """Return the arguments with which a wrapper or environment was made, as far as Gymnasium knows them."""
+    arguments: dict[str, object] = dict(vars(part).get("_saved_kwargs", {}))
     spec = vars(part).get("spec")
     if isinstance(spec, EnvSpec):
         arguments |= {"id": spec.id, "max_episode_steps": spec.max_episode_steps} | spec.kwargs
+    return arguments
+
+
+def _made_with(part: object) -> str:
+    """Return the arguments with which a wrapper or environment was made, as JSON, as far as Gymnasium knows them."""
     plain_arguments = {}
-    for name, value in arguments.items():
+    for name, value in _arguments(part).items():
         if name in NO_SETTINGS:
             continue
         with suppress(TypeError, ValueError):  # what JSON does not have, such as functions, cannot be compared

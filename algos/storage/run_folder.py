@@ -48,8 +48,8 @@ def holds_run(folder: str | Path) -> bool:
 
 
 def refuse_tilde(name: str, path: str | os.PathLike[str] | None) -> None:
-    """Raise a ValueError on a path that begins with ``~``, which would become a folder of this name."""
-    if path is not None and Path(path).parts[:1] == ("~",):
+    """Raise a ValueError on a path that begins with ``~``, or ``~user``, which would become a folder of this name."""
+    if path is not None and os.path.expanduser(path) != os.fspath(path):
         raise ValueError(
             f"{name} is {os.fspath(path)!r}, but only a shell reads ~ as the home folder: give the whole path, "
             f"pathlib.Path({os.fspath(path)!r}).expanduser()"
@@ -289,16 +289,22 @@ def agent_steps(folder: Path) -> int | None:
         return None
 
 
-def check_agent_of_run(folder: str | Path, *, steps: int) -> None:
-    """Raise a FileExistsError if a folder holds an ended run whose agent was trained for longer than ``steps``."""
+def warn_of_longer_run(folder: str | Path, *, steps: int) -> None:
+    """Log a warning if a folder holds a run whose agent was trained for longer than ``steps``, and is now replaced.
+
+    A run that is going on, or was killed, is passed over.
+    """
     folder = Path(folder)
     if not (folder / METRICS).is_file() or (folder / HOLDER).is_file():  # the training itself saves its agents
         return
     trained_steps = agent_steps(folder)
     if trained_steps is not None and trained_steps > steps:
-        raise FileExistsError(
-            f"{folder} holds a run whose agent was trained for {trained_steps} steps, and this agent was for {steps}: "
-            "give another folder"
+        logger.warning(
+            "%s holds a run of %s steps, whose agent is replaced by one that was last trained for %s steps; the run's "
+            "own is in its newest checkpoint",
+            folder,
+            f"{trained_steps:,}",
+            f"{steps:,}",
         )
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NotRequired, TypedDict, TypeGuard, cast
+from typing import Any, NotRequired, TypedDict, TypeGuard, cast
 
 import yaml
 
@@ -183,37 +184,71 @@ def read_options_file(path: Path) -> dict[str, object]:
             options = _PlainLoader(text).get_single_data()
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
-        raise DamagedRunError(f"{path} is not {path.suffix[1:]} in UTF-8 ({reason:.500})") from error
+        raise DamagedRunError(f"{path} cannot be read as {path.suffix[1:]} in UTF-8: {reason:.500}") from error
     if not isinstance(options, dict):
         raise DamagedRunError(f"{path} holds {options!r:.200}, expected names of options with their values")
     check_plain(options, str(path))
     return options
 
 
-def _without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def options_text(options: Mapping[str, object]) -> str:
+    """Return options as the text of a YAML file, which `read_options_file` reads back."""
+    return yaml.dump(options, Dumper=_PlainDumper, sort_keys=False)
+
+
+def _without_repetition(pairs: list[tuple[Any, object]]) -> dict[Any, object]:
     """Return a dictionary; raise a ValueError if a name stands there twice."""
-    names = [name for name, _ in pairs]
-    for name in names:
-        if names.count(name) > 1:
+    values: dict[Any, object] = {}
+    for name, value in pairs:
+        if name in values:
             raise ValueError(f"it has {name!r:.100} twice")
-    return dict(pairs)
+        values[name] = value
+    return values
+
+
+INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$")
+"""Words of YAML that are integers."""
+FRACTION = re.compile(
+    r"[-+]?(\.[0-9_]+|[0-9][0-9_]*\.[0-9_]*|[0-9][0-9_]*(?=[eE]))([eE][-+]?[0-9]+)?$"
+    r"|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
+)
+"""Words of YAML that are other numbers."""
+
+
+def _resolvers(*, without: tuple[str, ...]) -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    """Return how words without quotes are read in YAML, by their first letter.
+
+    `INTEGER` and `FRACTION` are added to PyYAML's own patterns, without those of the tags ``without``.
+    """
+    resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    for first, usual in yaml.SafeLoader.yaml_implicit_resolvers.items():
+        resolvers[first] = [(tag, pattern) for tag, pattern in usual if not tag.endswith(without)]
+    for tag, pattern in (("tag:yaml.org,2002:int", INTEGER), ("tag:yaml.org,2002:float", FRACTION)):
+        for first in "-+.0123456789":
+            resolvers.setdefault(first, []).append((tag, pattern))
+    return resolvers
+
+
+class _PlainDumper(yaml.SafeDumper):
+    """Writer of plain data in YAML, which quotes the texts that this or another reader would take for numbers."""
+
+    yaml_implicit_resolvers = _resolvers(without=())
 
 
 class _PlainLoader(yaml.SafeLoader):
     """Loader of plain data in YAML, which refuses too much data before it builds it.
 
-    Numbers are those of YAML 1.2: 1e-5 is one, 010 and 1:30 are none.
+    1e-5 is a number, and 010 and 1:30 are texts; PyYAML reads a text, 8 and 90.
     """
 
-    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {
-        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":int", ":float"))]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
+    yaml_implicit_resolvers = _resolvers(without=(":int", ":float"))
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Refuse a name that stands there twice, of which the last value would count."""
-        names = [key.value for key, _ in node.value]
-        _without_repetition([(name, None) for name in names])
+        names = [(key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        repeated = [name for name, count in Counter(names).items() if count > 1]
+        if repeated:
+            raise yaml.YAMLError(f"it has {repeated[0][1]!r:.100} twice")
         return super().construct_mapping(node, deep=deep)
 
     def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:  # noqa: N803 (PyYAML's name)
@@ -227,16 +262,6 @@ class _PlainLoader(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("it has an alias (*name): write the value itself")
         return super().compose_node(parent, index)
-
-
-_PlainLoader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
-_PlainLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
-    ),
-    list("-+.0123456789"),
-)
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:

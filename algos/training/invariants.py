@@ -178,32 +178,20 @@ def check_whitened(batch: TensorDict, *, raw: Tensor) -> None:
         )
 
 
-def check_evaluation(evaluation: Evaluation, policy: object, *, shape: torch.Size) -> None:
+def check_evaluation(evaluation: Evaluation, policy: object) -> None:
     """Check what `evaluate` of a policy of the user's own returned; those of this library are not checked.
 
-    Args:
-        evaluation: the result.
-        policy: the policy.
-        shape: expected shape of each tensor.
-
     Raises:
-        ValueError: if a part is no tensor of this shape, or the log-probabilities of a policy that learns have no
-            gradient.
+        ValueError: if the entropy is no tensor, or the log-probabilities of a policy that learns have no gradient.
     """
     if is_our_code(type(policy)):
         return
     name = type(policy).__name__
-    for part, value in evaluation._asdict().items():
-        if part == "value" and value is None:  # refused where values are learnt
-            continue
-        if not isinstance(value, Tensor) or value.shape != shape:
-            description = f"{value!r:.100}"
-            if isinstance(value, Tensor):
-                description = f"shape {tuple(value.shape)}"
-            raise ValueError(
-                f"{name}.evaluate returned an Evaluation whose {part} is {description}, expected a tensor of shape "
-                f"{tuple(shape)}, as log_prob in the rollout"
-            )
+    if not isinstance(evaluation.entropy, Tensor):
+        raise ValueError(
+            f"{name}.evaluate returned an Evaluation whose entropy is {evaluation.entropy!r:.100}, expected a tensor "
+            "like log_prob; zeros if it is not known"
+        )
     if torch.is_grad_enabled() and not evaluation.log_prob.requires_grad:
         raise ValueError(
             f"{name}.evaluate returned a log_prob without a gradient, so the policy would not learn: compute it from "
@@ -229,7 +217,7 @@ def check_first(
             negative entropy of discrete actions. NaN is left to the gradient check, since the gradient is NaN too
             (`algos.optimizer.Optimizer.step`); an infinite ratio is refused here: its gradient may be 0.
     """
-    check_evaluation(evaluation, policy, shape=log_ratio.shape)
+    check_evaluation(evaluation, policy)
 
     # Tolerance
     if log_ratio.isnan().any():

@@ -278,10 +278,8 @@ class Run:
         """Folder of the run that this one continues, which may be its own; None if it began anew."""
         self.has_ended = False
         """True if the resumed run is as long as asked for, and its agent is saved: the folder stays as it is."""
-        self.unsaved: UnsavedState | None = None
-        if has_folder:
-            self.unsaved = UnsavedState(agent)
-            note_settings(agent.env)
+        self.unsaved = UnsavedState(agent) if has_folder else None
+        note_settings(agent.env)
         self._has_warned = False
         """Whether a warning has said that no checkpoint can be written."""
         self.frozen_checksum: int | None = None

@@ -121,16 +121,35 @@ def test_a_policy_loss_may_take_just_what_it_is_called_with():
         algos.PPOConfig(policy_loss=higher)
 
 
-@pytest.mark.parametrize("kind", EVERY)
-def test_a_choice_by_name_takes_no_other_name(kind):
-    """Each field that is one of several names, or a function; ``baseline="agents"`` was the rollout's mean."""
-    default = kind()
-    hints = typing.get_type_hints(kind)
-    choices = [name for name, hint in hints.items() if "Literal" in str(hint)]
-    for name in choices:
-        for wrong in ("no such name", 0.5):
-            with pytest.raises(ValueError, match=f"{name} is {wrong!r}, expected"):
-                dataclasses.replace(default, **{name: wrong})
+def choices():
+    """Each field of a config that is one of several names, or a function."""
+    for kind in EVERY:
+        for name, hint in typing.get_type_hints(kind).items():
+            if "Literal" in str(hint):
+                yield kind, name
+
+
+@pytest.mark.parametrize("kind, name", list(choices()))
+@pytest.mark.parametrize("wrong", ["no such name", 0.5])
+def test_a_choice_by_name_takes_no_other_name(kind, name, wrong):
+    """``baseline="agents"`` was the rollout's mean."""
+    with pytest.raises(ValueError, match=f"{name} is {wrong!r}, expected"):
+        dataclasses.replace(kind(), **{name: wrong})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnConfig(algos.PPOConfig):
+    level: typing.Literal[1, 2] = 1
+    mode: typing.Literal["auto", True, None] = None
+    size: typing.Literal["auto"] | float = 0.5
+
+
+def test_choices_of_an_own_config():
+    for values in ({"level": 2}, {"mode": True}, {"mode": "auto"}, {"size": "auto"}, {"size": 2.0}):
+        OwnConfig(**values)
+    for values in ({"level": 3}, {"level": True}, {"mode": 1}, {"mode": "no"}):
+        with pytest.raises(ValueError, match="expected"):
+            OwnConfig(**values)
 
 
 @pytest.mark.parametrize("baseline", [None, "agents", "", 0.0, ["agent"]])

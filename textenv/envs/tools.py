@@ -150,9 +150,16 @@ async def _list_of(results: AsyncIterator[object]) -> list[object]:
 
 def _numbers_or_text(value: object) -> object:
     """Return what JSON does not have: a number or an array of NumPy or torch as numbers and lists, others as text."""
-    if isinstance(value, (np.ndarray, np.generic, Tensor)):
+    if isinstance(value, Tensor):
         return value.tolist()
-    return str(value)
+    if not isinstance(value, (np.ndarray, np.generic)):
+        return str(value)
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:  # such as dates
+        return array.astype(str).tolist()
+    if array.dtype.kind == "f":
+        array = array.astype(str).astype(np.float64)  # .1 in float32 is .1, and not 0.10000000149
+    return array.tolist()
 
 
 def _record(call: object, result: str | Exception) -> ToolCall:

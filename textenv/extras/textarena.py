@@ -29,9 +29,8 @@ class TextArena:
     """A game of textarena as a program: ``ProgramVectorEnv(TextArena("TicTacToe-v0"), agents=2, tokenizer=tok)``.
 
     Each agent reads what the game tells it and what the others say, and in a chat its own answers; its answer is the
-    action. The reward of an
-    agent is that of the game: 1 for a win, −1 for a loss, 0 for a draw. A game that is not over when the environment's
-    limits are reached is left out.
+    action. The reward of an agent is that of the game: 1 for a win, −1 for a loss, 0 for a draw. A game that is not
+    over when the environment's limits are reached is left out.
 
     Args:
         name: textarena's name of the game, such as ``"TicTacToe-v0"``; its wrappers are left out.
@@ -103,7 +102,7 @@ class TextArena:
 
         Args:
             observations: sender, text and kind of each message.
-            reader: number of the player; what he said himself he knows.
+            reader: number of the player, whose own actions are left out.
             names: names of the players, as far as they have other ones than "Player 1".
         """
         kinds = self._textarena.ObservationType

@@ -132,7 +132,7 @@ class LanguageModel(nn.Module):
         """How an encoder-decoder reads rows; None for a decoder-only model."""
         self.hard_choices = hard_choices(plain_model(model))
         """What the model chooses by the order of scores, so that rounding may make outputs jump; see `hard_choices`."""
-        self.context = most_positions(model.config.get_text_config())
+        self.context = _context(model.config.get_text_config())
         """Maximum text length, in tokens; None without a limit. With LongRoPE it is the original length, because longer
         texts change all logits."""
         self.cached: dict[int, bool] = {}
@@ -524,19 +524,22 @@ def _scattered(mask: Tensor, values: Tensor) -> Tensor:
     return torch.zeros(mask.shape, dtype=torch.float32, device=mask.device).masked_scatter(mask, values)
 
 
-def most_positions(config: PreTrainedConfig) -> int | None:
-    """Return the maximum text length of a model, in tokens: its number of positions; None without a limit.
+def position_limits(config: PreTrainedConfig) -> list[int]:
+    """Return the number of positions of a model, in a list that is empty if there is no limit."""
+    limits = [setting(config, name) for name in ("max_position_embeddings", "max_seq_len")]  # the latter: MPT
+    return [limit for limit in limits if limit and limit > 0]  # XLNet has -1
 
-    With LongRoPE only the positions with short factors count.
-    """
-    limits = [setting(config, "max_position_embeddings"), setting(config, "max_seq_len")]  # the latter: MPT
+
+def _context(config: PreTrainedConfig) -> int | None:
+    """Value of `LanguageModel.context`: number of positions, with LongRoPE only those with short factors."""
+    limits = position_limits(config)
     rope_parameters = setting(config, "rope_parameters") or {}
     for rope in (rope_parameters, *rope_parameters.values()):  # for all layers, or per layer type
         if not isinstance(rope, dict) or rope.get("rope_type") != "longrope":
             continue
         if rope["short_factor"] != rope["long_factor"]:
             limits.append(rope["original_max_position_embeddings"])
-    return min((limit for limit in limits if limit and limit > 0), default=None)  # XLNet has -1
+    return min(limits, default=None)
 
 
 def _logit_finish(config: PreTrainedConfig) -> Callable[[Tensor], Tensor] | None:

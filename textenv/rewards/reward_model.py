@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from textenv.embedded.folder import EMBEDDED
 from textenv.lm.ends import ids_after_end, template_end, turn_ends
 from textenv.lm.loading import from_pretrained, setting
-from textenv.lm.model import most_positions
+from textenv.lm.model import position_limits
 from textenv.prompts.messages import read_messages, with_answer, without_prompt
 from textenv.prompts.special_tokens import ordinary_ids
 from textenv.prompts.tokenize import chat_ids, warn_of_unwritten
@@ -329,7 +329,7 @@ def _label_index(model: PreTrainedModel, label: str | int | None) -> int | None:
 
 def _max_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the model's maximum input length: its number of positions, or the tokenizer's limit if lower."""
-    num_positions = most_positions(model.config.get_text_config()) or tokenizer.model_max_length
+    num_positions = min(position_limits(model.config.get_text_config()), default=tokenizer.model_max_length)
     for name, module in model.named_modules():
         is_position_table = name.endswith("position_embeddings") and isinstance(module, nn.Embedding)
         if is_position_table and module.padding_idx is not None:

@@ -176,7 +176,7 @@ def without_thoughts(reply: str) -> str:
 
 
 def _verdict_fields(text: str) -> Iterator[object]:
-    """Yield the verdict of each JSON object in a text that has one."""
+    """Yield the verdict of each JSON object in a text that has one, or inside of which a single object has one."""
     decoder = json.JSONDecoder()
     position = text.find("{")
     while position >= 0:
@@ -185,13 +185,23 @@ def _verdict_fields(text: str) -> Iterator[object]:
         except (ValueError, RecursionError):  # no JSON, or nested too deeply
             end = position + 1
         else:
-            by_name = {name.lower(): entry for name, entry in value.items()}
-            names = [name for name in VERDICT_FIELDS if name in by_name]
-            if names:
-                yield by_name[names[0]]
-            else:  # perhaps an object inside of it has one
-                end = position + 1
+            verdicts = _verdicts_in(value)
+            if len(verdicts) == 1:  # several parts of a verdict are none
+                yield verdicts[0]
         position = text.find("{", end)
+
+
+def _verdicts_in(value: object) -> list[object]:
+    """Return the verdict of a JSON object; if it has none, those of all objects inside of it."""
+    if isinstance(value, list):
+        return [verdict for item in value for verdict in _verdicts_in(item)]
+    if not isinstance(value, dict):
+        return []
+    by_name = {name.lower(): entry for name, entry in value.items()}
+    for name in VERDICT_FIELDS:
+        if name in by_name:
+            return [by_name[name]]
+    return _verdicts_in(list(value.values()))
 
 
 def _value_of(number: str) -> float | None:

@@ -10,14 +10,13 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from algos.config import field_values
 from algos.evaluation import EvaluateEvery
 from algos.lab.comparison.fingerprint import fingerprint
 from algos.lab.comparison.record import CODE, changed_settings
 from algos.recipe import Recipe
 from algos.storage.run_folder import lock_run_folder, replacing
+from algos.storage.run_reader import options_text
 from textenv.optional import install_command
 
 try:
@@ -186,7 +185,7 @@ def tune(
             if last.state.name == "COMPLETE":
                 with replacing(run_dir / BEST_RECIPE) as new:
                     best = study.best_trial.user_attrs["flags"]
-                    new.write_text(yaml.safe_dump(best, sort_keys=False), encoding="utf-8")
+                    new.write_text(options_text(best), encoding="utf-8")
 
     complete = [trial for trial in finished if trial.state.name == "COMPLETE"]
     if not complete:

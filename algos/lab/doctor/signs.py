@@ -352,6 +352,7 @@ def texts_alike(evidence: Evidence, threshold: float) -> Figures | None:
 def evaluation_falls(evidence: Evidence, threshold: float) -> Figures | None:
     """The training's return rises, and the evaluation's falls."""
     rows = [row for row in evidence.metrics if {"eval/mean_return", "eval/std_return", "eval/episodes"} <= row.keys()]
+    rows = [row for row in rows if math.isfinite(row["eval/mean_return"])]
     trend = evidence.trend(SCORE)
     if len(rows) < 3 or trend is None or not trend.has_risen or trend.has_fallen_back:
         return None

@@ -4,10 +4,11 @@ import itertools
 import json
 
 import pytest
+import yaml
 
 from algos.cli import main
 from algos.cli.arguments import options, refuse_repeated, with_files
-from algos.storage.run_reader import read_options_file
+from algos.storage.run_reader import options_text, read_options_file
 
 SWITCHES = {"quiet", "json"}
 
@@ -51,7 +52,7 @@ JSON_FORMS = {
 YAML_FORMS = {
     "env_kwargs: {bonus: 1e-5, low: -2E3, half: .5}": {"env_kwargs": {"bonus": 1e-5, "low": -2000.0, "half": 0.5}},
     "seed: 010": {"seed": "010"}, "at: 1:30": {"at": "1:30"}, "n: 1_000": {"n": 1000}, "quiet: no": {"quiet": False},
-    "x: [0, -7, 1., ~]": {"x": [0, -7, 1.0, None]},
+    "x: [0, -7, 1., ~, 0x10, 1_000.5]": {"x": [0, -7, 1.0, None, 16, 1000.5]}, "{1: a, '1': b}": {1: "a", "1": "b"},
 }  # fmt: skip
 
 
@@ -78,6 +79,24 @@ def test_a_name_twice_in_a_file_is_refused(kind, text, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["train", "CartPole-v1", "--config", str(path)])
     assert stop.value.code == 2 and "it has 'gamma' twice" in capsys.readouterr().err
+
+
+WORDS = [
+    "1e5", "12e5", "94e8375", "-.5", "010", "1:30", "0x10", "1_000", "no", "~", "null", ".inf", "2026-01-01", "=", "",
+    "a: b", "- a", "1e-5", "\N{GRINNING FACE}", "line\nbreak", "0.1", "+1", "1.", ".",
+]  # fmt: skip
+
+
+def test_stored_options_are_read_back(tmp_path):
+    """By any reader of YAML."""
+    options = {"env": "CartPole-v1", "env_kwargs": {word: word for word in WORDS}}
+    options["config"] = {"learning_rate": 1e-5, "seed": 10, "gamma": 1e20, "gae_lambda": None, "clip": True}
+    path = tmp_path / "run.yaml"
+    path.write_text(options_text(options))
+    assert read_options_file(path) == yaml.safe_load(path.read_text()) == options
+    path.write_text("gamma: {{ g }}")
+    with pytest.raises(ValueError, match="line 1, column 8"):
+        read_options_file(path)
 
 
 def test_another_algorithm_than_that_of_the_run_is_refused(tmp_path):

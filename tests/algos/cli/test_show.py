@@ -145,7 +145,7 @@ def test_a_run_without_agent_is_shown_by_its_options(runs, tmp_path, capsys):
     assert json.loads(printed(capsys, "runs", tmp_path, "--json"))[0]["status"] == "damaged"
     with pytest.raises(SystemExit):
         main(["show", str(run)])
-    assert "run.yaml is not yaml" in capsys.readouterr().err
+    assert "run.yaml cannot be read as yaml" in capsys.readouterr().err
 
 
 def test_a_stopped_run_says_so_until_it_is_resumed(tmp_path, capsys):

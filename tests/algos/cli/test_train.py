@@ -215,7 +215,7 @@ def test_help_names_losses_and_no_function(algo, capsys):
     ("OWN --config", "--config is --total-steps, expected a .toml, .yaml or .json file"),
     ("OWN --config missing.yaml", "no such file"),
     ("OWN --config rewards.py", "expected a .toml, .yaml or .json file"),
-    ("OWN --config bad.yaml", "bad.yaml is not yaml"),
+    ("OWN --config bad.yaml", "bad.yaml cannot be read as yaml"),
     ("OWN --config bad.toml", "bad.toml is no toml"),
     ("OWN --config list.yaml", "list.yaml holds [1]"),
     ("OWN --config key.yaml", "there is no --lerning-rate: did you mean --config.learning-rate?"),

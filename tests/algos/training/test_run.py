@@ -8,6 +8,7 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from algos import A2C, PPO, TRPO, MLPPolicy
+from algos.cli import main
 from algos.losses import clipped_policy_loss
 from algos.storage.serialization import from_json, to_json
 from algos.training.run import History, Run
@@ -113,22 +114,26 @@ def test_a_run_that_ended_without_its_agent_gets_it(tmp_path, caplog):
     assert f"{steps} steps already, and 64 are asked for\n" in caplog.text
 
 
-def test_the_agent_of_a_longer_run_is_not_written_over(tmp_path):
+def test_an_agent_that_replaces_that_of_a_longer_run_is_warned_of(tmp_path, caplog):
     trained = cartpole_agent(seed=1)
     trained.learn(64, run_dir=tmp_path)
-    steps = json.loads((tmp_path / "config.json").read_text())["steps"]
-    with pytest.raises(FileExistsError, match=r"trained for \d+ steps, and this agent was for 0: give another folder"):
-        cartpole_agent(seed=2).save(tmp_path)
     trained.save(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["steps"] == steps == trained.steps > 0
+    assert "is replaced" not in caplog.text
+    cartpole_agent(seed=2).save(tmp_path)
+    assert "whose agent is replaced by one that was last trained for 0 steps" in caplog.text
+    newest = sorted((tmp_path / "checkpoints").iterdir())[-1]
+    assert json.loads((newest / "agent" / "config.json").read_text())["steps"] == trained.steps > 0
 
 
 @pytest.mark.parametrize("argument", ["run_dir", "resume"])
-def test_a_tilde_is_no_folder(argument, tmp_path, monkeypatch):
+def test_a_tilde_is_no_folder(argument, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     agent = cartpole_agent()
     with pytest.raises(ValueError, match=rf"{argument} is '~/runs', but only a shell reads ~ as the home folder"):
         agent.learn(64, **{argument: "~/runs"})
+    with pytest.raises(SystemExit):
+        main(["train", "CartPole-v1", "--run-dir=~/runs"])
+    assert "--run-dir is '~/runs'" in capsys.readouterr().err
     with pytest.raises(ValueError, match="folder is '~/runs'"):
         agent.save("~/runs")
     assert not list(tmp_path.iterdir())

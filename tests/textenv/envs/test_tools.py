@@ -248,7 +248,10 @@ async def squares_later(count: int):
 
 ARRAYS = [
     (np.arange(5).sum(), "10"), (np.float32(1.5), "1.5"), (np.arange(3), "[0, 1, 2]"),
-    (torch.tensor([[0.5]]), "[[0.5]]"), ({"found": np.bool_(True)}, '{"found": true}'),
+    (torch.tensor([[0.5]]), "[[0.5]]"), ({"found": np.bool_(True)}, '{"found": true}'), (np.float32(0.1), "0.1"),
+    (np.array([0.1, np.inf], np.float16), "[0.1, Infinity]"), (np.longdouble(1), '"1.0"'),
+    (np.datetime64("2024-01-01"), '"2024-01-01"'),
+    (np.array(["2024-01-01"], "M8[ns]"), '["2024-01-01T00:00:00.000000000"]'),
 ]  # fmt: skip
 
 

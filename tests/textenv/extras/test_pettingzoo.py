@@ -171,7 +171,12 @@ def test_short_rollouts_of_a_game_in_turns_are_warned_of(num_steps, is_told, cap
     agent = PPO(from_pettingzoo(TICTACTOE), seed=1, num_steps=num_steps)
     for _ in range(-(-64 // num_steps)):
         agent.collect()
-    assert caplog.text.count("agents wait for one another") == is_told
+    assert caplog.text.count("agents earn rewards while they wait for others") == is_told
+
+
+def test_agents_that_are_out_of_a_game_of_all_at_once_are_not_warned_of(caplog):
+    PPO(from_pettingzoo(Tag, num_envs=2), seed=1, num_steps=11).collect()
+    assert "agents earn rewards" not in caplog.text
 
 
 def test_different_spaces_are_padded_as_supersuit_does():

@@ -28,6 +28,8 @@ READ = {
     '```json\n{"Rating": "4/5"}\n```\nThe 2 facts are right.': 4, '{"score": 1} no: {"score": 5}': 5,
     '{"score": true}': None, '{"score": null} 4': None, '{"score": NaN}': None, '{"score": [4]}': None,
     '{"reasoning": "good"} 4': 4, '{"result": {"score": 4}, "confidence": 3}': 4, '{"a": {"b": {"score": "2/5"}}} 3': 2,
+    '{"criteria": {"clarity": {"score": 2}, "depth": {"score": 5}}, "overall": 4}': 4,
+    '{"criteria": [{"score": 2}, {"score": 5}], "final": 3}': 3,
     # Thoughts
     "<think>2? 3?</think>4": 4, "2? </think> 4": 4, "<think>4": None, "<think>a <think>1</think> 2</think> 3": 3,
     "4 <think>or 5?</think>": 4, "<THINK>1</THINK>\n5": 5,
