@@ -149,6 +149,8 @@ class Collector:
         """bool ``[N]``: slots at the first observation of an episode."""
         self.pays_while_waiting = False
         """Whether an agent has earned something so far while it waited for others."""
+        self.has_warned = False
+        """Whether a warning has said that such rewards may be cut off."""
         self.group_seeds: np.random.Generator | None = None
         """Generator of the groups' reset seeds (control); None before the first group."""
 
@@ -305,8 +307,9 @@ class Collector:
             if any(is_step.any() for is_step in columns["mask"]):
                 break
             self._step(columns, deterministic)
-        if self.pays_while_waiting and num_steps < ENOUGH_STEPS_OF_TURNS:
-            _warn_once(
+        if self.pays_while_waiting and not self.has_warned and num_steps < ENOUGH_STEPS_OF_TURNS:
+            self.has_warned = True
+            logger.warning(
                 "agents earn rewards while they wait for others, and a rollout has only %s steps: what an agent earns "
                 "after a rollout's last step, before its next turn, is not learnt from. Take num_steps of at least %s",
                 num_steps,
