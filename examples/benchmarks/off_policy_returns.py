@@ -119,7 +119,7 @@ def table(runs):
 
 
 def _returns_and_seconds(runs):
-    """Two cells: the mean return with each seed's, and the mean seconds; dashes without runs.
+    """Two cells: the mean return with each seed's, and the mean seconds; dashes where there are none.
 
     For more than `SEEDS_IN_FULL` seeds, the 95 % confidence interval of the mean takes the place of the seeds.
     """
@@ -131,8 +131,9 @@ def _returns_and_seconds(runs):
         spread = f"[{low:,.1f}, {high:,.1f}], {len(means)} seeds"
     else:
         spread = "(" + ", ".join(f"{mean:,.1f}" for mean in means) + ")"
-    seconds = np.mean([run["seconds"] for run in runs])
-    return [f"{means.mean():,.1f} {spread}", f"{seconds:,.0f}"]
+    seconds = [run["seconds"] for run in runs if run["seconds"] is not None]  # None: of a run that was resumed
+    mean_seconds = f"{np.mean(seconds):,.0f}" if seconds else "–"
+    return [f"{means.mean():,.1f} {spread}", mean_seconds]
 
 
 def run_missing(options):
