@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import tyro
 from algos.cli.arguments import Command, ModelCommand, json_object, load_newest, one_thread
 from algos.cli.pass_rates import PassRateOptions
 from algos.cli.tables import print_table
+from algos.storage.run_folder import check_new_file
 from textenv.importing import absolute_name
 from textenv.optional import package
 
@@ -178,8 +178,8 @@ class Evaluate(PassRateOptions, ModelCommand):
         if self.tokens is not None and self.tokens.endswith(".html"):
             page = Path(self.tokens)
         for name, path in (("--video", self.video), ("--transcripts", self.transcripts), ("--tokens", page)):
-            if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-                raise OSError(f"{name} is {path}, where no file can be written: name a file in a writable folder")
+            if path is not None:
+                check_new_file(name, path)
         if self.video is not None:
             if self.video.suffix.lower() not in (".gif", ".mp4"):
                 raise ValueError(f"--video is {self.video}, expected a file name that ends in .gif or .mp4")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import tyro
 
 from algos.cli.arguments import ModelCommand, flag, json_object, one_thread
-from algos.cli.sample import load_policy, model_name
+from algos.cli.sample import load_policy, model_name, refuse_same_model
 from algos.cli.tables import print_table
 from algos.config import field_values
 from textenv.prompts.files import load_prompts
@@ -103,6 +103,8 @@ class Interpret(ModelCommand):
         if not prompts or self.tokens is None:
             raise ValueError("a language model needs prompts: add --prompt TEXT (or --prompts FILE) --tokens A B")
         first, *others = self.model or ("base",)
+        for name in (first, *others):
+            refuse_same_model(name, self.folder, flag="--model")
         models = {}
         for name in (first, self.folder, *others):
             models[name] = load_policy(model_name(name, self.folder)).lm

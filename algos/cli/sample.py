@@ -58,6 +58,8 @@ class Sample(ModelCommand):
         description = read_description(self.folder)
         if description["policy"] != "LMPolicy":
             raise ValueError(f"{self.folder} holds a {description['policy']}, but only a language model writes texts")
+        if self.compare_to is not None:
+            refuse_same_model(self.compare_to, self.folder, flag="--compare-to")
         one_thread()
         self._warn_of_chats()
         policies = self._policies()
@@ -157,6 +159,12 @@ def chat_of_training(run: Path) -> tuple[bool, str | None]:
             case [_, *_]:
                 is_chat = True
     return is_chat, system_prompt
+
+
+def refuse_same_model(name: str, folder: str, *, flag: str) -> None:
+    """Raise a ValueError if a model to compare a run with is the run itself."""
+    if name == folder or (Path(name).is_dir() and Path(name).resolve() == Path(folder).resolve()):
+        raise ValueError(f"{flag} is {name}, the run itself: name another model, or base, from which the run started")
 
 
 def model_name(name: str, folder: str) -> str:

@@ -1,16 +1,22 @@
 """``algos tune``: search for hyper-parameters."""
 
+import logging
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from algos.cli.arguments import Command, WholeNumber, one_thread, with_files
+from algos.cli.arguments import Command, WholeNumber, flag, one_thread, with_files
 from algos.cli.tables import print_table
-from algos.cli.train import Train, switches, train_command
-from algos.config import AlgorithmName
+from algos.cli.train import UNSTORED_OPTIONS, Train, switches, train_command
+from algos.config import AlgorithmName, field_values
+from algos.recipe import OTHER_OPTIONS
+
+logger = logging.getLogger(__name__)
+OWN_OPTIONS = ("seed", "num_episodes", "quiet", "json", *UNSTORED_OPTIONS)
+"""Options of a file for ``algos train`` that this command has itself, or that a search has no use for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +51,7 @@ class Tune(Command):
             raise ValueError("there is nothing to search for: give ENV, such as CartPole-v1, or --config FILE")
         train = self._train_command()
         recipe = train.recipe()
+        _tell_of_unused(train)
         run_dir = self.run_dir
         if run_dir is None:
             run_dir = train.folder.with_name(f"tune-{train.folder.name}")
@@ -82,3 +89,19 @@ class Tune(Command):
         # A second command, which is never chosen: with a single one, tyro expects no word "train"
         second: Any = tyro.conf.subcommand("tune")
         return tyro.cli(train_command(words) | Annotated[Tune, second], args=words, prog="algos")
+
+
+def _tell_of_unused(train: "Train[Any]") -> None:
+    """Log a warning of options that the trainings of a search do not have, nor what it writes."""
+    values = field_values(train)
+    unused = []
+    for option in fields(train):
+        name = option.name
+        if name in OTHER_OPTIONS and name not in OWN_OPTIONS and values[name] != option.default:
+            unused.append(f"{flag(name)} {values[name]}")
+    if unused:
+        logger.warning(
+            "the trainings of a search do without %s, and best.yaml too: give them to algos train --config best.yaml "
+            "again",
+            ", ".join(unused),
+        )

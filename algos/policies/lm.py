@@ -315,10 +315,12 @@ class LMPolicy(nn.Module, Policy):
             The completions, without special tokens and stop texts.
 
         Raises:
-            ValueError: on an empty or unsuitable prompt, or if max_new_tokens is no integer of at least 1.
+            ValueError: on an empty or unsuitable prompt, if max_new_tokens is no integer of at least 1, or seed none of
+                at least 0.
         """
         prompts = rows_by_position(prompts, "prompts")
         check_at_least("max_new_tokens", max_new_tokens, 1)
+        check_at_least("seed", seed, 0)
         parsed_prompts = [as_prompt(i, prompt) for i, prompt in enumerate(prompts)]
         prompt_tokens = [prompt_ids(prompt, self.tokenizer) for prompt in parsed_prompts]
         for index, ids in enumerate(prompt_tokens):

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from algos.envs.flatten import NOT_IN_TORCH
+from algos.storage.run_folder import check_new_file
 from textenv.optional import package
 
 BATCH = "N"
@@ -75,8 +76,7 @@ def write_onnx(policy: ExportedPolicy, path: str | Path, *, all_outputs: bool) -
     for name in ("onnx", "onnxscript"):
         package(name, "onnx")
     path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"the folder {path.parent} of {path.name} does not exist: make it first")
+    check_new_file("path", path)
 
     # A copy on the CPU, because torch's exporter replaces attributes of LSTM layers
     network = copy.deepcopy(policy)

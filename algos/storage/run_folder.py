@@ -316,16 +316,43 @@ def was_broken_off(folder: Path) -> bool:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; the file or folder written there replaces ``path``, unless an error is raised."""
+    """Yield a temporary path; the file or folder written there replaces ``path``, unless an error is raised.
+
+    Raises:
+        IsADirectoryError: if a file would replace a folder.
+    """
     draft = path.with_name(f".draft-{os.getpid()}-{path.name}")
     remove(draft)
     try:
         yield draft
         if path.is_dir():
+            if not draft.is_dir():
+                raise IsADirectoryError(f"{path} is a folder, and a file would replace it: name a file in it")
             remove(path)
         draft.replace(path)
     finally:
         remove(draft)
+
+
+def check_new_file(name: str, path: str | Path) -> None:
+    """Raise an OSError if no file can be written at a path, before the work for it begins.
+
+    Args:
+        name: name of the argument or option, for the message.
+        path: the path.
+
+    Raises:
+        IsADirectoryError: if the path is that of a folder.
+        FileNotFoundError: if the folder of the file does not exist.
+        PermissionError: if the folder of the file is read-only.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{name} is {path}, which is a folder: name a file in it")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{name} is {path}, but the folder {path.parent} does not exist: make it first")
+    if not os.access(path.parent, os.W_OK):
+        raise PermissionError(f"{name} is {path}, but {path.parent} is read-only: name a file in a writable folder")
 
 
 def force_to_disk(path: Path) -> None:

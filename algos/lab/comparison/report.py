@@ -17,7 +17,7 @@ from algos.lab.comparison.words import in_words
 from algos.lab.insight.finding import Finding
 from algos.statistics.intervals import MIN_SEEDS, Estimate
 from algos.statistics.pass_rates import PASS_RATE
-from algos.storage.run_folder import replacing
+from algos.storage.run_folder import check_new_file, replacing
 from textenv.rendering import printable, text_of
 
 MAX_FINDING_ROWS = 100
@@ -232,9 +232,12 @@ def report(*folders: str | Path, out: str | Path | None = None) -> Report:
         out: page to write; by default ``report.html`` in the folder, or here if there are several.
 
     Raises:
-        FileNotFoundError: if a folder has no run with at least one iteration.
+        FileNotFoundError: if a folder has no run with at least one iteration, or that of ``out`` does not exist.
+        IsADirectoryError: if ``out`` is a folder.
         ValueError: if a file of a run is damaged.
     """
+    if out:
+        check_new_file("out", out)
     runs = read_runs(folders)
     if not out:
         folder = Path()

@@ -183,14 +183,14 @@ def tune(
             if not quiet:
                 print(f"trial {len(finished)} of {trials}: " + "; ".join(_described(last)), flush=True)
             if last.state.name == "COMPLETE":
-                with replacing(run_dir / BEST_RECIPE) as new:
-                    best = study.best_trial.user_attrs["flags"]
-                    new.write_text(options_text(best), encoding="utf-8")
+                _write_best(study, run_dir)
 
-    complete = [trial for trial in finished if trial.state.name == "COMPLETE"]
-    if not complete:
-        error = finished[-1].user_attrs["error"]
-        raise ValueError(f"none of {trials} trials was completed, the last failed: {error}")
+        complete = [trial for trial in finished if trial.state.name == "COMPLETE"]
+        if not complete:
+            error = finished[-1].user_attrs["error"]
+            raise ValueError(f"none of {trials} trials was completed, the last failed: {error}")
+        _write_best(study, run_dir)  # also if an earlier call was killed before it did, or the file was removed
+
     complete.sort(key=attrgetter("value"), reverse=True)
     count = Counter(trial.state.name for trial in finished)
     return {
@@ -202,6 +202,12 @@ def tune(
         "best": str(run_dir / BEST_RECIPE),
         "best_trials": [(finished.index(trial) + 1, *_described(trial)) for trial in complete[:10]],
     }
+
+
+def _write_best(study: optuna.Study, run_dir: Path) -> None:
+    """Write the options of the best trial so far."""
+    with replacing(run_dir / BEST_RECIPE) as new:
+        new.write_text(options_text(study.best_trial.user_attrs["flags"]), encoding="utf-8")
 
 
 def _study(run_dir: Path, settings: Mapping[str, object]) -> optuna.Study:

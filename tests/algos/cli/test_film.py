@@ -128,8 +128,8 @@ def test_transcripts_have_every_episode_with_its_score(runs, tmp_path, capsys):
 
 WRONG = {
     "another format": (["control", "--video", "film.avi"], "ends in .gif or .mp4"),
-    "no such folder": (["control", "--video", "nowhere/film.gif"], "where no file can be written"),
-    "a folder": (["Copy", "--transcripts", "taken"], "where no file can be written"),
+    "no such folder": (["control", "--video", "nowhere/film.gif"], "nowhere does not exist: make it first"),
+    "a folder": (["Copy", "--transcripts", "taken"], "taken, which is a folder: name a file in it"),
     "transcripts of control": (["control", "--transcripts", "out.jsonl"], "is for text"),
     "no pictures": (["control", "--video", "film.gif", "--env", "Blind-v0"], "cannot be filmed"),
     "no episodes": (["control", "--video", "film.gif", "--num-episodes", "0"], "at least 1"),

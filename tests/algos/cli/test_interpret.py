@@ -69,7 +69,7 @@ def test_wrong_input_is_answered_with_a_sentence(run, tmp_path, capsys):
     assert "' wonderful film' is" in said(capsys, run, "--prompt", "the", "--tokens", " wonderful film", " a")
     assert "add --prompt TEXT" in said(capsys, run, *tokens) and "--tokens" in said(capsys, run, "--prompt", "the")
     assert "there is no folder" in said(capsys, tmp_path / "none", "--prompt", "the", *tokens)
-    assert "1 different models" in said(capsys, run, "--prompt", "the", "--model", str(run), *tokens)
+    assert "--model is" in said(capsys, run, "--prompt", "the", "--model", str(run), *tokens)
     assert "there is no file" in said(capsys, run, "--prompts", str(tmp_path / "none.jsonl"), *tokens)
 
 

@@ -131,11 +131,14 @@ def test_flags_that_ask_as_in_the_training_are_told(option, chat, flags, warning
         (["RUN", "--prompt", "x", "--compare-to", "a/b/c"], "there is no folder a/b/c: give"),
         (["RUN", "--prompt", "x", "--compare-to", "SmolM2"], "did you mean 'smollm2'?"),
         (["RUN", "--prompt", "x", "--chat"], "has no chat template"),
+        (["RUN", "--prompt", "x", "--seed", "-1"], "seed is -1, expected an integer of at least 0"),
+        (["RUN", "--prompt", "x", "--compare-to", "RUN"], "the run itself: name another model, or base"),
+        (["RUN", "--prompt", "x", "--compare-to", "RUN/."], "the run itself"),
     ],
 )
 def test_wrong_input_ends_with_one_sentence(run, words, says, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["sample", *(str(run) if word == "RUN" else word for word in words)])
+        main(["sample", *(word.replace("RUN", str(run)) for word in words)])
     assert ended.value.code == 2 and says in capsys.readouterr().err
 
 

@@ -1,6 +1,7 @@
 """The page of runs: its numbers against numbers by hand, and itself in a real browser."""
 
 import base64
+import contextlib
 import json
 import re
 import signal
@@ -190,6 +191,15 @@ def test_a_folder_without_runs_is_said(tmp_path, given):
     (tmp_path / "empty").mkdir()
     with refused(FileNotFoundError, "holds no run with an iteration", "algos runs FOLDER"):
         read_runs([tmp_path / given])
+
+
+def test_a_folder_is_not_replaced_by_the_page(tmp_path, capsys):
+    write_run(tmp_path / "runs" / "a")
+    for out, says in (("runs", "out is runs, which is a folder"), ("none/page.html", "none does not exist")):
+        with pytest.raises(SystemExit) as ended, contextlib.chdir(tmp_path):
+            cli.main(["report", "runs", "--out", out])
+        assert ended.value.code == 2 and says in capsys.readouterr().err
+    assert (tmp_path / "runs" / "a" / "metrics.jsonl").is_file()
 
 
 def test_the_command_writes_the_page_twice(tmp_path, capsys):

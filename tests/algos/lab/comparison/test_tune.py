@@ -110,6 +110,15 @@ def test_a_weak_trial_ends_early_a_failed_one_counts(tmp_path):
     assert "as the test asks" in trials(tmp_path)[1].user_attrs["error"]
 
 
+def test_the_best_recipe_is_written_again(tmp_path):
+    """As where a call was killed between Optuna's journal and the file."""
+    first = tune(recipe(), run_dir=tmp_path, trials=1, **OPTIONS)
+    best = (tmp_path / "best.yaml").read_text()
+    (tmp_path / "best.yaml").unlink()
+    assert tune(recipe(), run_dir=tmp_path, trials=1, **OPTIONS) == first
+    assert (tmp_path / "best.yaml").read_text() == best
+
+
 def test_a_search_without_a_good_trial_says_so(tmp_path):
     broken = recipe(lambda num_envs: make(num_envs, pays=lambda number: float("nan") if number > 1 else 1.0))
     with refused(ValueError, "none of 2 trials was completed", "nan"):
@@ -201,7 +210,8 @@ def test_the_command_continues_and_prints_a_table(tmp_path, capsys):
 
 
 @pytest.mark.heavy
-def test_a_search_starts_from_own_prompts_and_rewards(tmp_path, monkeypatch):
+def test_a_search_starts_from_own_prompts_and_rewards(tmp_path, monkeypatch, caplog):
+    """What only a training uses is told, since neither trials nor ``best.yaml`` have it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rewards.py").write_text(
         "def short(completions):\n    return [float(len(x) < 9) for x in completions]\n"
@@ -209,8 +219,10 @@ def test_a_search_starts_from_own_prompts_and_rewards(tmp_path, monkeypatch):
     (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "the film {n}"}}\n' for n in range(8)))
     options = {"prompts": "prompts.jsonl", "reward": ["rewards.py:short"], "kl_coef": 0.1, "total_steps": 200}
     options |= {"max_prompt_tokens": 32, "max_new_tokens": 8, "config": {"num_episodes": 16, "gamma": 0.5}}
+    options |= {"max_kl": 0.5, "logger": "tensorboard", "seed": 3, "quiet": True}
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(options))
     main(["tune", "--config", "own.yaml", "--trials", "1", "--num-episodes", "2", "--run-dir", "search"])
+    assert "do without --max-kl 0.5, --logger tensorboard, and best.yaml too" in caplog.text
     best = yaml.safe_load((tmp_path / "search" / "best.yaml").read_text())
     assert best["env"] == "textenv/Prompts-v0" and best["kl_coef"] == 0.1 and best["total_steps"] == 200
     assert best["config"]["num_episodes"] == 16 and best["config"]["gamma"] == 0.5
