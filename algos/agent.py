@@ -300,6 +300,12 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         meters = (EpisodeMeter(), EpisodeMeter())  # new ones, because no episode is carried over between calls
         return iterate(self, meters, rollout=collectives.gather_rows(rollout))
 
+    def stop_exploring(self) -> None:
+        """Let the policy act as evaluation and saving use it; called after an update, and after an error before it.
+
+        Here it does nothing: a stochastic policy explores by itself.
+        """
+
     def update(self, rollout: TensorDict) -> Metrics:
         """Improve the policy on a rollout; return metrics."""
         raise NotImplementedError(f"{type(self).__name__}.update is missing: define how a rollout improves the policy")

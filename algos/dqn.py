@@ -64,11 +64,7 @@ class DQN(Agent[DQNConfig]):
         if fraction:
             progress = min(self.progress / fraction, 1.0)
         self.policy.exploration = scheduled(1.0, self.config.final_exploration, progress)
-        try:
-            return super().collect()
-        except BaseException:
-            self._stop_exploring()
-            raise
+        return super().collect()
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Store a rollout in the replay buffer and learn from samples of the buffer; return metrics."""
@@ -86,11 +82,11 @@ class DQN(Agent[DQNConfig]):
                     self.target.load_state_dict(self.policy.state_dict())
                 means.add(self.optimizer.step(self.loss, batch.to(self.policy.device)))
                 self.gradient_steps += 1
-        self._stop_exploring()
+        self.stop_exploring()
         return means.result() | metrics
 
-    def _stop_exploring(self) -> None:
-        """Make the policy greedy, as evaluation and saving use it."""
+    def stop_exploring(self) -> None:
+        """See `Agent.stop_exploring`: make the policy greedy."""
         self.policy.exploration = 0.0
 
     def state_dict(self) -> dict[str, object]:

@@ -358,6 +358,8 @@ def remake_environment(
         if prompts:
             replaced |= {"prompts", "eval_prompts"}
         arguments = saved_arguments(saved, replaced=replaced) | arguments
+        if not saved.get("vector_wrappers"):
+            _warn_of_other_wrappers(wrappers, saved.get("wrappers", []))
     assert env_id is not None
     if takes_model(env_id, arguments):
         # A coefficient of 0 measures the KL and charges nothing
@@ -386,6 +388,20 @@ def _check_imports_nothing(saved: EnvironmentRecord) -> None:
         hint = f"the module is imported only if you name it: --env {module}:{saved['id']}"
         raise ValueError(f"this agent was trained on {saved['id']} from the module {module!r:.100}; {hint:.300}")
     check_known_environment(saved["id"])
+
+
+def _warn_of_other_wrappers(names: Sequence[str], names_of_run: Sequence[str]) -> None:
+    """Log a warning if an environment has other wrappers than that of the training, or in another order.
+
+    Files are compared without their folders, which differ between machines.
+    """
+    if [Path(name).name for name in names] != [Path(name).name for name in names_of_run]:
+        logger.warning(
+            "this agent was trained with the wrappers %s, and this environment has %s: the policy may read other "
+            "observations, or act otherwise, than it has learnt",
+            ", ".join(names_of_run) or "none",
+            ", ".join(names),
+        )
 
 
 def _flags_for(flag: str, names: object) -> str:

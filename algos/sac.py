@@ -92,16 +92,12 @@ class SAC(Agent[SACConfig]):
     def collect(self) -> TensorDict:
         """Collect the next rollout; its actions are drawn uniformly until learning starts."""
         self.policy.distribution.uniform = len(self.buffer) < self.config.learning_starts
-        try:
-            return super().collect()
-        except BaseException:
-            self.policy.distribution.uniform = False  # for an evaluation after the error
-            raise
+        return super().collect()
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Store a rollout in the replay buffer and learn from samples of the buffer; return metrics."""
         config = self.config
-        self.policy.distribution.uniform = False
+        self.stop_exploring()
         num_steps = store(rollout, self.buffer)
         for optimizer in (self.critic_optimizer, self.actor_optimizer, self.temperature_optimizer):
             optimizer.schedule(self.progress)
@@ -113,6 +109,10 @@ class SAC(Agent[SACConfig]):
             for batch in sample_batches(self.buffer, config, num_updates):
                 means.add(self.improve(self.with_noise(batch.to(self.policy.device))))
         return means.result() | {"update/remembered": len(self.buffer)}
+
+    def stop_exploring(self) -> None:
+        """See `Agent.stop_exploring`: draw actions from the policy again, not uniformly."""
+        self.policy.distribution.uniform = False
 
     def with_noise(self, batch: TensorDict) -> TensorDict:
         """Add standard normal noise for the policy's actions in both states of each step: ``[b, numbers]`` each."""

@@ -75,11 +75,7 @@ class TD3(Agent[TD3Config]):
         distribution.noise = self.config.exploration_noise
         self.policy.noise_correlation = self.config.noise_correlation
         distribution.uniform = len(self.buffer) < self.config.learning_starts
-        try:
-            return super().collect()
-        except BaseException:
-            self._stop_exploring()
-            raise
+        return super().collect()
 
     def update(self, rollout: TensorDict) -> Metrics:
         """Store a rollout in the replay buffer and learn from samples of the buffer; return metrics."""
@@ -94,11 +90,11 @@ class TD3(Agent[TD3Config]):
             num_updates, self.updates_due = count_updates(self.updates_due, num_steps, config.updates_per_step)
             for batch in sample_batches(self.buffer, config, num_updates):
                 means.add(self.improve(self.with_noise(batch.to(self.policy.device))))
-        self._stop_exploring()
+        self.stop_exploring()
         return means.result() | {"update/remembered": len(self.buffer)}
 
-    def _stop_exploring(self) -> None:
-        """Make the policy deterministic, as evaluation and saving use it."""
+    def stop_exploring(self) -> None:
+        """See `Agent.stop_exploring`: make the policy deterministic."""
         self.policy.distribution.noise = 0.0
         self.policy.distribution.uniform = False
 

@@ -15,6 +15,8 @@ from textenv.acceleration import accelerated
 LOG_2PI = math.log(2 * math.pi)
 LOG_STD_RANGE = (-20.0, 2.0)
 """Smallest and largest log standard deviation of a `SquashedGaussian` (Haarnoja et al. 2018b)."""
+MIN_ACTIONS = 64
+"""Smallest number of different values, in float32, that each number of an action with bounds must have."""
 QUADRATURE_NODES = 64
 """Nodes of the integral in the entropy of a `SquashedGaussian`."""
 
@@ -232,7 +234,8 @@ class BoxBounds(nn.Module):
         space: the action space.
 
     Raises:
-        ValueError: if the dtype is no float, or if a number has no finite bounds, or equal ones.
+        ValueError: if the dtype is no float, if a number has no finite bounds, or equal ones, or if float32 has fewer
+            than `MIN_ACTIONS` numbers between them.
 
     Example:
         >>> bounds = BoxBounds(spaces.Box(0, 4, (1,)))
@@ -656,6 +659,18 @@ def _bounded_box(space: spaces.Space) -> spaces.Box:
         raise ValueError(
             f"action_space is {space}, expected finite bounds, of which low is below high, for every number: give the "
             "Box bounds (gymnasium.wrappers.TransformAction), or use PPO, which needs none"
+        )
+
+    # Actions are computed in float32
+    low = space.low.astype(np.float64)
+    high = space.high.astype(np.float64)
+    single = np.finfo(np.float32)
+    largest = np.maximum(np.abs(low), np.abs(high))
+    is_held = (largest < single.max / 2) & (largest * single.eps * MIN_ACTIONS < high - low)
+    if not is_held.all():
+        raise ValueError(
+            f"action_space is {space}, whose actions float32 cannot tell apart between these bounds, or not hold at "
+            "all: let the environment take numbers around 0 (gymnasium.wrappers.RescaleAction, with -1 and 1)"
         )
     return space
 

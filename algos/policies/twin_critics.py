@@ -21,6 +21,9 @@ from algos.storage.onnx_export import NetworkStep
 from textenv.acceleration import accelerated
 from textenv.envs.limits import check_at_least
 
+RELATIVE_TOLERANCE = 1e-5
+"""Largest difference of bounds of actions that counts as rounding, as a part of their range."""
+
 
 class TwinCritics(nn.Module):
     """Two ReLU networks for Q(s, a) with weights of their own, computed together: each layer is one batched product.
@@ -181,7 +184,10 @@ class TwinCriticPolicy(ControlPolicy):
         env_space = env.single_action_space
         assert isinstance(policy_space, spaces.Box)
         assert isinstance(env_space, spaces.Box)
-        if not (np.allclose(policy_space.low, env_space.low) and np.allclose(policy_space.high, env_space.high)):
+        as_given = np.stack([env_space.low, env_space.high])
+        as_trained = np.stack([policy_space.low, policy_space.high])
+        tolerance = RELATIVE_TOLERANCE * (policy_space.high - policy_space.low)
+        if (np.abs(as_given - as_trained) > tolerance).any():
             raise ValueError(
                 f"the {type(self).__name__} scales its actions to the bounds of {policy_space}, but the environment "
                 f"takes {env_space}: make it from env.single_action_space, or wrap the environment as in its training "

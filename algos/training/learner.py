@@ -57,6 +57,9 @@ class Learner(Protocol[ConfigT_co]):
     def collect(self) -> TensorDict:
         """See `Agent.collect`."""
 
+    def stop_exploring(self) -> None:
+        """See `Agent.stop_exploring`."""
+
     def update(self, rollout: TensorDict) -> Metrics:
         """See `Agent.update`."""
 

@@ -301,7 +301,10 @@ def _iteration(run: Run, diagnose: Diagnosis | None, *, start: float) -> bool:
 
     process = os.getpid()  # a process that a callback forks must not train on
     run.agent.progress = run.steps / run.total_steps
-    metrics = iterate(run.agent, run.meters, diagnose, on_rollout=on_rollout)
+    try:
+        metrics = iterate(run.agent, run.meters, diagnose, on_rollout=on_rollout)
+    finally:
+        run.agent.stop_exploring()
     metrics = run.count(metrics, seconds=time.perf_counter() - start)
     try:
         # Call all of them, even if one ends the training

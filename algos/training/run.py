@@ -10,7 +10,7 @@ import numpy as np
 from tensordict import TensorDict
 from torch import nn
 
-from algos.config import Config
+from algos.config import Config, ReplayConfig
 from algos.policies.random_streams import ACTIONS, stream_seed
 from algos.ranks import collectives
 from algos.storage.checkpoint import read_checkpoint, write_checkpoint
@@ -240,11 +240,15 @@ class Run:
         self.total_steps = total_steps
         wrappers = wrappers_with_statistics(agent.env)
         if wrappers:
+            advice = "take normalize_observations=True of the policy or normalize_rewards=True of the config"
+            if isinstance(agent.config, ReplayConfig):
+                kind = type(agent).__name__
+                advice = f"scale by fixed numbers (TransformObservation, TransformReward): {kind} normalizes nothing"
             logger.warning(
                 "the running statistics of %s stay in the environments of the training: another environment, as in an "
-                "evaluation, begins without them, and a saved agent lacks them. Instead take normalize_observations="
-                "True of the policy or normalize_rewards=True of the config",
+                "evaluation, begins without them, and a saved agent lacks them. Instead %s",
                 " and ".join(wrappers),
+                advice,
             )
 
         # What the training has done so far

@@ -172,6 +172,27 @@ def test_a_function_of_ones_own_is_run_only_if_it_is_named(here, tmp_path, capsy
     assert text == "0 0\n"
 
 
+def test_other_wrappers_than_in_the_training_are_told(here, tmp_path, caplog):
+    """A part of them, or another order; the same file in another folder is not."""
+    (here / "mine.py").write_text("def one(env):\n    return env\n\n\ndef two(env):\n    return env\n")
+    (here / "copy").mkdir()
+    (here / "copy" / "mine.py").write_text((here / "mine.py").read_text())
+    both = ["mine.py:one", "mine.py:two"]
+    PPO(make_vector_environment("CartPole-v1", 2, wrappers=both)).save(tmp_path / "agent")
+    description = read_description(tmp_path / "agent")
+    for wrappers in (both, ["copy/mine.py:one", "copy/mine.py:two"]):
+        remake_environment(description, num_envs=1, wrappers=wrappers).close()
+    assert "was trained with the wrappers" not in caplog.text
+    for wrappers in (both[:1], both[::-1]):
+        caplog.clear()
+        remake_environment(description, num_envs=1, wrappers=wrappers).close()
+        assert "mine.py:one" in caplog.text and "was trained with the wrappers" in caplog.text
+    PPO(make_vector_environment("CartPole-v1", 2)).save(tmp_path / "bare")
+    caplog.clear()
+    remake_environment(read_description(tmp_path / "bare"), num_envs=1, wrappers=both).close()
+    assert "was trained with the wrappers none, and this environment has mine.py:one, mine.py:two" in caplog.text
+
+
 def test_a_function_is_saved_by_its_name(here, tmp_path):
     cell = load_function("functions.py:cell")
     env = make_vector_environment("textenv/Words-v0", 2, **LAKE, describe=cell)

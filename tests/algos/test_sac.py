@@ -413,6 +413,45 @@ def test_other_policies_and_spaces_are_refused():
         SACPolicy(env.single_observation_space, spaces.Box(1, 1, (2,)))
 
 
+@pytest.mark.parametrize(("low", "high"), [(1e7, 1e7 + 1), (-1e300, 1e300), (-(2.0**30), 1 - 2.0**30)])
+@pytest.mark.parametrize("policy_type", [SACPolicy, TD3Policy])
+def test_bounds_that_float32_does_not_hold_are_refused(policy_type, low, high):
+    """Between 1e7 and 1e7 + 1 there was one action, which was played always."""
+    with pytest.raises(ValueError, match="float32 cannot tell apart"):
+        policy_type(spaces.Box(-1, 1, (2,)), spaces.Box(low, high, (1,), np.float64))
+    policy_type(spaces.Box(-1, 1, (2,)), spaces.Box(1e4, 1e4 + 1, (1,), np.float64))
+    policy_type(spaces.Box(-1, 1, (2,)), spaces.Box(1e-9, 2e-9, (1,), np.float64))
+
+
+def test_small_bounds_of_another_environment_are_refused():
+    """An absolute tolerance accepted ninefold bounds."""
+    low, high, ninth = np.float32([0, 9e-9, 1e-9])
+    env = SyncVectorEnv([lambda: gym.wrappers.RescaleAction(gym.make("Pendulum-v1"), low, high)] * 2)
+    policy = SACPolicy(env.single_observation_space, spaces.Box(low, ninth, (1,)))
+    with pytest.raises(ValueError, match="scales its actions to the bounds of"):
+        SAC(env, policy)
+    SAC(env, SACPolicy(env.single_observation_space, env.single_action_space))
+
+
+@pytest.mark.parametrize("algorithm", [SAC, algos.TD3, algos.DQN])
+def test_the_policy_explores_no_more_after_an_error(algorithm):
+    """Whether a rollout, or what is done with it, has failed."""
+    env = cartpole() if algorithm is algos.DQN else reach()
+    agent = algorithm(env, num_steps=4, learning_starts=100, seed=1)
+    with pytest.raises(ZeroDivisionError):
+        agent.learn(100, callbacks=[DividesByZero()])
+    policy = agent.policy
+    if algorithm is algos.DQN:
+        assert policy.exploration == 0
+    else:
+        assert not policy.distribution.uniform and not getattr(policy.distribution, "noise", 0.0)
+
+
+class DividesByZero(algos.Callback):
+    def on_rollout(self, run, rollout):
+        1 / 0  # noqa: B018
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

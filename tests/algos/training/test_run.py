@@ -7,7 +7,7 @@ import gymnasium as gym
 import pytest
 from gymnasium.vector import SyncVectorEnv
 
-from algos import A2C, PPO, TRPO, MLPPolicy
+from algos import A2C, DQN, PPO, TRPO, MLPPolicy
 from algos.cli import main
 from algos.losses import clipped_policy_loss
 from algos.storage.serialization import from_json, to_json
@@ -47,6 +47,11 @@ def test_wrappers_that_an_evaluation_would_lack_are_warned_of(make_env, wrapper,
     assert len(warnings) == (wrapper is not None)
     if wrapper is not None:
         assert f"the running statistics of {wrapper} stay" in warnings[0] and "normalize_rewards=True" in warnings[0]
+
+
+def test_what_normalizes_nothing_gets_other_advice(caplog):
+    Run(DQN(of_all_slots(), num_steps=4))
+    assert "scale by fixed numbers" in caplog.text and "DQN normalizes nothing" in caplog.text
 
 
 def cartpole_agent(**fields):
