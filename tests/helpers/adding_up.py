@@ -36,9 +36,10 @@ class FileTask(SumTask):
 
 class SumTaskset(vf.Taskset[SumTask, Config]):
     def load(self):
-        kind = FileTask if self.config.trouble == "file" else SumTask
         for a in range(self.config.most):
             for b in range(4):
+                has_trouble = self.config.trouble == "file" or (self.config.trouble == "last file" and a == 9)
+                kind = FileTask if has_trouble else SumTask
                 data = SumData(prompt=f"{a}+{b}=", system_prompt="Add.", answer=str(a + b))
                 yield kind(data, self.config.task)
 

@@ -22,7 +22,7 @@ from textenv.lm.ends import turn_ends
 from textenv.prompts.messages import Message
 from textenv.prompts.prompts import Prompt
 from textenv.prompts.tokenize import has_system_message
-from textenv.rewards.scores import Scores, read_scores
+from textenv.rewards.scores import Scores, as_number, read_scores
 from textenv.words.wrapper import language_wrapper_of
 
 if TYPE_CHECKING:
@@ -227,10 +227,13 @@ class StringGames:
         game.failed = bool(info.get(FAILED_KEY))
         if UNREADABLE_KEY in info:
             game.unreadable[turn.index] = float(info[UNREADABLE_KEY])
-        try:
-            game.rewards[turn.index] = float(reward)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"{game.env!r} gave the reward {reward!r:.200}, expected a number") from error
+        paid = as_number(reward)
+        if paid is None:
+            raise TypeError(f"{game.env!r} gave the reward {reward!r:.200}, expected a number")
+        game.rewards[turn.index] = paid
+        for name, ends in (("terminated", terminated), ("truncated", truncated)):
+            if as_number(ends) is None:
+                raise TypeError(f"{game.env!r}.step returned {name} {ends!r:.200}, expected True or False")
 
         # The reply
         if terminated:

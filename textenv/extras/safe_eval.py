@@ -61,6 +61,8 @@ def _degree(node: ast.expr, functions: Collection[str]) -> int:
             pass
         case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), left=left, right=right):
             return max(_degree(left, functions), _degree(right, functions))
+        case ast.BinOp(op=ast.Pow(), left=ast.Name(id="E"), right=right) if "exp" in functions:
+            return _degree(right, functions)  # E**x is exp(x)
         case ast.BinOp(op=ast.Pow(), left=base, right=right):
             exponent = _exponent(right)
             if exponent is not None:

@@ -9,7 +9,7 @@ import itertools
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import gymnasium
 from gymnasium import spaces
@@ -21,6 +21,12 @@ from textenv.rewards.scores import shown
 logger = logging.getLogger(__name__)
 MAX_TASKS = 10_000
 """Maximum number of tasks that are read from a taskset, which may be endless."""
+ADVICE = "evaluate the policy with 'algos serve' and vf-eval instead"
+"""What to do with a taskset whose episodes are more than one agent's answers."""
+
+
+class UnplayableError(ValueError):
+    """The environment of a taskset asks its agent for more than one answer at a time."""
 
 
 class _TaskData(Protocol):
@@ -67,13 +73,20 @@ class Verifiers:
         taskset: name of an installed taskset, or of a module with one.
         split: ``"train"`` or ``"test"``; the hash of a task decides its split.
         config: the environment's configuration, as the part ``env`` of a file for ``vf-eval``.
-        seconds: time limit of each answer of the environment, rewards included.
+        seconds: time limit of each answer of the environment, rewards included; above 0.
+
+    Raises:
+        UnplayableError: at an episode whose environment asks for several answers at the same time (``best-of-n``), or
+            for more than answers (``isolated-verifier``). It is a ValueError.
+        ValueError: if a task needs more than answers, or the split has no task.
     """
 
     def __init__(
         self, taskset: str, split: str = "train", *, config: Mapping[str, Any] | None = None, seconds: float = 60.0
     ) -> None:
         self.vf = package("verifiers.v1", "verifiers")
+        if not seconds > 0:
+            raise ValueError(f"seconds is {seconds}, expected a number above 0")
         self.seconds = seconds
         env_config = dict(config or {})
         env_config["taskset"] = {**env_config.get("taskset", {}), "id": taskset}
@@ -88,14 +101,11 @@ class Verifiers:
                 f"{taskset!r} has {len(all_tasks)} tasks, none of them in the split {split!r}: it needs more"
             )
 
-        # The only agent, whose answers are all that the tasks need
+        # The only agent, whose answers are all that each task needs, in both splits
         agents = [value for _, value in self.env.config if isinstance(value, self.vf.AgentConfig)]
         self.agent, *further_agents = agents
-        if further_agents or self._needs_more_than_answers(self.tasks[0]):
-            raise ValueError(
-                f"{taskset!r} needs several agents, tools, a container or hooks: evaluate the policy with "
-                "'algos serve' and vf-eval instead"
-            )
+        if further_agents or any(map(self._needs_more_than_answers, all_tasks)):
+            raise ValueError(f"{taskset!r} needs several agents, tools, a container or hooks: {ADVICE}")
 
     def _needs_more_than_answers(self, task: _Task) -> bool:
         """Whether a task has hooks, rewards that look into a container, a container or tools."""
@@ -125,6 +135,10 @@ class _Episode(gymnasium.Env[str, str]):
         self.action_space = self.observation_space
         self.playing: concurrent.futures.Future[float] | None = None
         """The present episode; None before the first one."""
+        self.is_asking = False
+        """Whether an interaction with the agent is open."""
+        self.refusal: UnplayableError | None = None
+        """Why the environment cannot be played; its own code may hide this error, in a group of errors."""
 
     def reset(self, *, seed: int | None = None, options: object = None) -> tuple[str, dict[str, object]]:
         super().reset(seed=seed)
@@ -132,6 +146,7 @@ class _Episode(gymnasium.Env[str, str]):
         tasks = self.source.tasks
         task = tasks[self.np_random.integers(len(tasks))]
         self.traces: list[_Trace] = []
+        self.is_asking = False
         self.questions = asyncio.Queue[str | None]()  # None: the episode is over
         self.answers = asyncio.Queue[str]()
         self.playing = asyncio.run_coroutine_threadsafe(self._play(task), _loop())
@@ -140,6 +155,8 @@ class _Episode(gymnasium.Env[str, str]):
         return observation, {}  # after a failure the first step truncates the episode
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, object]]:
+        if self.playing is None:
+            raise gymnasium.error.ResetNeeded("step before the first reset: call reset first")
         _loop().call_soon_threadsafe(self.answers.put_nowait, action)
         return self._next()
 
@@ -152,13 +169,15 @@ class _Episode(gymnasium.Env[str, str]):
         try:
             next_question = asyncio.run_coroutine_threadsafe(self.questions.get(), _loop())
             question = next_question.result(self.source.seconds)
-            if question is not None:
+            if question is not None and self.refusal is None:
                 return question, 0.0, False, False, {}
             assert self.playing is not None
             self.questions.put_nowait(None)  # for a further step
             return "", self.playing.result(), True, False, {}
         except Exception as error:  # foreign code may raise anything, or never answer
             self.close()
+            if self.refusal is not None:
+                raise self.refusal from error
             logger.warning("an episode of verifiers broke off: %s", shown(error) or repr(error))
             return "", 0.0, False, True, {}
 
@@ -174,12 +193,22 @@ class _Episode(gymnasium.Env[str, str]):
         await env.finalize(task, episode)
         return sum(trace.reward for trace in self.traces)
 
+    def _refuse(self, reason: str) -> NoReturn:
+        self.refusal = UnplayableError(reason)
+        raise self.refusal
+
     # The methods below are those of an agent of `verifiers`
 
     @contextlib.asynccontextmanager
-    async def interaction(self, task: _Task) -> AsyncIterator["_Episode"]:
+    async def interaction(self, task: _Task, **options: object) -> AsyncIterator["_Episode"]:
         vf = self.source.vf
         kind = type(task)
+        environment = type(self.source.env).__name__
+        if options:
+            self._refuse(f"{environment} asks its agent for {', '.join(options)}, not only answers: {ADVICE}")
+        if self.is_asking:
+            self._refuse(f"{environment} asks its agent for several answers at the same time: {ADVICE}")
+        self.is_asking = True
         self.trace = vf.Trace(
             task=vf.TraceTask(type=kind.__name__, data=task.data, key=task.key, hash=task.hash),
             agent=vf.AgentInfo(config=self.source.agent),
@@ -189,9 +218,10 @@ class _Episode(gymnasium.Env[str, str]):
         yield self
         await task.score(self.trace)
         self.trace.ok = True
+        self.is_asking = False
 
-    async def run(self, task: _Task) -> _Trace:
-        async with self.interaction(task):
+    async def run(self, task: _Task, **options: object) -> _Trace:
+        async with self.interaction(task, **options):
             await self.turn()
         return self.trace
 

@@ -8,8 +8,9 @@ import csv
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, overload
+from typing import IO, Any, overload
 
+from textenv.cache import sha256
 from textenv.json_files import parse_json
 from textenv.optional import package
 from textenv.prompts.hub import HUB_NAME, is_hub_name, load_hub_dataset
@@ -63,6 +64,21 @@ def _not_empty(records: "_Records") -> "_Records":
     return records
 
 
+def with_prompt(record: dict[str, object], column: str) -> dict[str, object]:
+    """Return a record, which may change, with the name ``"prompt"`` for the prompt's column.
+
+    Raises:
+        ValueError: if it lacks the column, or has another one of this name.
+    """
+    if column not in record:
+        raise ValueError(f"it has the columns {list(record)} but not {column!r}: name one by --prompt-column")
+    if column == "prompt":
+        return record
+    if "prompt" in record:
+        raise ValueError(f"it has both columns, 'prompt' and {column!r}: rename 'prompt'")
+    return {"prompt": record.pop(column)} | record
+
+
 class _Records(Sequence[dict[str, object]]):
     """Records of a file, read on demand; the prompt's column gets the name ``"prompt"``."""
 
@@ -94,18 +110,12 @@ class _Records(Sequence[dict[str, object]]):
         index = index % len(self)  # a negative index counts from the end
         record = self._read(self._starts[index], index)
 
-        # Rename the prompt's column
-        column = self._prompt_column
-        if column is None:
+        if self._prompt_column is None:
             return record
-        if column not in record:
-            reason = f"it has the columns {list(record)} but not {column!r}: name one by --prompt-column"
-            raise self._broken(index, reason)
-        if column == "prompt":
-            return record
-        if "prompt" in record:
-            raise self._broken(index, f"it has both columns, 'prompt' and {column!r}: rename 'prompt'")
-        return {"prompt": record.pop(column)} | record
+        try:
+            return with_prompt(record, self._prompt_column)
+        except ValueError as error:
+            raise self._broken(index, error) from error
 
     def _broken(self, index: int, reason: object) -> ValueError:
         """Return the error for a broken record."""
@@ -207,15 +217,15 @@ def _decoded_lines(file: IO[bytes], path: Path) -> Iterator[str]:
 
 
 class DatasetRecords(_Records):
-    """Rows of a parquet file or saved dataset, memory-mapped by `datasets`."""
+    """Rows of a parquet file or saved dataset, memory-mapped by `datasets`, which keeps its own copy of a file."""
 
     def _find_starts(self) -> Sequence[int]:
         datasets = package("datasets", "data")
-        load = datasets.Dataset.from_parquet
-        if self.path.is_dir():
-            load = datasets.load_from_disk
         try:
-            self._rows = load(str(self.path))
+            if self.path.is_dir():
+                self._rows = datasets.load_from_disk(str(self.path))
+            else:
+                self._rows = self._load_parquet()
         except Exception as error:  # pyarrow and datasets raise errors of many types for a broken file
             hint = ""
             if self.path.is_dir():
@@ -227,6 +237,15 @@ class DatasetRecords(_Records):
                 f"{self.path / next(iter(self._rows))}"
             )
         return range(len(self._rows))
+
+    def _load_parquet(self) -> Any:
+        """Load a parquet file; the copy has the digest of its content, as `datasets` looks only at path and time."""
+        datasets = package("datasets", "data")
+        parquet = package("pyarrow.parquet", "data")
+        if not parquet.read_metadata(self.path).num_rows:
+            return []  # which datasets cannot convert
+        cache = Path(datasets.config.HF_DATASETS_CACHE) / "files" / sha256(self.path)[:16]
+        return datasets.Dataset.from_parquet(str(self.path), cache_dir=str(cache))
 
     def _read(self, start: int, index: int) -> dict[str, object]:
         try:

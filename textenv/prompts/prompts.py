@@ -92,12 +92,15 @@ def by_position(rows: Sequence[ItemT]) -> Sequence[ItemT]:
     """Return rows so that index i gives the i-th row; pandas would look indices up among the table's labels.
 
     Args:
-        rows: a pandas Series becomes a list of its values, a data frame a list of mappings from column to value; any
-            other sequence is returned as it is.
+        rows: a pandas Series becomes a list of its values, a data frame a list of mappings from column to value, and so
+            do arrays and tables of pyarrow; any other sequence is returned as it is.
 
     Raises:
         ValueError: if two columns of a data frame have the same name.
     """
+    if hasattr(rows, "to_pylist"):
+        in_python: Sequence[ItemT] = rows.to_pylist()
+        return in_python
     if not hasattr(rows, "iloc"):
         return rows
     return _rows_of_pandas(rows)
@@ -269,7 +272,7 @@ def as_prompt(index: int, prompt: object) -> Prompt:
     if isinstance(prompt, Mapping):
         columns = {str(name): value for name, value in prompt.items() if name != "prompt"}
         prompt = _prompt_column(index, prompt, columns)
-    if isinstance(prompt, np.ndarray):
+    if hasattr(prompt, "tolist"):  # an array or a tensor
         prompt = prompt.tolist()
 
     # A text, a chat or token ids

@@ -119,7 +119,7 @@ def call_reward(function: Callable[..., object], columns: Mapping[str, object], 
         tokenizer: tokenizer of the ids; passed to functions that have a parameter ``tokenizer``.
 
     Raises:
-        ValueError: if the function needs a column that is missing.
+        ValueError: if the function needs a column that is missing, or takes arguments by position only.
         RuntimeError: if it calls ``sys.exit``.
     """
     # Arguments that every function can have: the columns, and the point in the training
@@ -131,6 +131,12 @@ def call_reward(function: Callable[..., object], columns: Mapping[str, object], 
         available_columns = columns.keys() | {"tokenizer"}
     check_columns(function, available_columns)
     parameters = _parameters(function)
+    by_position = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY]
+    if by_position:
+        raise ValueError(
+            f"reward {reward_name(function)!r} takes {', '.join(by_position)} by position only, but columns are given "
+            "by name: remove the / from its parameters"
+        )
     names = {parameter.name for parameter in parameters}
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         names |= columns.keys() - {_name_of_self(function)}

@@ -112,6 +112,9 @@ class Rewards:
         if isinstance(functions, (list, tuple)):
             functions = _by_own_names(functions)
         if isinstance(functions, Mapping):
+            for name in functions:
+                if not isinstance(name, str):
+                    raise TypeError(f"functions has the name {name!r:.100}, expected texts")
             self.several = True
             """True if components and logged numbers are named ``function/component``, else ``component``."""
             self.functions = {name: _with_weight(name, entry) for name, entry in functions.items()}
@@ -264,6 +267,8 @@ class Rewards:
             if not named:
                 named[name] = [total(score) for score in scores.score]
             for key, column in named.items():
+                if key in columns:
+                    raise ValueError(f"two components of the reward have the name {key!r}: rename one of the functions")
                 contributions = [None if value is None else value * weight for value in column]
                 columns[key] = _without(failed_rows, contributions)
         return columns

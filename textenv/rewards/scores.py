@@ -177,6 +177,8 @@ def read_scores(returned: Any, rows: Rows, *, name: str, finite: bool = True) ->
             continue
         components: dict[str, Score] = {}
         for key, value in entry.items():
+            if str(key) in components:
+                raise RewardError(f"reward {name!r} returned two components of the name {str(key)!r}: rename one")
             components[str(key)] = _read_entry(value, rows, row, f"{name}/{key}", finite)
         for component, value in components.items():
             column = parts.setdefault(component, [None] * len(rows))

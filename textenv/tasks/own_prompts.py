@@ -7,12 +7,12 @@ import functools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from textenv.envs.task import FunctionTask
 from textenv.importing import load_function, name_of
 from textenv.names import check_names
-from textenv.prompts.files import load_prompts
+from textenv.prompts.files import load_prompts, with_prompt
 from textenv.prompts.lengths import longest_prompt
 from textenv.prompts.prompts import Prompt, PromptList, check_no_overlap, split_prompts
 from textenv.prompts.tokenize import prompt_ids
@@ -48,7 +48,7 @@ class Prompts(FunctionTask):
         reward: a function, or ``"rewards.py:function"``; or several: a mapping as in `Rewards`, or a list such as
             ``["rewards.py:f", "other.py:g=0.5"]``, where the number is the weight.
         eval_prompts: prompts of the test split; ``prompts`` is then not split.
-        prompt_column: name of the prompt's column in the files.
+        prompt_column: name of the prompt's column.
         system_prompt: system message of every chat that has none; text prompts become chats.
         chat: make each text prompt the user's message of a chat, for the model's chat template.
 
@@ -205,5 +205,36 @@ def _prompts_of_split(
 def _open_prompts(prompts: PromptSource, column: str) -> Sequence[object]:
     """Open a file or a data set of prompts, or check a sequence."""
     if isinstance(prompts, (str, Path)):
-        prompts = load_prompts(prompts, prompt_column=column)
-    return PromptList(prompts).prompts
+        return PromptList(load_prompts(prompts, prompt_column=column)).prompts
+    rows = PromptList(prompts).prompts
+    if column == "prompt":
+        return rows
+    return _RowsWithPrompt(rows, column)
+
+
+class _RowsWithPrompt(Sequence[dict[str, object]]):
+    """Rows in memory, read on demand; the prompt's column gets the name ``"prompt"``."""
+
+    def __init__(self, rows: Sequence[object], column: str) -> None:
+        self._rows = rows
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, object]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, object]]: ...
+    def __getitem__(self, index: int | slice) -> dict[str, object] | list[dict[str, object]]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        row = self._rows[index]
+        if not isinstance(row, Mapping):
+            raise ValueError(
+                f"prompt {index} is {row!r:.200}, without columns, but prompt_column is {self._column!r}: leave it out"
+            )
+        try:
+            return with_prompt(dict(row), self._column)
+        except ValueError as error:
+            raise ValueError(f"prompt {index}: {error}") from error

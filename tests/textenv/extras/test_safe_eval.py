@@ -7,6 +7,9 @@ def test_the_guard_lets_only_answers_through():
     answers = ["x**12 - 3*y**(1/2)", "[[1, 2], [3, -4]]", "['a', 'b']", "6*(98 - 54) - 34", "1.5", "a", "2**(-3/4)"]
     assert all(is_harmless(text) for text in answers)
     assert is_harmless("-exp(x)*sin(x)**2 + C", sympy=True, functions=FUNCTIONS)
+    assert is_harmless("E**(x)*sin(x) + E**(2*x) + C", sympy=True, functions=FUNCTIONS)
+    for power in ("x**x", "2**x", "E**(9**99)", "E**(9**9)**9", "(E**9)**x"):
+        assert not is_harmless(power, sympy=True, functions=FUNCTIONS), power
     assert is_harmless("_ Q _\n_ _ Q") and not is_harmless("_ Q _\n_ _ Q", sympy=True)
     assert is_harmless("5!") and not is_harmless("5!", sympy=True)
     refused = [

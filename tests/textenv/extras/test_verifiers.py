@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 from algos import LMPolicy, collect
 from algos.extras.serving import PolicyAnswerer
 from tests.helpers.packages import lazy_import
 from textenv import TokenVectorEnv, Verifiers
+from textenv.extras.verifiers import UnplayableError
 from textenv.gateway.server import CompletionServer
 
 lazy_import("verifiers", reason="needs the extra verifiers")
@@ -129,6 +131,8 @@ def test_a_policy_plays_it_token_by_token():
     [
         ({"config": {"id": "user-sim"}}, "several agents.*algos serve"),
         ({"config": {"taskset": {"trouble": "file"}}}, "algos serve"),
+        ({"config": {"taskset": {"trouble": "last file"}}}, "algos serve"),
+        ({"seconds": 0}, "seconds is 0, expected a number above 0"),
         ({"split": "validation"}, "none of them in the split 'validation'"),
         ({"config": {"taskset": {"level": 1}}}, "taskset.level"),
     ],
@@ -136,6 +140,26 @@ def test_a_policy_plays_it_token_by_token():
 def test_what_cannot_be_played_is_refused_at_once(arguments, words):
     with pytest.raises(ValueError, match=f"(?s){words}"):
         Verifiers("adding_up", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"id": "best-of-n", "n": 3}, "BestOfNEnv asks its agent for several answers at the same time"),
+        ({"id": "isolated-verifier"}, "IsolatedVerifierEnv asks its agent for collect_artifacts"),
+    ],
+)
+def test_environments_that_are_no_conversation_are_refused(config, words):
+    """Of three attempts, only the last one was scored, for all three."""
+    with pytest.raises(UnplayableError, match=f"{words}.*vf-eval"):
+        begin(Verifiers("adding_up", config=config))
+    env, asked = begin(Verifiers("adding_up", config={"id": "best-of-n", "n": 1}))
+    assert env.step(answer_to(asked))[1:3] == (2.25, True)
+
+
+def test_a_step_needs_a_reset():
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        Verifiers("adding_up")().step("3")
 
 
 def test_a_missing_package_says_what_to_install(monkeypatch):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import tracemalloc
 
 import numpy as np
@@ -59,6 +60,21 @@ def test_a_data_sets_columns_reach_the_reward(tmp_path):
     env.reset(seed=0)
     env.step(np.array([EOS]))
     assert seen == [[7]]
+
+
+def test_a_parquet_file_is_read_as_it_is_now(tmp_path):
+    """`datasets` gives its own copy of a file of the same time, as tar and rsync write it."""
+    pytest.importorskip("datasets")
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "own.parquet"
+    for texts in (["first"], ["second"], ["second", "third"]):
+        parquet.write_table(arrow.table({"prompt": texts}), path)
+        os.utime(path, (1e9, 1e9))
+        assert [row["prompt"] for row in load_prompts(path)] == texts
+    parquet.write_table(arrow.table({"prompt": arrow.array([], arrow.string())}), path)
+    with pytest.raises(ValueError, match="own.parquet has no records"):
+        load_prompts(path)
 
 
 def test_another_column_may_be_the_prompt(tmp_path):

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from algos import PPO, LMPolicy, PPOConfig, SFTConfig, TextLoss, collect, evaluate, sft
 from tests.helpers.conversations import Parrot, chat_tokenizer
@@ -184,6 +185,15 @@ def test_the_split_of_a_prompt_ignores_the_order():
         expected = {row["level"] for row in split_prompts(rows, split)}
         assert {row["level"] for row in split_prompts(frame.sample(frac=1, random_state=3), split)} == expected
         assert {row["level"] for row in split_prompts(frame.sort_index(), split)} == expected
+
+
+def test_arrays_of_other_libraries_are_rows_and_ids():
+    arrow = pytest.importorskip("pyarrow")
+    texts = ["a b", "c"]
+    assert [PromptList(arrow.array(texts)).prompt(i).content for i in range(2)] == texts
+    table = arrow.table({"prompt": texts, "level": [4, 5]})
+    assert [PromptList(table).prompt(i).columns for i in range(2)] == [{"level": 4}, {"level": 5}]
+    assert PromptList([torch.tensor([5, 6]), np.array([7])]).prompt(0).content == (5, 6)
 
 
 def test_an_environment_and_a_policy_read_tables_too():

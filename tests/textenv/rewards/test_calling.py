@@ -110,6 +110,14 @@ def test_a_reward_cannot_change_its_arguments():
     assert notes == {"kind": ["a", "b"]} and (rollout["reward"].sum(1) == 2).all()
 
 
+def test_parameters_by_position_are_refused():
+    def by_position(completions, /):
+        return [1.0] * len(completions)
+
+    with pytest.raises(ValueError, match="takes completions by position only.*remove the / from its parameters"):
+        Rewards(by_position)(prompts=["p"], completions=["c"])
+
+
 def test_columns_of_another_argument_are_refused():
     with pytest.raises(ValueError, match=r"\['completions'\].*rename"):
         rewarded(good, [(EOS,)], prompts=[{"prompt": "a", "completions": "x"}])

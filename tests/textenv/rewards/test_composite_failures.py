@@ -268,11 +268,21 @@ def test_a_failed_training_leaves_agent_and_answers(tmp_path):
         ({"functions": good, "pause": None}, "pause is None, expected seconds of at least 0"),
         ({"functions": 3}, "reward 'int' is 3"),
         ({"functions": {"x": 3}}, "reward 'x' is 3"),
+        ({"functions": {1: good, "x": good}}, "functions has the name 1, expected texts"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message):
     with pytest.raises((ValueError, TypeError), match=message):
         Rewards(**arguments)
+
+
+def test_components_of_one_name_are_refused():
+    """One took the place of the other: in the log, or even in the sum."""
+    rewards = Rewards({"a/x": lambda completions: [1.0], "a": lambda completions: [{"x": 5.0}]})
+    with pytest.raises(ValueError, match="two components of the reward have the name 'a/x'"):
+        rewards(prompts=["p"], completions=["c"])
+    with pytest.raises(ValueError, match="returned two components of the name '1'"):
+        Rewards(lambda completions: [{1: 0.25, "1": 0.5}])(prompts=["p"], completions=["c"])
 
 
 @pytest.mark.heavy

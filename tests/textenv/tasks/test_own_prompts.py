@@ -35,6 +35,34 @@ def test_the_splits_share_no_prompt(tmp_path):
     assert not train & test and train | test == set(PROMPTS) and len(test) < len(train)
 
 
+@pytest.mark.parametrize("kind", ["list", "pandas", "pyarrow", "datasets"])
+def test_the_column_of_rows_in_memory_is_named_too(kind):
+    rows = [{"q": text, "n": i} for i, text in enumerate(PROMPTS)]
+    if kind == "pandas":
+        rows = pytest.importorskip("pandas").DataFrame(rows)
+    elif kind == "pyarrow":
+        rows = pytest.importorskip("pyarrow").Table.from_pylist(rows)
+    elif kind == "datasets":
+        rows = pytest.importorskip("datasets").Dataset.from_list(rows)
+    with pytest.raises(ValueError, match="expected one named 'prompt'"):
+        contents(Prompts("train", prompts=rows, eval_prompts=["another"], reward=zero))
+    for split in ("train", "test"):
+        task = Prompts(split, prompts=rows, reward=zero, prompt_column="q")
+        assert task.prompt(0).content in PROMPTS
+        assert PROMPTS[task.prompt(0).columns["n"]] == task.prompt(0).content
+
+
+def test_a_column_that_rows_in_memory_lack_is_refused():
+    """Or that stands beside one named prompt, which was read instead, without a word."""
+    for rows, says in (
+        ([{"q": "a", "prompt": "b"}], "prompt 0: it has both columns, 'prompt' and 'q'"),
+        ([{"question": "a"}], r"prompt 0: it has the columns \['question'\] but not 'q'"),
+        (["a", "b"], "prompt 0 is 'a', without columns, but prompt_column is 'q': leave it out"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            contents(Prompts("train", prompts=rows, eval_prompts=[{"q": "z"}], reward=zero, prompt_column="q"))
+
+
 def test_too_few_prompts_are_in_both_splits(caplog):
     for split in ("train", "test"):
         assert contents(Prompts(split, prompts=["one", "four"], reward=zero)) == {"one", "four"}

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
@@ -14,6 +14,9 @@ from filelock import FileLock
 
 from textenv.extras.human.annotator import SCORES, SKIP, Answer, Question, Remarks, Scale
 from textenv.json_files import parse_json
+
+CHOICES = ("first", "second")
+"""Answers to a pair that choose a response: the one shown first, or second."""
 
 
 class Record(Remarks, total=False):
@@ -148,11 +151,30 @@ class FeedbackFile:
 
     def scored(self) -> list[dict[str, object]]:
         """Return ``prompt``, ``completion`` and ``score``, a row per person and question, without skipped ones."""
-        return _select(self.by_person(), "prompt", "completion", "score")
+        rows: list[dict[str, object]] = []
+        for record in self._records():
+            if record["scale"] != "pairs":
+                ((completion, score),) = scores(record)
+                if score is not None:
+                    rows.append({"prompt": record["prompt"], "completion": completion, "score": score})
+        return rows
 
     def preferences(self) -> list[dict[str, object]]:
         """Return ``prompt``, ``chosen`` and ``rejected`` of each person's pairs, without ties and skipped ones."""
-        return _select(self.by_person(), "prompt", "chosen", "rejected")
+        rows: list[dict[str, object]] = []
+        for record in self._records():
+            if record["scale"] == "pairs" and record["answer"] in CHOICES:
+                completions = record["completions"]
+                chosen = CHOICES.index(record["answer"])
+                rows.append(
+                    {"prompt": record["prompt"], "chosen": completions[chosen], "rejected": completions[1 - chosen]}
+                )
+        return rows
+
+    def _records(self) -> Iterator[Record]:
+        """Yield the last record of each person on each question."""
+        for records_by_name in self.by_person().values():
+            yield from records_by_name.values()
 
     def _lines(self) -> list[bytes]:
         """Return all lines, after completing or moving away an incomplete last line; the caller holds the lock."""
@@ -299,17 +321,6 @@ def krippendorff_alpha(values: Sequence[Sequence[float]], *, squared: bool = Fal
         return None
     observed = sum(difference(unit) / (len(unit) - 1) for unit in pairable)
     return 1 - observed / expected
-
-
-def _select(answers: dict[str, dict[str, Record]], *names: str) -> list[dict[str, object]]:
-    """Return these columns of all records, without the records whose last column is None."""
-    rows = []
-    for records_by_name in answers.values():
-        for record in records_by_name.values():
-            row = {name: record.get(name) for name in names}
-            if row[names[-1]] is not None:
-                rows.append(row)
-    return rows
 
 
 def _write_synced(path: Path, data: bytes, *, mode: str) -> None:

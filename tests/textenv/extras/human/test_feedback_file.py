@@ -1,5 +1,6 @@
 """The file of feedback: what a line says, what survives a kill, several writers, and agreement."""
 
+import json
 import os
 import subprocess
 import sys
@@ -46,6 +47,23 @@ def test_a_line_reads_as_triples_and_preferences(path):
     )
     assert FeedbackFile(path).scored() == [{"prompt": "p", "completion": "a", "score": 0.8}]
     assert FeedbackFile(path).preferences() == [{"prompt": "p", "chosen": "b", "rejected": "a"}]
+
+
+def test_only_the_answer_of_a_line_counts(path):
+    """Of one that was corrected or written by hand."""
+    common = {"prompt": "p", "time": "t", "annotator": "me"}
+    records = [
+        {"completion": "a", "score": 1.0, "answer": "down", "scale": "thumbs"},
+        {"completion": "b", "answer": "down", "scale": "thumbs"},
+        {"completions": ["c", "d"], "chosen": "d", "rejected": "c", "answer": "first", "scale": "pairs"},
+        {"completions": ["e", "f"], "answer": "second", "scale": "pairs"},
+        {"completions": ["g", "h"], "chosen": "g", "rejected": "h", "answer": "tie", "scale": "pairs"},
+    ]
+    path.parent.mkdir()
+    path.write_text("".join(json.dumps(common | record) + "\n" for record in records))
+    file = FeedbackFile(path)
+    assert [(row["completion"], row["score"]) for row in file.scored()] == [("a", 0.0), ("b", 0.0)]
+    assert [(row["chosen"], row["rejected"]) for row in file.preferences()] == [("c", "d"), ("f", "e")]
 
 
 def test_each_answer_is_synced_before_the_next(path, monkeypatch):
