@@ -243,9 +243,13 @@ class Agent(Generic[ConfigT], metaclass=HintsAtMethods):
         num_episodes = config.num_episodes
         if num_episodes is not None:
             num_episodes = collectives.local_count(num_episodes, "num_episodes")
-        rollout = self.collector.collect(
-            num_steps=config.num_steps, num_episodes=num_episodes, group_size=config.episodes_per_group
-        )
+        try:
+            rollout = self.collector.collect(
+                num_steps=config.num_steps, num_episodes=num_episodes, group_size=config.episodes_per_group
+            )
+        except BaseException:
+            self.stop_exploring()
+            raise
         if isinstance(config, GroupsConfig) and config.max_refills:
             rollout, self.left_out = refill_groups(self.collector, rollout, config)
         return collectives.gather_rows(rollout)

@@ -39,6 +39,7 @@ from algos.policies.generator import Generator, collect_turns
 from algos.policies.policy import Policy, Step, check_available, check_policy, check_step, refuse_strings
 from algos.policies.random_streams import episode_seeds, row_seeds
 from textenv.envs.kept_sets import KeptSets
+from textenv.envs.limits import check_at_least
 from textenv.envs.vector_env import TextVectorEnv
 from textenv.lm.loading import misread_tokens
 from textenv.lm.model import LanguageModel, language_model_of
@@ -126,6 +127,8 @@ class Collector:
         self, env: VectorEnv, policy: Policy, *, seed: int | None = None, generator: Generator | None = None
     ) -> None:
         check_policy(policy, call="Collector(env, policy), in this order")
+        if seed is not None:
+            check_at_least("seed", seed, 0)
         refuse_strings(env)
         agree_on_ends(env, policy)
         self.env = env

@@ -24,6 +24,7 @@ from algos.storage.run_files import BEST
 from algos.storage.run_folder import agent_steps, replacing
 from algos.training.metrics import EpisodeMeter, Metrics, reference_metrics
 from algos.training.run import Callback, Run
+from textenv.envs.limits import check_at_least
 from textenv.envs.task import SeveralAgents
 from textenv.envs.text_env import TextEnv
 from textenv.envs.turn import Turn
@@ -151,6 +152,7 @@ def evaluate(
         ValueError: if the policy was made for other spaces, or the environment id is unknown; if numbers do not fit
             each other or the environment, or a prompt has no such column.
     """
+    check_at_least("seed", seed, 0)
     sampling = read_sampling(k, num_samples=num_samples, num_prompts=num_prompts, by=by, success=success, answer=answer)
     num_episodes = _num_episodes(num_episodes, sampling)
     _check_deterministic(deterministic, sampling)

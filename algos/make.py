@@ -26,7 +26,7 @@ from algos.storage.run_reader import AgentRecord, EnvironmentRecord
 from algos.storage.saved_environment import check_known_environment, saved_arguments
 from textenv.embedded.folder import EMBEDDED
 from textenv.embedded.gguf import SMOLLM2
-from textenv.importing import absolute_name, load_function, read_module
+from textenv.importing import absolute_name, load_function, name_of, read_module
 from textenv.optional import package
 
 if TYPE_CHECKING:
@@ -390,12 +390,13 @@ def _check_imports_nothing(saved: EnvironmentRecord) -> None:
     check_known_environment(saved["id"])
 
 
-def _warn_of_other_wrappers(names: Sequence[str], names_of_run: Sequence[str]) -> None:
+def _warn_of_other_wrappers(wrappers: Sequence[Wrapper], names_of_run: Sequence[str]) -> None:
     """Log a warning if an environment has other wrappers than that of the training, or in another order.
 
-    Files are compared without their folders, which differ between machines.
+    Modules and files are not compared: a function may have several names, and a file is elsewhere on another machine.
     """
-    if [Path(name).name for name in names] != [Path(name).name for name in names_of_run]:
+    names = [wrapper if isinstance(wrapper, str) else name_of(wrapper) for wrapper in wrappers]
+    if [name.rpartition(":")[2] for name in names] != [name.rpartition(":")[2] for name in names_of_run]:
         logger.warning(
             "this agent was trained with the wrappers %s, and this environment has %s: the policy may read other "
             "observations, or act otherwise, than it has learnt",

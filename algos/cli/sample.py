@@ -163,6 +163,8 @@ def chat_of_training(run: Path) -> tuple[bool, str | None]:
 
 def refuse_same_model(name: str, folder: str, *, flag: str) -> None:
     """Raise a ValueError if a model to compare a run with is the run itself."""
+    if name == "base":
+        return
     if name == folder or (Path(name).is_dir() and Path(name).resolve() == Path(folder).resolve()):
         raise ValueError(f"{flag} is {name}, the run itself: name another model, or base, from which the run started")
 

@@ -78,12 +78,11 @@ def warn_of_flat_pixels(space: spaces.Space, reader: str) -> None:
     for part in leaf_spaces(space):
         if is_image(part):
             logger.warning(
-                "%s flattens the image %s of its observations, so which pixels are neighbours is lost, and reads "
-                "pixels as numbers up to %d: CNNPolicy, MultiInputPolicy (for images among other parts) and "
-                "LSTMPolicy, which PPO trains, have convolutions",
+                "%s flattens the image %s of its observations, so which pixels are neighbours is lost: CNNPolicy, "
+                "MultiInputPolicy (for images among other parts) and LSTMPolicy have convolutions (for PPO, A2C and "
+                "TRPO)",
                 reader,
                 part,
-                brightest_pixel(part),
             )
 
 

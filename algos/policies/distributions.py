@@ -664,9 +664,9 @@ def _bounded_box(space: spaces.Space) -> spaces.Box:
     # Actions are computed in float32
     low = space.low.astype(np.float64)
     high = space.high.astype(np.float64)
-    single = np.finfo(np.float32)
-    largest = np.maximum(np.abs(low), np.abs(high))
-    is_held = (largest < single.max / 2) & (largest * single.eps * MIN_ACTIONS < high - low)
+    with np.errstate(over="ignore", invalid="ignore"):
+        largest = np.maximum(np.abs(low), np.abs(high)).astype(np.float32)
+        is_held = np.spacing(largest) * MIN_ACTIONS <= high - low  # False for infinity
     if not is_held.all():
         raise ValueError(
             f"action_space is {space}, whose actions float32 cannot tell apart between these bounds, or not hold at "

@@ -22,7 +22,7 @@ from textenv.acceleration import accelerated
 from textenv.envs.limits import check_at_least
 
 RELATIVE_TOLERANCE = 1e-5
-"""Largest difference of bounds of actions that counts as rounding, as a part of their range."""
+"""Largest difference of bounds of actions that counts as rounding beside that to float32, as a part of their range."""
 
 
 class TwinCritics(nn.Module):
@@ -186,7 +186,8 @@ class TwinCriticPolicy(ControlPolicy):
         assert isinstance(env_space, spaces.Box)
         as_given = np.stack([env_space.low, env_space.high])
         as_trained = np.stack([policy_space.low, policy_space.high])
-        tolerance = RELATIVE_TOLERANCE * (policy_space.high - policy_space.low)
+        in_float32 = np.spacing(np.abs(as_trained).max(0).astype(np.float32))
+        tolerance = RELATIVE_TOLERANCE * (policy_space.high - policy_space.low) + in_float32
         if (np.abs(as_given - as_trained) > tolerance).any():
             raise ValueError(
                 f"the {type(self).__name__} scales its actions to the bounds of {policy_space}, but the environment "

@@ -344,14 +344,14 @@ def check_new_file(name: str, path: str | Path) -> None:
     Raises:
         IsADirectoryError: if the path is that of a folder.
         FileNotFoundError: if the folder of the file does not exist.
-        PermissionError: if the folder of the file is read-only.
+        PermissionError: if there is no such file yet, and its folder is read-only.
     """
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"{name} is {path}, which is a folder: name a file in it")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{name} is {path}, but the folder {path.parent} does not exist: make it first")
-    if not os.access(path.parent, os.W_OK):
+    if not path.is_file() and not os.access(path.parent, os.W_OK):
         raise PermissionError(f"{name} is {path}, but {path.parent} is read-only: name a file in a writable folder")
 
 

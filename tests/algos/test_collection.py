@@ -478,3 +478,12 @@ def test_lengths_below_one_are_refused(length):
     (name,) = length
     with refused(ValueError, f"{name} is {length[name]}, expected at least 1"):
         collect(env, policy, **length)
+
+
+def test_a_seed_below_zero_is_refused():
+    env = gym.make_vec("CartPole-v1", num_envs=2)
+    policy = MLPPolicy(env.single_observation_space, env.single_action_space)
+    for call in (collect, evaluate):
+        with refused(ValueError, "seed is -1, expected an integer of at least 0"):
+            call(env, policy, num_episodes=2, seed=-1)
+    assert len(collect(env, policy, num_episodes=2, seed=np.int64(3))) == 2

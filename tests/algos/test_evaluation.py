@@ -140,6 +140,7 @@ def test_tasks_without_end_need_a_number_of_prompts():
         (dict(k=2, by="leve"), "by is 'leve', expected a column of the prompts, which have 'level'"),
         (dict(by="level"), "by is 'level', but k is None"),
         (dict(num_episodes=0), "num_episodes is 0"),
+        (dict(k=2, seed=-1), "seed is -1, expected an integer of at least 0"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_playing(options, message):

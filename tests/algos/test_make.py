@@ -173,14 +173,15 @@ def test_a_function_of_ones_own_is_run_only_if_it_is_named(here, tmp_path, capsy
 
 
 def test_other_wrappers_than_in_the_training_are_told(here, tmp_path, caplog):
-    """A part of them, or another order; the same file in another folder is not."""
+    """A part of them, or another order; another name of the same function is not."""
     (here / "mine.py").write_text("def one(env):\n    return env\n\n\ndef two(env):\n    return env\n")
     (here / "copy").mkdir()
     (here / "copy" / "mine.py").write_text((here / "mine.py").read_text())
     both = ["mine.py:one", "mine.py:two"]
     PPO(make_vector_environment("CartPole-v1", 2, wrappers=both)).save(tmp_path / "agent")
     description = read_description(tmp_path / "agent")
-    for wrappers in (both, ["copy/mine.py:one", "copy/mine.py:two"]):
+    functions = [load_function(name) for name in both]
+    for wrappers in (both, ["copy/mine.py:one", "copy/mine.py:two"], functions):
         remake_environment(description, num_envs=1, wrappers=wrappers).close()
     assert "was trained with the wrappers" not in caplog.text
     for wrappers in (both[:1], both[::-1]):

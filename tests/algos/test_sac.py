@@ -413,7 +413,9 @@ def test_other_policies_and_spaces_are_refused():
         SACPolicy(env.single_observation_space, spaces.Box(1, 1, (2,)))
 
 
-@pytest.mark.parametrize(("low", "high"), [(1e7, 1e7 + 1), (-1e300, 1e300), (-(2.0**30), 1 - 2.0**30)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(1e7, 1e7 + 1), (-1e300, 1e300), (-1.7e308, 1.7e308), (-(2.0**30), 1 - 2.0**30), (0, 1e-300)]
+)
 @pytest.mark.parametrize("policy_type", [SACPolicy, TD3Policy])
 def test_bounds_that_float32_does_not_hold_are_refused(policy_type, low, high):
     """Between 1e7 and 1e7 + 1 there was one action, which was played always."""
@@ -421,6 +423,7 @@ def test_bounds_that_float32_does_not_hold_are_refused(policy_type, low, high):
         policy_type(spaces.Box(-1, 1, (2,)), spaces.Box(low, high, (1,), np.float64))
     policy_type(spaces.Box(-1, 1, (2,)), spaces.Box(1e4, 1e4 + 1, (1,), np.float64))
     policy_type(spaces.Box(-1, 1, (2,)), spaces.Box(1e-9, 2e-9, (1,), np.float64))
+    policy_type(spaces.Box(-1, 1, (2,)), spaces.Box(2.0**20 - 7, 2.0**20 - 0.1, (1,), np.float64))
 
 
 def test_small_bounds_of_another_environment_are_refused():
@@ -431,6 +434,10 @@ def test_small_bounds_of_another_environment_are_refused():
     with pytest.raises(ValueError, match="scales its actions to the bounds of"):
         SAC(env, policy)
     SAC(env, SACPolicy(env.single_observation_space, env.single_action_space))
+    in_float64 = spaces.Box(1000.1, 1001.3, (1,), np.float64)
+    SACPolicy(env.single_observation_space, spaces.Box(1000.1, 1001.3, (1,))).check_environment(
+        SimpleNamespace(single_action_space=in_float64)
+    )
 
 
 @pytest.mark.parametrize("algorithm", [SAC, algos.TD3, algos.DQN])
@@ -438,17 +445,27 @@ def test_the_policy_explores_no_more_after_an_error(algorithm):
     """Whether a rollout, or what is done with it, has failed."""
     env = cartpole() if algorithm is algos.DQN else reach()
     agent = algorithm(env, num_steps=4, learning_starts=100, seed=1)
+    policy = agent.policy
     with pytest.raises(ZeroDivisionError):
         agent.learn(100, callbacks=[DividesByZero()])
-    policy = agent.policy
-    if algorithm is algos.DQN:
-        assert policy.exploration == 0
-    else:
-        assert not policy.distribution.uniform and not getattr(policy.distribution, "noise", 0.0)
+    assert not explores(policy)
+    agent.collect()
+    assert explores(policy)
+    env.close()
+    env.step = DividesByZero().on_rollout
+    with pytest.raises(ZeroDivisionError):
+        agent.collect()
+    assert not explores(policy)
+
+
+def explores(policy):
+    if isinstance(policy, algos.QPolicy):
+        return bool(policy.exploration)
+    return policy.distribution.uniform or bool(getattr(policy.distribution, "noise", 0.0))
 
 
 class DividesByZero(algos.Callback):
-    def on_rollout(self, run, rollout):
+    def on_rollout(self, run, rollout=None):
         1 / 0  # noqa: B018
 
 

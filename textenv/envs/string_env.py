@@ -232,7 +232,7 @@ class StringGames:
             raise TypeError(f"{game.env!r} gave the reward {reward!r:.200}, expected a number")
         game.rewards[turn.index] = paid
         for name, ends in (("terminated", terminated), ("truncated", truncated)):
-            if as_number(ends) is None:
+            if isinstance(ends, (str, bytes)):
                 raise TypeError(f"{game.env!r}.step returned {name} {ends!r:.200}, expected True or False")
 
         # The reply

@@ -1,6 +1,7 @@
 """Filter for texts that will be evaluated as Python: short arithmetic, lists and a few functions."""
 
 import ast
+import math
 from collections.abc import Collection
 
 MAX_LENGTH = 1000
@@ -53,7 +54,10 @@ def _degree(node: ast.expr, functions: Collection[str]) -> int:
         case ast.List(elts=parts) | ast.Tuple(elts=parts):
             return max((_degree(part, functions) for part in parts), default=1)
         case ast.Call(func=ast.Name(id=name), args=parts, keywords=[]) if name in functions:
-            return max((_degree(part, functions) for part in parts), default=1)
+            degrees = [_degree(part, functions) for part in parts]
+            if name == "exp":
+                degrees += map(_hidden_degree, parts)
+            return max(degrees, default=1)
         # Operators, of numbers only: a multiplication would repeat a text or a list
         case ast.UnaryOp(op=ast.UAdd() | ast.USub(), operand=operand):
             return _degree(operand, functions)
@@ -62,12 +66,30 @@ def _degree(node: ast.expr, functions: Collection[str]) -> int:
         case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), left=left, right=right):
             return max(_degree(left, functions), _degree(right, functions))
         case ast.BinOp(op=ast.Pow(), left=ast.Name(id="E"), right=right) if "exp" in functions:
-            return _degree(right, functions)  # E**x is exp(x)
+            return max(_degree(right, functions), _hidden_degree(right))
         case ast.BinOp(op=ast.Pow(), left=base, right=right):
             exponent = _exponent(right)
             if exponent is not None:
                 return _degree(base, functions) * exponent
     raise ValueError(f"{type(node).__name__} is not allowed")
+
+
+def _hidden_degree(argument: ast.expr) -> int:
+    """Return a bound of the powers that SymPy makes of an argument of exp: exp(n log a) becomes a**n, exactly."""
+    nodes = list(ast.walk(argument))
+    if not any(isinstance(node, ast.Name) and node.id in ("log", "ln") for node in nodes):
+        return 1
+    bound = 1.0
+    for node in nodes:
+        if not isinstance(node, ast.Constant):
+            continue
+        if not isinstance(node.value, (int, float)) or abs(node.value) > MAX_DEGREE:
+            return MAX_DEGREE + 1
+        number = abs(float(node.value))
+        bound *= max(2.0, number)
+        if number:
+            bound *= max(1.0, 1 / number)
+    return math.ceil(min(bound, MAX_DEGREE + 1))
 
 
 def _is_text(node: ast.expr) -> bool:

@@ -73,7 +73,7 @@ class Verifiers:
         taskset: name of an installed taskset, or of a module with one.
         split: ``"train"`` or ``"test"``; the hash of a task decides its split.
         config: the environment's configuration, as the part ``env`` of a file for ``vf-eval``.
-        seconds: time limit of each answer of the environment, rewards included; above 0.
+        seconds: time limit of each answer of the environment, rewards included; above 0, or None for none.
 
     Raises:
         UnplayableError: at an episode whose environment asks for several answers at the same time (``best-of-n``), or
@@ -82,11 +82,16 @@ class Verifiers:
     """
 
     def __init__(
-        self, taskset: str, split: str = "train", *, config: Mapping[str, Any] | None = None, seconds: float = 60.0
+        self,
+        taskset: str,
+        split: str = "train",
+        *,
+        config: Mapping[str, Any] | None = None,
+        seconds: float | None = 60.0,
     ) -> None:
         self.vf = package("verifiers.v1", "verifiers")
-        if not seconds > 0:
-            raise ValueError(f"seconds is {seconds}, expected a number above 0")
+        if seconds is not None and not seconds > 0:
+            raise ValueError(f"seconds is {seconds}, expected a number above 0, or None")
         self.seconds = seconds
         env_config = dict(config or {})
         env_config["taskset"] = {**env_config.get("taskset", {}), "id": taskset}
@@ -147,6 +152,7 @@ class _Episode(gymnasium.Env[str, str]):
         task = tasks[self.np_random.integers(len(tasks))]
         self.traces: list[_Trace] = []
         self.is_asking = False
+        self.refusal = None
         self.questions = asyncio.Queue[str | None]()  # None: the episode is over
         self.answers = asyncio.Queue[str]()
         self.playing = asyncio.run_coroutine_threadsafe(self._play(task), _loop())
@@ -169,15 +175,18 @@ class _Episode(gymnasium.Env[str, str]):
         try:
             next_question = asyncio.run_coroutine_threadsafe(self.questions.get(), _loop())
             question = next_question.result(self.source.seconds)
-            if question is not None and self.refusal is None:
+            if self.refusal is not None:
+                raise self.refusal
+            if question is not None:
                 return question, 0.0, False, False, {}
             assert self.playing is not None
             self.questions.put_nowait(None)  # for a further step
             return "", self.playing.result(), True, False, {}
+        except UnplayableError:
+            self.close()
+            raise
         except Exception as error:  # foreign code may raise anything, or never answer
             self.close()
-            if self.refusal is not None:
-                raise self.refusal from error
             logger.warning("an episode of verifiers broke off: %s", shown(error) or repr(error))
             return "", 0.0, False, True, {}
 
@@ -215,10 +224,12 @@ class _Episode(gymnasium.Env[str, str]):
             state=vf.state.state_cls(kind)(),
         )
         self.traces.append(self.trace)
-        yield self
-        await task.score(self.trace)
+        try:
+            yield self
+            await task.score(self.trace)
+        finally:
+            self.is_asking = False
         self.trace.ok = True
-        self.is_asking = False
 
     async def run(self, task: _Task, **options: object) -> _Trace:
         async with self.interaction(task, **options):

@@ -71,7 +71,9 @@ def with_prompt(record: dict[str, object], column: str) -> dict[str, object]:
         ValueError: if it lacks the column, or has another one of this name.
     """
     if column not in record:
-        raise ValueError(f"it has the columns {list(record)} but not {column!r}: name one by --prompt-column")
+        raise ValueError(
+            f"it has the columns {list(record)} but not {column!r}: name one by --prompt-column (prompt_column=)"
+        )
     if column == "prompt":
         return record
     if "prompt" in record:

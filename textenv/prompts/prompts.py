@@ -79,7 +79,7 @@ def _spelled(value: object) -> str:
     """Spell texts, numbers and containers of these; other objects, such as images, are left out."""
     if isinstance(value, (str, int, float, np.generic, NoneType)):
         return repr(value)
-    if isinstance(value, np.ndarray):
+    if hasattr(value, "tolist"):  # an array or a tensor
         value = value.tolist()
     if isinstance(value, Mapping):
         value = [*value.keys(), *value.values()]
@@ -96,9 +96,10 @@ def by_position(rows: Sequence[ItemT]) -> Sequence[ItemT]:
             do arrays and tables of pyarrow; any other sequence is returned as it is.
 
     Raises:
-        ValueError: if two columns of a data frame have the same name.
+        ValueError: if two columns of a data frame or table have the same name.
     """
     if hasattr(rows, "to_pylist"):
+        _check_columns_differ(getattr(rows, "column_names", ()))
         in_python: Sequence[ItemT] = rows.to_pylist()
         return in_python
     if not hasattr(rows, "iloc"):
@@ -120,14 +121,18 @@ def rows_by_position(rows: Sequence[ItemT], name: str) -> Sequence[ItemT]:
     return rows
 
 
+def _check_columns_differ(names: Sequence[str]) -> None:
+    repeated = sorted({name for name in names if list(names).count(name) > 1})
+    if repeated:
+        raise ValueError(f"the data frame has several columns named {', '.join(repeated)}: rename them")
+
+
 def _rows_of_pandas(table: Any) -> list[Any]:
     """Return the values of a pandas Series, or the rows of a data frame; raise as `by_position`."""
     if not hasattr(table, "columns"):
         return table.tolist()
     names = [str(name) for name in table.columns]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise ValueError(f"the data frame has several columns named {', '.join(repeated)}: rename them")
+    _check_columns_differ(names)
     values_by_row = table.itertuples(index=False, name=None)
     return [dict(zip(names, values, strict=True)) for values in values_by_row]
 
@@ -140,7 +145,7 @@ class PromptList:
 
     Args:
         prompts: texts, token ids, chat messages, or mappings with a ``"prompt"`` and other columns; also a Series or a
-            data frame of pandas.
+            data frame of pandas, or an array or a table of pyarrow, which are copied.
 
     Raises:
         ValueError: if it is not a sequence, or is empty.

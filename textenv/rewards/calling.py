@@ -131,7 +131,11 @@ def call_reward(function: Callable[..., object], columns: Mapping[str, object], 
         available_columns = columns.keys() | {"tokenizer"}
     check_columns(function, available_columns)
     parameters = _parameters(function)
-    by_position = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY]
+    by_position = []
+    for parameter in parameters:
+        is_given = parameter.default is parameter.empty or parameter.name in arguments
+        if parameter.kind is parameter.POSITIONAL_ONLY and is_given:
+            by_position.append(parameter.name)
     if by_position:
         raise ValueError(
             f"reward {reward_name(function)!r} takes {', '.join(by_position)} by position only, but columns are given "

@@ -212,8 +212,8 @@ def _open_prompts(prompts: PromptSource, column: str) -> Sequence[object]:
     return _RowsWithPrompt(rows, column)
 
 
-class _RowsWithPrompt(Sequence[dict[str, object]]):
-    """Rows in memory, read on demand; the prompt's column gets the name ``"prompt"``."""
+class _RowsWithPrompt(Sequence[object]):
+    """Rows in memory, read on demand; the prompt's column, where there is one, gets the name ``"prompt"``."""
 
     def __init__(self, rows: Sequence[object], column: str) -> None:
         self._rows = rows
@@ -223,17 +223,15 @@ class _RowsWithPrompt(Sequence[dict[str, object]]):
         return len(self._rows)
 
     @overload
-    def __getitem__(self, index: int) -> dict[str, object]: ...
+    def __getitem__(self, index: int) -> object: ...
     @overload
-    def __getitem__(self, index: slice) -> list[dict[str, object]]: ...
-    def __getitem__(self, index: int | slice) -> dict[str, object] | list[dict[str, object]]:
+    def __getitem__(self, index: slice) -> list[object]: ...
+    def __getitem__(self, index: int | slice) -> object:
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
         row = self._rows[index]
-        if not isinstance(row, Mapping):
-            raise ValueError(
-                f"prompt {index} is {row!r:.200}, without columns, but prompt_column is {self._column!r}: leave it out"
-            )
+        if not isinstance(row, Mapping) or ("prompt" in row and self._column not in row):
+            return row  # it has no such column, which another source has, such as the evaluation's
         try:
             return with_prompt(dict(row), self._column)
         except ValueError as error:

@@ -427,7 +427,7 @@ def test_the_policy_scores_what_it_sampled():
     ({"step": ("hi", 1.0, False, False, None)}, "step returned the info None, expected a dictionary"),
     ({"step": ("hi", "1", False, False, {})}, "gave the reward '1', expected a number"),
     ({"step": ("hi", 1.0, "False", False, {})}, "step returned terminated 'False', expected True or False"),
-    ({"step": ("hi", 1.0, False, None, {})}, "step returned truncated None, expected True or False"),
+    ({"step": ("hi", 1.0, False, "", {})}, "step returned truncated '', expected True or False"),
 ])  # fmt: skip
 def test_results_of_another_form_are_named(returned, expected):
     class Odd(gymnasium.Env):

@@ -8,7 +8,15 @@ def test_the_guard_lets_only_answers_through():
     assert all(is_harmless(text) for text in answers)
     assert is_harmless("-exp(x)*sin(x)**2 + C", sympy=True, functions=FUNCTIONS)
     assert is_harmless("E**(x)*sin(x) + E**(2*x) + C", sympy=True, functions=FUNCTIONS)
-    for power in ("x**x", "2**x", "E**(9**99)", "E**(9**9)**9", "(E**9)**x"):
+    assert is_harmless("exp(3*log(x)) + E**(log(x)/2)", sympy=True, functions=FUNCTIONS)
+    hidden = (
+        "E**(9**8*log(3))",
+        "exp(9**7*log(3))",
+        "exp(ln(3)/1e-9)",
+        "exp(" + "9" * 400 + "*ln(3))",
+        "exp((1+1+1)*(1+1+1)*(1+1+1)*log(3))",
+    )
+    for power in ("x**x", "2**x", "E**(9**99)", "E**(9**9)**9", "(E**9)**x", *hidden):
         assert not is_harmless(power, sympy=True, functions=FUNCTIONS), power
     assert is_harmless("_ Q _\n_ _ Q") and not is_harmless("_ Q _\n_ _ Q", sympy=True)
     assert is_harmless("5!") and not is_harmless("5!", sympy=True)

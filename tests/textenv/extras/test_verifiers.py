@@ -157,6 +157,22 @@ def test_environments_that_are_no_conversation_are_refused(config, words):
     assert env.step(answer_to(asked))[1:3] == (2.25, True)
 
 
+def test_refusals_that_the_environment_hides_are_raised():
+    """Of an environment that collects the errors of its attempts."""
+    begun = Verifiers("adding_up", config={"id": "attempts", "at_once": True})()
+    BEGUN.append(begun)
+    for seed in range(2):
+        with pytest.raises(UnplayableError, match="several answers at the same time"):
+            begun.reset(seed=seed)
+
+
+def test_an_attempt_after_a_failed_one_is_played():
+    """The judge fails on "boom"; the next answer is scored."""
+    env, asked = begin(Verifiers("adding_up", config={"id": "attempts"}))
+    assert env.step("boom") == (asked, 0.0, False, False, {})
+    assert env.step(answer_to(asked))[1:3] == (2.25, True)
+
+
 def test_a_step_needs_a_reset():
     with pytest.raises(gymnasium.error.ResetNeeded):
         Verifiers("adding_up")().step("3")

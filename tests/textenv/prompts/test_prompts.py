@@ -193,7 +193,10 @@ def test_arrays_of_other_libraries_are_rows_and_ids():
     assert [PromptList(arrow.array(texts)).prompt(i).content for i in range(2)] == texts
     table = arrow.table({"prompt": texts, "level": [4, 5]})
     assert [PromptList(table).prompt(i).columns for i in range(2)] == [{"level": 4}, {"level": 5}]
-    assert PromptList([torch.tensor([5, 6]), np.array([7])]).prompt(0).content == (5, 6)
+    ids = PromptList([torch.tensor([5, 6]), np.array([7])])
+    assert ids.prompt(0).content == (5, 6) and ids.summary == PromptList([[5, 6], [7]]).summary
+    with pytest.raises(ValueError, match="several columns named prompt"):
+        PromptList(arrow.Table.from_arrays([["a"], ["b"]], names=["prompt", "prompt"]))
 
 
 def test_an_environment_and_a_policy_read_tables_too():

@@ -117,6 +117,11 @@ def test_parameters_by_position_are_refused():
     with pytest.raises(ValueError, match="takes completions by position only.*remove the / from its parameters"):
         Rewards(by_position)(prompts=["p"], completions=["c"])
 
+    def with_default(cache=0.5, /, *, completions):
+        return [cache] * len(completions)
+
+    assert Rewards(with_default)(prompts=["p"], completions=["c"]).score == [0.5]
+
 
 def test_columns_of_another_argument_are_refused():
     with pytest.raises(ValueError, match=r"\['completions'\].*rename"):

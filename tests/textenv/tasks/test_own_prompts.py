@@ -57,10 +57,17 @@ def test_a_column_that_rows_in_memory_lack_is_refused():
     for rows, says in (
         ([{"q": "a", "prompt": "b"}], "prompt 0: it has both columns, 'prompt' and 'q'"),
         ([{"question": "a"}], r"prompt 0: it has the columns \['question'\] but not 'q'"),
-        (["a", "b"], "prompt 0 is 'a', without columns, but prompt_column is 'q': leave it out"),
     ):
         with pytest.raises(ValueError, match=says):
             contents(Prompts("train", prompts=rows, eval_prompts=[{"q": "z"}], reward=zero, prompt_column="q"))
+
+
+@pytest.mark.parametrize("rows", [["a", "b"], [{"prompt": "a"}, {"prompt": "b"}]])
+def test_rows_without_the_column_may_stand_beside_a_file_with_it(rows, tmp_path):
+    (tmp_path / "own.jsonl").write_text('{"q": "c"}\n')
+    for split, expected in (("train", {"a", "b"}), ("test", {"c"})):
+        task = Prompts(split, prompts=rows, eval_prompts=tmp_path / "own.jsonl", reward=zero, prompt_column="q")
+        assert contents(task) == expected
 
 
 def test_too_few_prompts_are_in_both_splits(caplog):
