@@ -7,7 +7,7 @@ import math
 import shutil
 import time
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat
 
 import gymnasium
 import numpy as np
@@ -504,8 +504,12 @@ class EvaluateEvery(Callback):
     ) -> None:
         # Refuse numbers that mean nothing or do not fit each other
         for name, count in (("every", every), ("num_episodes", num_episodes), ("patience", patience)):
-            if count is not None and not count >= 1:
-                raise ValueError(f"{name} is {count}, expected at least 1")
+            if count is None:
+                continue
+            if not isinstance(count, SupportsFloat) or not count >= 1 or not float(count).is_integer():
+                raise ValueError(f"{name} is {count!r}, expected a whole number, at least 1")
+        if stop_at is not None and not (isinstance(stop_at, SupportsFloat) and math.isfinite(stop_at)):
+            raise ValueError(f"stop_at is {stop_at!r}, expected a mean return, or None")
         self.sampling = read_sampling(
             k, num_samples=num_samples, num_prompts=num_prompts, by=by, success=success, answer=answer
         )

@@ -26,6 +26,7 @@ MOST_OBJECTS = 10_000
 LIBRARIES = {
     "torch", "transformers", "tokenizers", "peft", "safetensors", "tensordict", "torchrl", "numpy", "scipy", "pandas",
     "datasets", "pyarrow", "gymnasium", "algos", "ray", "vllm", "httpx", "openai", "pydantic",
+    "filelock",
 }  # fmt: skip
 """Packages whose objects hold no state of a reward; those of `algos` (agents, callbacks) are saved by themselves."""
 

@@ -45,6 +45,7 @@ from textenv.lm.loading import trust_remote_code
 from textenv.names import flag_advice, nearest
 from textenv.processes import end_if_forked
 from textenv.rendering import printable
+from textenv.rewards.scores import StopTraining
 
 COMMANDS = {
     "evaluate": Evaluate, "sample": Sample, "interpret": Interpret, "serve": Serve, "compare": Compare, "tune": Tune,
@@ -101,13 +102,14 @@ def _main(arguments: Sequence[str] | None) -> None:
         raise SystemExit(stop.status) from stop
 
     # Wrong input has status 2, what happened while the command ran 1; the reader of the output may have gone
-    except (ValueError, TypeError, OSError, ImportError, InvariantError, EnvironmentFailure) as error:
+    except (ValueError, TypeError, OSError, ImportError, InvariantError, EnvironmentFailure, StopTraining) as error:
         if isinstance(error, BrokenPipeError) and _has_no_reader():
             _forget_output()
             raise SystemExit(128 + SIGPIPE) from None
         _tell_lines([printable(text) for text in (str(error), *_notes(error))])
         status = 2
-        if isinstance(error, (InvariantError, EnvironmentFailure, UserExit)):
+        is_request = isinstance(error, StopTraining) and not isinstance(error, ValueError)  # of a person who quits
+        if is_request or isinstance(error, (InvariantError, EnvironmentFailure, UserExit)):
             status = 1
         raise SystemExit(status) from error
     except Exception as error:  # of an environment, which its author has to find

@@ -144,7 +144,9 @@ def make_loggers(chosen: Sequence[str | Logger]) -> list[Logger]:
     """
     if isinstance(chosen, str):
         chosen = (chosen,)
-    elif len({str(choice) for choice in chosen}) < len(chosen):
+    if not isinstance(chosen, Sequence):
+        raise TypeError(f"loggers is {chosen!r:.200}, expected a list of names and loggers")
+    if len({str(choice) for choice in chosen}) < len(chosen):
         raise ValueError(f"loggers are {', '.join(map(str, chosen))}: give each of them once")
     return [_make_logger(choice) for choice in chosen]
 

@@ -236,7 +236,7 @@ class _Observers(NamedTuple):
 
 def _check_callbacks(callbacks: Sequence[Callback], on_iteration: object) -> None:
     """Raise a TypeError unless callbacks are a list of `Callback` and ``on_iteration`` is a function or None."""
-    if isinstance(callbacks, Callback) or not all(isinstance(callback, Callback) for callback in callbacks):
+    if not isinstance(callbacks, Sequence) or not all(isinstance(callback, Callback) for callback in callbacks):
         raise TypeError(f"callbacks is {callbacks!r:.200}, expected a list of objects that inherit algos.Callback")
     for callback in callbacks:
         foreign = [name for name in HOOKS_OF_STABLE_BASELINES3 if hasattr(callback, name)]

@@ -64,7 +64,10 @@ def _save_what_is_left(error: BaseException, run: Run, run_dir: Path) -> None:
     if answers:
         path = _write_unscored(answers, run_dir)
         error.add_note(f"the {len(answers)} answers that were not scored are in {path}")
-        error.add_note(f"after fixing the reward, resume the run: --resume {run_dir} (in Python resume=...)")
+        advice = "after fixing the reward, resume the run"
+        if isinstance(error, StopTraining):
+            advice = "to go on, resume the run"
+        error.add_note(f"{advice}: --resume {run_dir} (in Python resume=...)")
     if collectives.rank() > 0:
         return
 

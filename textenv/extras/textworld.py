@@ -70,6 +70,9 @@ class TextWorld(StringGames):
         if not files:
             expected = f"a number or a folder of *.z8 files, and settings among {', '.join(SETTINGS)}"
             raise ValueError(f"games is {games!r} with the settings {settings}, expected {expected}")
+        for file in files:
+            if not Path(file).with_suffix(".json").is_file():
+                raise ValueError(f"{file} lacks the .json file that TextWorld wrote beside it: copy that, too")
         super().__init__(partial(_Game, files, admissible), tokenizer=tokenizer)
 
         # Limits; the longest prompt is that of one of the games

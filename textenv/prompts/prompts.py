@@ -79,13 +79,22 @@ def _spelled(value: object) -> str:
     """Spell texts, numbers and containers of these; other objects, such as images, are left out."""
     if isinstance(value, (str, int, float, np.generic, NoneType)):
         return repr(value)
-    if hasattr(value, "tolist"):  # an array or a tensor
-        value = value.tolist()
+    value = _in_python(value)
     if isinstance(value, Mapping):
         value = [*value.keys(), *value.values()]
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_spelled, value))}]"
     return ""
+
+
+def _in_python(value: object) -> object:
+    """Return an array or a tensor as lists of numbers; any other value as it is, and a tensor without numbers too."""
+    if not hasattr(value, "tolist"):
+        return value
+    try:
+        return value.tolist()
+    except RuntimeError:
+        return value
 
 
 def by_position(rows: Sequence[ItemT]) -> Sequence[ItemT]:
@@ -277,8 +286,7 @@ def as_prompt(index: int, prompt: object) -> Prompt:
     if isinstance(prompt, Mapping):
         columns = {str(name): value for name, value in prompt.items() if name != "prompt"}
         prompt = _prompt_column(index, prompt, columns)
-    if hasattr(prompt, "tolist"):  # an array or a tensor
-        prompt = prompt.tolist()
+    prompt = _in_python(prompt)
 
     # A text, a chat or token ids
     content: str | tuple[int, ...] | Messages

@@ -301,3 +301,25 @@ def test_a_second_evaluation_of_the_same_names_is_refused():
     with pytest.raises(ValueError, match="callbacks has 2 EvaluateEvery, .*: give one"):
         agent.learn(64, callbacks=evaluations)
     assert agent.steps == 0
+
+
+@pytest.mark.parametrize("name", ["callbacks", "loggers"])
+def test_a_generator_is_no_list(name):
+    """Callbacks from one were never called, without a word."""
+    with pytest.raises(TypeError, match=f"{name} is <generator.*expected a list"):
+        ppo_cartpole().learn(64, **{name: (each for each in [Noted()])})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stop_at": float("nan")}, "stop_at is nan, expected a mean return"),
+        ({"stop_at": "450"}, "stop_at is '450', expected a mean return"),
+        ({"every": "2000"}, "every is '2000', expected a whole number, at least 1"),
+        ({"num_episodes": 2.5}, "num_episodes is 2.5, expected a whole number"),
+        ({"patience": 0}, "patience is 0, expected a whole number"),
+    ],
+)
+def test_evaluations_that_mean_nothing_are_refused_when_they_are_made(options, message):
+    with refused(ValueError, message):
+        EvaluateEvery("CartPole-v1", **({"every": 1000} | options))

@@ -119,3 +119,9 @@ def test_random_tokens_write_admissible_commands(tokenizer, cache):
 def test_wrong_settings_give_a_sentence(options, said, tokenizer):
     with pytest.raises(ValueError, match=said):
         first_prompt(tokenizer, **options)
+
+
+def test_a_game_without_its_description_is_refused(tokenizer, tmp_path):
+    (tmp_path / "house.z8").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"house\.z8 lacks the \.json file"):
+        first_prompt(tokenizer, games=tmp_path)

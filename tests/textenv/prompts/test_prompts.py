@@ -195,6 +195,8 @@ def test_arrays_of_other_libraries_are_rows_and_ids():
     assert [PromptList(table).prompt(i).columns for i in range(2)] == [{"level": 4}, {"level": 5}]
     ids = PromptList([torch.tensor([5, 6]), np.array([7])])
     assert ids.prompt(0).content == (5, 6) and ids.summary == PromptList([[5, 6], [7]]).summary
+    with pytest.raises(ValueError, match="prompt 0 is .*meta.*, expected text, a list of token ids"):
+        PromptList([torch.ones(3, device="meta")]).prompt(0)
     with pytest.raises(ValueError, match="several columns named prompt"):
         PromptList(arrow.Table.from_arrays([["a"], ["b"]], names=["prompt", "prompt"]))
 

@@ -87,8 +87,11 @@ def find_form(schema: object, *, action_field: str = "", actions: Sequence[objec
         actions: values of the field; None: those of the schema, if it lists them.
 
     Raises:
+        TypeError: if actions are no list.
         ValueError: if there is no such field, other fields are required, or the actions are not fields with names.
     """
+    if actions is not None and (isinstance(actions, (str, bytes)) or not isinstance(actions, Sequence)):
+        raise TypeError(f"actions is {actions!r:.200}, expected a list of values")
     if not isinstance(schema, Mapping) or not isinstance(schema.get("properties"), Mapping):
         raise ValueError(f"the action's schema is {schema!r:.300}, expected one kind of action, with named fields")
 

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from algos.cli import main
 from tests.helpers.errors import refused
 from tests.helpers.feedback import Scripted, better, call, lines
 from textenv import HumanReward
@@ -151,6 +152,24 @@ def test_who_quits_in_training_is_not_asked_again(tmp_path):
     with pytest.raises(FeedbackStopped, match="run the same program again"):
         agent.learn(100)
     assert annotator.asked == 1
+
+
+def test_the_command_tells_who_quits_how_to_go_on(tmp_path, monkeypatch, capsys, caplog):
+    """In sentences; and nothing of the file's lock is told to be lost."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "this film"}\n{"prompt": "the movie"}\n')
+    (tmp_path / "opinions.py").write_text(
+        "from textenv import HumanReward\n\n\nclass Reader:\n    name = 'reader'\n\n    def ask(self, question):\n"
+        "        return 'up' if question.number < 3 else 'quit'\n\n\n"
+        "human = HumanReward('answers.jsonl', annotator=Reader())\n"
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--prompts", "prompts.jsonl", "--reward", "opinions.py:human", "--total-steps", "200",
+              "--max-new-tokens", "4", "--quiet", "--run-dir", "run"])  # fmt: skip
+    said = capsys.readouterr().err
+    assert ended.value.code == 1 and "Traceback" not in said and "fixing" not in said
+    assert "the person quit" in said and f"to go on, resume the run: --resume {tmp_path / 'run'}" in said
+    assert "which no checkpoint has" not in caplog.text
 
 
 class Named:

@@ -83,6 +83,13 @@ def test_what_cannot_be_played_is_refused_at_the_start(action, options, words):
         find_form(action, **options)
 
 
+@pytest.mark.parametrize("actions", ["film", {"film"}])
+def test_actions_are_a_list(actions):
+    """A text was read as a list of its letters."""
+    with pytest.raises(TypeError, match="expected a list of values"):
+        find_form(schema(text=TEXT), actions=actions)
+
+
 @pytest.mark.parametrize(
     ("action", "expected"),
     [
