@@ -451,7 +451,6 @@ def test_the_policy_explores_no_more_after_an_error(algorithm):
     assert not explores(policy)
     agent.collect()
     assert explores(policy)
-    env.close()
     env.step = DividesByZero().on_rollout
     with pytest.raises(ZeroDivisionError):
         agent.collect()

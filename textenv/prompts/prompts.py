@@ -131,9 +131,10 @@ def rows_by_position(rows: Sequence[ItemT], name: str) -> Sequence[ItemT]:
 
 
 def _check_columns_differ(names: Sequence[str]) -> None:
+    """Raise a ValueError if two columns of a table have the same name."""
     repeated = sorted({name for name in names if list(names).count(name) > 1})
     if repeated:
-        raise ValueError(f"the data frame has several columns named {', '.join(repeated)}: rename them")
+        raise ValueError(f"the table has several columns named {', '.join(repeated)}: rename them")
 
 
 def _rows_of_pandas(table: Any) -> list[Any]:

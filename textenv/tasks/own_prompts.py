@@ -209,6 +209,9 @@ def _open_prompts(prompts: PromptSource, column: str) -> Sequence[object]:
     rows = PromptList(prompts).prompts
     if column == "prompt":
         return rows
+    first_row = rows[0]
+    if isinstance(first_row, Mapping) and "prompt" in first_row and column not in first_row:
+        logger.warning("prompt_column is %r, which prompt 0 lacks: its column 'prompt' is read", column)
     return _RowsWithPrompt(rows, column)
 
 

@@ -63,11 +63,13 @@ def test_a_column_that_rows_in_memory_lack_is_refused():
 
 
 @pytest.mark.parametrize("rows", [["a", "b"], [{"prompt": "a"}, {"prompt": "b"}]])
-def test_rows_without_the_column_may_stand_beside_a_file_with_it(rows, tmp_path):
+def test_rows_without_the_column_may_stand_beside_a_file_with_it(rows, tmp_path, caplog):
+    """A warning says so of rows with columns, since the name may be misspelt."""
     (tmp_path / "own.jsonl").write_text('{"q": "c"}\n')
     for split, expected in (("train", {"a", "b"}), ("test", {"c"})):
         task = Prompts(split, prompts=rows, eval_prompts=tmp_path / "own.jsonl", reward=zero, prompt_column="q")
         assert contents(task) == expected
+    assert ("which prompt 0 lacks: its column 'prompt' is read" in caplog.text) == isinstance(rows[0], dict)
 
 
 def test_too_few_prompts_are_in_both_splits(caplog):
